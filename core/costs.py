@@ -1,0 +1,109 @@
+"""What stages cost: the one type that profiles, the analytic model, the evaluator and the simulator share."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from .graph import OpGraph, stage_of_nodes
+
+
+@frozen
+class StageCosts:
+    """One stage, for one microbatch. Times in seconds (or any one unit, for schedules on paper), memory in bytes.
+
+    Args:
+        forward_s, backward_input_s, backward_weight_s: time of F, I and W.
+        backward_s: time of the full backward B; None means I + W.
+        optimizer_s: time of the stage's optimizer step.
+        parameter_bytes, gradient_bytes, optimizer_bytes: what the stage holds for the whole of training.
+        saved_bytes: what F allocates and the backward frees, over distinct storages.
+        freed_by_input_bytes, created_by_input_bytes: what I frees of that, and what it allocates for W alone;
+            W frees the rest.
+        workspace_bytes: what a running action needs beside all that.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    backward_s: float | None = None
+    optimizer_s: float = 0.0
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    saved_bytes: float = 0
+    freed_by_input_bytes: float = 0
+    created_by_input_bytes: float = 0
+    workspace_bytes: int = 0
+
+    @property
+    def full_backward_s(self) -> float:
+        """Time of B."""
+        if self.backward_s is not None:
+            return self.backward_s
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer state."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@frozen
+class StageEdge:
+    """What one stage sends another for each microbatch.
+
+    Args:
+        src, dst: the producing and the reading stage.
+        bytes: forward, all tensors together; they travel as one message.
+        gradient_bytes: back; 0 where no tensor of the edge is differentiable, and then nothing comes back.
+    """
+
+    src: int
+    dst: int
+    bytes: int
+    gradient_bytes: int
+
+
+def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageEdge, ...]:
+    """The edges between stages: a tensor goes once, directly, to each later stage that reads it."""
+    where = stage_of_nodes(graph, stages)
+    forward: dict[tuple[int, int], dict[tuple[str, int], int]] = {}
+    back: dict[tuple[int, int], dict[tuple[str, int], int]] = {}
+    for edge in graph.edges:
+        pair = where[edge.src], where[edge.dst]
+        if pair[0] == pair[1]:
+            continue
+        key = edge.src, edge.tensor
+        sizes = forward.setdefault(pair, {})
+        sizes[key] = max(sizes.get(key, 0), edge.bytes)
+        gradients = back.setdefault(pair, {})
+        if edge.gradient:
+            gradients[key] = sizes[key]
+    return tuple(StageEdge(*pair, sum(forward[pair].values()), sum(back[pair].values())) for pair in sorted(forward))
+
+
+def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageCosts, ...]:
+    """Costs of stages as the sum of their nodes; the workspace is that of the largest node.
+
+    A parameter's gradient is as large as the parameter; what is left of ``state_bytes`` is optimizer state.
+    """
+    result = []
+    for names in stages:
+        nodes = [graph.nodes[graph.index[name]] for name in names]
+        parameters = sum(node.parameter_bytes for node in nodes)
+        state = sum(node.state_bytes for node in nodes)
+        gradients = min(parameters, max(state - parameters, 0))
+        result.append(
+            StageCosts(
+                forward_s=sum(node.forward_s for node in nodes),
+                backward_input_s=sum(node.backward_input_s for node in nodes),
+                backward_weight_s=sum(node.backward_weight_s for node in nodes),
+                optimizer_s=sum(node.optimizer_s for node in nodes),
+                parameter_bytes=min(parameters, state),
+                gradient_bytes=gradients,
+                optimizer_bytes=max(state - parameters - gradients, 0),
+                saved_bytes=sum(node.saved_bytes for node in nodes),
+                workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
+            )
+        )
+    return tuple(result)

@@ -1,0 +1,83 @@
+"""Panpipe's files: JSON documents that name their format and version, read strictly.
+
+One converter (cattrs) serves all of them. Writing is deterministic: the same object gives the same bytes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cattrs
+
+from .actions import Action, parse_action
+from .errors import RequestError
+
+T = TypeVar("T")
+
+converter = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
+converter.register_unstructure_hook(Action, str)
+converter.register_structure_hook(Action, lambda text, _: parse_action(text))
+
+
+def to_json(format_name: str, value: object) -> str:
+    """Write an attrs object as a document: its format first, then its fields in their order."""
+    return json.dumps({"format": format_name, **converter.unstructure(value)}, indent=1) + "\n"
+
+
+def from_json(text: str, format_name: str, kind: type[T], origin: str) -> T:
+    """Read a document.
+
+    Args:
+        text: the document.
+        format_name: the format that it must state, such as ``panpipe.plan/1``.
+        kind: the attrs class to build.
+        origin: the name to use for it in errors, usually its path.
+
+    Raises:
+        RequestError: it is not JSON, is of another format or version, or a field is missing, unknown or wrong.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{origin} is not a whole JSON file (line {error.lineno}: {error.msg}): write it again with panpipe"
+        ) from None
+    if not isinstance(data, dict):
+        raise RequestError(f"{origin} holds a {type(data).__name__}, not the object that {format_name} needs")
+    check_format(data.pop("format", None), format_name, origin)
+    try:
+        return converter.structure(data, kind)
+    except Exception as error:
+        reasons = "; ".join(cattrs.transform_error(error, path=format_name)[:3])
+        raise RequestError(f"{origin} is not a valid {format_name}: {reasons}") from None
+
+
+def check_format(found: object, wanted: str, origin: str) -> None:
+    """Refuse a document that states another format, or another version of it."""
+    if found == wanted:
+        return
+    family, version = wanted.split("/")
+    if isinstance(found, str) and found.split("/")[0] == family:
+        raise RequestError(
+            f"{origin} is of format '{found}'; this panpipe reads version {version}: "
+            "use the panpipe that wrote it, or write it again with this one"
+        )
+    raise RequestError(f'{origin} is not a {family} file: it must state "format": "{wanted}", and states {found!r}')
+
+
+def read_text(path: str | Path) -> str:
+    """Read a file that the user named.
+
+    Raises:
+        RequestError: there is no such file, or it is not text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RequestError(f"cannot read '{path}': {reason}; give the path of a readable file") from None
+
+
+def as_plain(value: Any) -> Any:
+    """An attrs object as plain dictionaries and lists, for ``--json``."""
+    return converter.unstructure(value)

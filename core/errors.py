@@ -1,0 +1,26 @@
+"""The errors that panpipe raises on purpose, and the exit status each one becomes.
+
+Every message is one line that names the value, the rule it breaks and the fix.
+"""
+
+
+class PanpipeError(Exception):
+    """A failure that panpipe understands. Exit status 1."""
+
+    exit_status = 1
+
+
+class RequestError(PanpipeError):
+    """What was asked for is wrong: the message names the value, the rule and the fix. Exit status 2."""
+
+    exit_status = 2
+
+
+class InfeasibleError(PanpipeError):
+    """No plan satisfies the limits: the message names the binding constraint. Exit status 3."""
+
+    exit_status = 3
+
+
+class WorkerError(PanpipeError):
+    """A worker of a running pipeline stopped: the message names its rank and the reason. Exit status 1."""

@@ -1,0 +1,159 @@
+"""The plan: the only thing that planning and execution share. Documents of format ``panpipe.plan/1``.
+
+Immutable, readable and deterministic: the planner writes plans; the simulator and every runtime read them.
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+
+from attrs import field, frozen
+
+from .actions import Action
+from .cluster import Cluster
+from .costs import StageCosts, StageEdge
+from .documents import as_plain, from_json, read_text, to_json
+
+FORMAT = "panpipe.plan/1"
+
+
+@frozen
+class Mesh:
+    """How many devices stand along the pipeline and along the data dimension."""
+
+    pipeline: int
+    data: int = 1
+
+
+@frozen
+class Stage:
+    """One stage: where it runs and what it owns.
+
+    Args:
+        index: position in the pipeline, from 0.
+        device: number of its device along the pipeline.
+        nodes: its operators, in the graph's order.
+        parameters: names of the parameters that its operators read.
+    """
+
+    index: int
+    device: int
+    nodes: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+
+
+@frozen
+class TiedWeight:
+    """A parameter with a replica in every stage that reads it; its gradient is the sum over them, in stage order.
+
+    Args:
+        name: the parameter's.
+        stages: the stages that read it, in order; at least two.
+        bytes: size of its gradient.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    bytes: int
+
+
+@frozen
+class MemoryPolicy:
+    """What is done to save memory: stages that recompute their forward, and stages whose saved tensors go to the host."""
+
+    recompute: tuple[int, ...] = ()
+    offload: tuple[int, ...] = ()
+
+
+@frozen
+class Prediction:
+    """What was predicted for the plan, and from what.
+
+    Args:
+        costs: per stage; the profile that the prediction stands on, frozen.
+        cluster: the machine it was made for.
+        step_s: time of one training step.
+        peak_memory_bytes, peak_saved_bytes: per device; everything, and saved tensors alone.
+        bubble_ratio: 1 − the busiest device's compute time ÷ step time.
+        evaluations: how many candidate plans were scored.
+    """
+
+    costs: tuple[StageCosts, ...]
+    cluster: Cluster
+    step_s: float
+    peak_memory_bytes: tuple[float, ...]
+    peak_saved_bytes: tuple[float, ...]
+    bubble_ratio: float
+    evaluations: int = 1
+
+
+@frozen(slots=False)
+class Plan:
+    """What runs where and in which order.
+
+    Args:
+        model: its name, for people.
+        graph_hash: identity of the operator graph that the stages cut.
+        mesh: pipeline × data.
+        microbatches: how many of them one step is made of.
+        schedule: name of the schedule that gave the order, with its parameters.
+        stages: in order.
+        edges: what the stages send each other.
+        device_actions: per device the compute order: F, I, W and B alone.
+        tied: parameters that live in more than one stage.
+        memory: the memory policy.
+        prediction: made for this plan; not part of its identity.
+    """
+
+    model: str
+    graph_hash: str
+    mesh: Mesh
+    microbatches: int
+    schedule: str
+    stages: tuple[Stage, ...]
+    edges: tuple[StageEdge, ...]
+    device_actions: tuple[tuple[Action, ...], ...]
+    tied: tuple[TiedWeight, ...] = ()
+    memory: MemoryPolicy = field(factory=MemoryPolicy)
+    prediction: Prediction | None = None
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the plan: everything but the prediction."""
+        identity = as_plain(self)
+        del identity["prediction"]
+        return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
+
+    @property
+    def devices(self) -> int:
+        """Devices along the pipeline."""
+        return self.mesh.pipeline
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """Device of every stage."""
+        return tuple(stage.device for stage in self.stages)
+
+    def stages_on(self, device: int) -> tuple[Stage, ...]:
+        """The stages that a device holds, in order."""
+        return tuple(stage for stage in self.stages if stage.device == device)
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan document: the same plan gives the same bytes."""
+    return to_json(FORMAT, plan)
+
+
+def parse_plan(text: str, origin: str) -> Plan:
+    """Read a plan document; ``origin`` names it in errors. It is well formed then, and yet to be validated.
+
+    Raises:
+        RequestError: it is truncated, of another format or version, or a field is missing, unknown or wrong.
+    """
+    return from_json(text, FORMAT, Plan, origin)
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file. Raises RequestError where it is not one."""
+    return parse_plan(read_text(path), str(path))

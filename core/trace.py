@@ -1,0 +1,79 @@
+"""Traces: what a simulated or measured step did, action by action. One format for every runner.
+
+On disk a trace is a Perfetto (Chrome JSON) file, for eyes and for ``panpipe compare``: every event carries stage,
+kind, microbatch and device in its ``args``.
+"""
+
+from attrs import frozen
+
+from .actions import Action
+
+
+@frozen
+class TraceEvent:
+    """One action on one of a device's queues. Times in seconds from the start of the step.
+
+    Args:
+        device: its number.
+        queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, or a copy queue.
+        action: what was done. A communication ends when its bytes have arrived.
+        start_s, end_s: when.
+        bytes: what was moved; 0 for compute.
+    """
+
+    device: int
+    queue: str
+    action: Action
+    start_s: float
+    end_s: float
+    bytes: float = 0
+
+
+@frozen
+class MemorySample:
+    """From ``time_s`` on, ``device`` holds ``bytes`` of ``kind``.
+
+    Kinds: parameters, gradients, optimizer, saved, communication, workspace.
+    """
+
+    device: int
+    time_s: float
+    kind: str
+    bytes: float
+
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "saved", "communication", "workspace")
+
+
+@frozen
+class Trace:
+    """One step.
+
+    Args:
+        source: ``simulated`` or ``measured``.
+        plan_hash: the plan it ran.
+        devices: how many.
+        events: in order of start; within one queue in the order issued.
+        memory: samples in order of time, where the runner knows.
+        step_s: from the start of the step until the last device is done.
+    """
+
+    source: str
+    plan_hash: str
+    devices: int
+    events: tuple[TraceEvent, ...]
+    memory: tuple[MemorySample, ...]
+    step_s: float
+
+
+COMPUTE_QUEUE = "compute"
+
+
+def send_queue(peer: int) -> str:
+    """Name of the queue on which a device sends to device ``peer``."""
+    return f"send to {peer}"
+
+
+def receive_queue(peer: int) -> str:
+    """Name of the queue on which a device receives from device ``peer``."""
+    return f"receive from {peer}"
