@@ -1,0 +1,143 @@
+"""The joint graph of a stage, forward and backward in one, and its cut into F, B, I and W.
+
+F keeps what the backward reads. B is everything that depends on a gradient that comes in. I is the part of B that the
+gradients of the stage's inputs need; W is the rest. Operators of B that compute both kinds at once, such as the
+backward of a convolution, stand in I and W each with its own half of the output mask.
+"""
+
+import contextlib
+import operator
+from collections.abc import Iterable
+
+import torch
+from attrs import define
+from torch import fx
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+from ..errors import RequestError
+from .stage import StageGraph, StageModule
+
+aten = torch.ops.aten
+
+_MASKED = {
+    aten.convolution_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.native_group_norm_backward.default,
+    aten.native_batch_norm_backward.default,
+}
+"""Fused backward operators whose last argument is a mask of the gradients to compute."""
+
+
+@define
+class JointGraph:
+    """A stage's joint graph, by the meaning of its inputs and outputs.
+
+    Args:
+        graph: the graph.
+        primals: placeholders of the stage's inputs, by position.
+        tangents: placeholders of incoming gradients, by position of the output they belong to.
+        outputs: nodes of the stage's outputs, in order.
+        mutations: position of a buffer among the inputs → the node of its new value.
+        gradients: position of an input → the node of its gradient.
+    """
+
+    graph: fx.Graph
+    primals: dict[int, fx.Node]
+    tangents: dict[int, fx.Node]
+    outputs: list[fx.Node]
+    mutations: dict[int, fx.Node]
+    gradients: dict[int, fx.Node]
+
+
+def trace_joint(stage: StageGraph) -> JointGraph:
+    """Trace forward and backward of a stage over fake tensors.
+
+    Raises:
+        RequestError: an operator of the stage cannot be differentiated or made functional.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            joint = aot_export_joint_with_descriptors(stack, StageModule(stage), stage.fakes)
+            return _by_meaning(joint.graph_module.graph)
+    except RuntimeError as error:
+        raise RequestError(
+            f"a stage cannot be turned into forward and backward programs: {str(error).splitlines()[0]}; "
+            "change the operator that it names"
+        ) from error
+
+
+def _by_meaning(graph: fx.Graph) -> JointGraph:
+    joint = JointGraph(graph, {}, {}, [], {}, {})
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        meaning = node.meta["desc"]
+        if isinstance(meaning, descriptors.PlainAOTInput):
+            joint.primals[meaning.idx] = node
+        elif isinstance(meaning, descriptors.TangentAOTInput) and isinstance(
+            meaning.output, descriptors.PlainAOTOutput
+        ):
+            joint.tangents[meaning.output.idx] = node
+        else:
+            raise RuntimeError(f"an input of an unexpected kind: {meaning}")
+    output = next(node for node in graph.nodes if node.op == "output")
+    found: dict[int, fx.Node] = {}
+    for node, meaning in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:
+            continue
+        if isinstance(meaning, descriptors.PlainAOTOutput):
+            found[meaning.idx] = node
+        elif isinstance(meaning, descriptors.InputMutationAOTOutput):
+            joint.mutations[meaning.mutated_input.idx] = node  # type: ignore[attr-defined]
+        elif isinstance(meaning, descriptors.GradAOTOutput):
+            joint.gradients[meaning.grad_of.idx] = node  # type: ignore[attr-defined]
+        else:
+            raise RuntimeError(f"an output of an unexpected kind: {meaning}")
+    joint.outputs = [found[i] for i in sorted(found)]
+    return joint
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes and everything that they depend on, placeholders left out."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op != "placeholder":
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
+    """Give fused backward operators that serve both I and W one copy for each, masks complementary.
+
+    Args:
+        graph: the joint graph; changed in place.
+        for_inputs: nodes that the input gradients depend on.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _MASKED or node not in for_inputs:
+            continue
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        mask = list(node.args[-1])
+        rest = [i for i, user in parts.items() if mask[i] and user not in for_inputs]
+        if not rest:
+            continue
+        with graph.inserting_after(node):
+            twin = graph.node_copy(node)
+        twin.args = (*node.args[:-1], [i in rest for i in range(len(mask))])
+        node.args = (*node.args[:-1], [mask[i] and i not in rest for i in range(len(mask))])
+        for i in rest:
+            parts[i].args = (twin, i)
+
+
+def closed_over(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> list[fx.Node]:
+    """What nodes read from outside a set, in order of first reading."""
+    return list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+
+
+def ordered(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
+    """Nodes in the graph's order."""
+    return [node for node in graph.nodes if node in nodes]

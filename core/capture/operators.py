@@ -1,0 +1,240 @@
+"""From a captured step to the operator graph that planning cuts.
+
+Not every node of the captured graph becomes an operator of its own:
+
+1. *Local* nodes depend on nothing but the batch, constants, and buffers that nobody writes: positions, masks, rotary
+   tables. Every worker has the batch, so a stage that needs one computes it itself; nothing of it crosses a cut.
+2. Views and unpacked results belong to the operator whose storage they show.
+3. Whatever writes a tensor in place belongs together with everything that reads the tensor, and with all that stands
+   between, because a cut in the middle would show some readers an old value.
+"""
+
+import operator
+from collections.abc import Callable
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor, fx
+
+from ..graph import OpEdge, OpGraph, OpNode
+from .randomness import KeyedRandom, random_key
+from .step import CapturedStep, is_view, written_arguments
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a tensor's elements; 0 for anything that is no tensor."""
+    return prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor) else 0
+
+
+class DrawCounter(fx.Interpreter):
+    """Runs the captured graph on fake tensors with autograd on.
+
+    Records per node: the fake result with its ``requires_grad``, and the ordinal of its first random draw.
+    """
+
+    def __init__(self, step: CapturedStep) -> None:
+        module = fx.GraphModule(step.modules, step.graph)
+        super().__init__(module, garbage_collect_values=False)
+        self.random = KeyedRandom(random_key(0, 0, 0))
+        self.first_draw: dict[str, int] = {}
+        self.values: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self.random.ordinal
+        with self.random:
+            value = super().run_node(n)
+        if self.random.ordinal != before:
+            self.first_draw[n.name] = before
+        self.values[n.name] = value
+        return value
+
+
+@define(slots=False)
+class Operators:
+    """The operators of a captured step.
+
+    Args:
+        step: the captured step.
+        graph: the operator graph, costs of time still 0.
+        members: name of each operator → its nodes of the captured graph, in order.
+        local: names of nodes that every stage computes for itself.
+        first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
+        values: node name → fake result; ``requires_grad`` tells whether a gradient flows.
+    """
+
+    step: CapturedStep
+    graph: OpGraph
+    members: dict[str, tuple[str, ...]]
+    local: frozenset[str]
+    first_draw: dict[str, int]
+    values: dict[str, Any] = field(repr=False)
+
+    @cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        """Nodes of the captured graph by name."""
+        return {node.name: node for node in self.step.graph.nodes}
+
+    @cached_property
+    def owner(self) -> dict[str, str]:
+        """Operator of every node that belongs to one."""
+        return {member: name for name, members in self.members.items() for member in members}
+
+
+def operators_of(step: CapturedStep, state_bytes: Callable[[int], int] | None = None) -> Operators:
+    """Group the captured nodes into operators and lay out the graph between them.
+
+    Args:
+        step: the captured step.
+        state_bytes: bytes of parameters, gradients and optimizer state from bytes of parameters; the default is Adam's,
+            four times the parameters.
+    """
+    counter = DrawCounter(step)
+    counter.run(*_fake_inputs(step))
+    calls = [node for node in step.graph.nodes if node.op == "call_function"]
+    live = _live(step)
+    local = _local_nodes(step, calls, counter)
+    groups = _groups([node for node in calls if node.name not in local and node in live], counter)
+    names = _names(groups)
+    members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
+    graph = _graph(step, names, groups, local, counter, state_bytes or (lambda size: 4 * size))
+    return Operators(step, graph, members, frozenset(local), counter.first_draw, counter.values)
+
+
+def _fake_inputs(step: CapturedStep) -> list[Any]:
+    with step.fake_mode:
+        return [
+            step.fake_mode.from_tensor(step.constants[node.name]) if node.name in step.constants else node.meta["val"]
+            for node in step.graph.nodes
+            if node.op == "placeholder"
+        ]
+
+
+def _live(step: CapturedStep) -> set[fx.Node]:
+    """Nodes that the result of the step depends on, and those that write something."""
+    live: set[fx.Node] = set()
+    for node in reversed(step.graph.nodes):
+        if node.op == "output" or node in live or written_arguments(node):
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter) -> set[str]:
+    written = {_root(argument).name for node in calls for argument in written_arguments(node)}
+    outputs = {step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()}
+    free = {node.name for node in step.graph.nodes if node.op in ("placeholder", "get_attr")}
+    free -= set(step.parameters) | (written - set(step.constants) - set(step.batch))
+    local: set[str] = set()
+    for node in calls:
+        value = counter.values[node.name]
+        if (
+            all(source.name in free or source.name in local for source in node.all_input_nodes)
+            and node.name not in counter.first_draw
+            and node.name not in outputs
+            and _root(node).name not in written
+            and not any(t.requires_grad for t in _tensors(value))
+        ):
+            local.add(node.name)
+    return local
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose storage a node shows."""
+    while node.op == "call_function" and (node.target is operator.getitem or is_view(node)):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    if written := written_arguments(node):
+        return _root(written[0])
+    return node
+
+
+def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
+    """Cut the order of the nodes into operators (rules 2 and 3 of the module)."""
+    position = {node: i for i, node in enumerate(calls)}
+    joined = [False] * len(calls)  # whether a node belongs together with the one in front of it
+    for i, node in enumerate(calls):
+        source = node.args[0] if node.args else None
+        shows = node.target is operator.getitem or is_view(node)
+        if i and shows and isinstance(source, fx.Node) and source in position and _no_larger(node, counter):
+            joined[i] = _between_shows(calls, position[source], i)
+        written = [_root(argument) for argument in written_arguments(node)]
+        for root in written:
+            sharing = [
+                j for j, other in enumerate(calls) if any(_root(s) is root for s in (*other.all_input_nodes, other))
+            ]
+            for j in range(min(sharing) + 1, max(sharing) + 1):
+                joined[j] = True
+    groups: list[list[fx.Node]] = []
+    for node, with_previous in zip(calls, joined, strict=True):
+        if with_previous and groups:
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
+
+
+def _no_larger(node: fx.Node, counter: DrawCounter) -> bool:
+    size = sum(tensor_bytes(t) for t in _tensors(counter.values[node.name]))
+    return size <= sum(tensor_bytes(t) for t in _tensors(counter.values[node.args[0].name]))
+
+
+def _between_shows(calls: list[fx.Node], start: int, end: int) -> bool:
+    return all(calls[j].target is operator.getitem or is_view(calls[j]) for j in range(start + 1, end))
+
+
+def _names(groups: list[list[fx.Node]]) -> list[str]:
+    """Module path / operator, with an ordinal from the second of a name on."""
+    names: list[str] = []
+    count: dict[str, int] = {}
+    for group in groups:
+        head = next((n for n in group if not is_view(n) and n.target is not operator.getitem), group[0])
+        stack = list((head.meta.get("nn_module_stack") or {}).values())
+        path = stack[-1][0].removeprefix("model").removeprefix(".") if stack else ""
+        kind = getattr(head.target, "_opname", None) or getattr(head.target, "__name__", str(head.target))
+        base = f"{path}/{kind}" if path else f"/{kind}"
+        count[base] = count.get(base, 0) + 1
+        names.append(base if count[base] == 1 else f"{base}.{count[base]}")
+    return names
+
+
+def _graph(
+    step: CapturedStep,
+    names: list[str],
+    groups: list[list[fx.Node]],
+    local: set[str],
+    counter: DrawCounter,
+    state_bytes: Callable[[int], int],
+) -> OpGraph:
+    owner = {node.name: i for i, group in enumerate(groups) for node in group}
+    sizes = {node.name: tensor_bytes(node.meta["val"]) for node in step.graph.nodes if node.op == "placeholder"}
+    seen: set[str] = set()
+    nodes, edges = [], {}
+    for i, group in enumerate(groups):
+        reads: dict[str, int] = {}
+        for node in group:
+            for source in node.all_input_nodes:
+                if source.name in step.parameters:
+                    reads[step.parameters[source.name]] = sizes[source.name]
+                elif source.name in owner and owner[source.name] != i:
+                    producer = groups[owner[source.name]]
+                    which = producer.index(source)
+                    value = counter.values[source.name]
+                    key = owner[source.name], i, which
+                    edges[key] = OpEdge(
+                        names[key[0]], names[i], sum(map(tensor_bytes, _tensors(value))),
+                        gradient=any(t.requires_grad for t in _tensors(value)), tensor=which,
+                    )  # fmt: skip
+        own = sum(size for name, size in reads.items() if name not in seen)
+        seen.update(reads)
+        nodes.append(OpNode(names[i], parameter_bytes=own, state_bytes=state_bytes(own), parameters=tuple(reads)))
+    return OpGraph(tuple(nodes), tuple(edges[key] for key in sorted(edges)), name=step.model_name)

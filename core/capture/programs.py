@@ -1,0 +1,212 @@
+"""The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
+
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import fx
+
+from .code import Program, compile_program
+from .joint import JointGraph, ancestors, closed_over, ordered, split_masked, trace_joint
+from .stage import Boundary, StageGraph, StageInputs
+from .storages import StorageMeter, WatchEverything, storage_sizes
+
+
+@frozen
+class Backward:
+    """A backward program.
+
+    Args:
+        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of outputs;
+            returns gradients, then what it created for a later program.
+        saved: positions in F's saved tensors of those it reads.
+        created: positions in I's created tensors of those it reads (W alone).
+        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.
+        tangents: positions of the outputs whose gradient it reads.
+        gradients: positions of the stage inputs whose gradient it returns, in order.
+    """
+
+    run: Program
+    saved: tuple[int, ...]
+    created: tuple[int, ...]
+    inputs: tuple[int, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+@frozen
+class StageMemory:
+    """Bytes of one microbatch, over distinct storages; parameters and buffers are not among them.
+
+    Args:
+        saved: what F keeps for the backward.
+        freed_by_input: how much of that nothing but I reads.
+        created_by_input: what I keeps for W.
+        workspace: the most that a program holds beside what it is given and what it keeps.
+    """
+
+    saved: int
+    freed_by_input: int
+    created_by_input: int
+    workspace: int
+
+
+@frozen
+class StagePrograms:
+    """All programs of one stage.
+
+    Args:
+        inputs: what F reads, in order.
+        outputs: what later stages read, in the order F returns it; ``results`` follow.
+        results: names of the parts of the step's result that F returns.
+        forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
+        mutated: positions among the inputs of the buffers that F gives new values for.
+        backward: B, or None where nothing here is differentiable.
+        backward_input, backward_weight: I and W, or None where the stage has no differentiable input.
+        memory: what they hold.
+    """
+
+    inputs: StageInputs
+    outputs: tuple[Boundary, ...]
+    results: tuple[str, ...]
+    forward: Program
+    mutated: tuple[int, ...]
+    backward: Backward | None
+    backward_input: Backward | None
+    backward_weight: Backward | None
+    memory: StageMemory
+
+
+def stage_programs(stage: StageGraph) -> StagePrograms:
+    """Derive a stage's programs from its graph.
+
+    Raises:
+        RequestError: an operator of the stage cannot be differentiated or made functional.
+    """
+    joint = trace_joint(stage)
+    kept = len(stage.inputs.boundary)
+    returned = [*joint.outputs, *joint.mutations.values()]
+    forward_nodes = ancestors(returned)
+    gradients = joint.gradients
+    backward_nodes = ancestors(gradients.values()) - forward_nodes
+    reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
+    reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
+    tangents = set(joint.tangents.values())
+    persistent = {node: i for i, node in joint.primals.items() if i >= kept}
+    saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
+    inputs = [joint.primals[i] for i in sorted(joint.primals)]
+    forward = compile_program(ordered(joint.graph, forward_nodes), inputs, [*returned, *saved], stage.modules)
+    cut = _Cut(joint, stage.modules, saved, persistent)
+    backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
+    input_gradients = {i: node for i, node in gradients.items() if i < kept}
+    backward_input = backward_weight = None
+    if input_gradients and len(input_gradients) < len(gradients):
+        backward_input, backward_weight = _halves(cut, input_gradients)
+    programs = StagePrograms(
+        stage.inputs, stage.outputs, stage.results, forward, tuple(joint.mutations),
+        backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
+    )  # fmt: skip
+    return evolve(programs, memory=_measure(stage, joint, programs))
+
+
+@frozen
+class _Cut:
+    """What is common to the backward programs of one joint graph."""
+
+    joint: JointGraph
+    modules: dict[str, Any]
+    saved: list[fx.Node]
+    persistent: dict[fx.Node, int]
+
+    def program(
+        self, nodes: set[fx.Node], gradients: dict[int, fx.Node], created: tuple[fx.Node, ...],
+        extra: list[fx.Node] | None = None,
+    ) -> Backward:  # fmt: skip
+        """Make a backward program that returns ``gradients`` and then ``extra``, given what I ``created``."""
+        run = ordered(self.joint.graph, nodes)
+        reads = set(closed_over(run, nodes))
+        reads |= {node for node in [*gradients.values(), *(extra or [])] if node not in nodes}
+        saved = [i for i, node in enumerate(self.saved) if node in reads]
+        made = [i for i, node in enumerate(created) if node in reads]
+        inputs = [(node, i) for node, i in self.persistent.items() if node in reads]
+        tangents = [(node, i) for i, node in self.joint.tangents.items() if node in reads and node not in created]
+        order = [self.saved[i] for i in saved] + [created[i] for i in made]
+        order += [node for node, _ in inputs] + [node for node, _ in tangents]
+        function = compile_program(run, order, [*gradients.values(), *(extra or [])], self.modules)
+        return Backward(
+            function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
+            tuple(gradients),
+        )  # fmt: skip
+
+
+def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward]:
+    """I and W."""
+    joint = cut.joint
+    forward_nodes = ancestors([*joint.outputs, *joint.mutations.values()])
+    split_masked(joint.graph, ancestors(input_gradients.values()))
+    weight_gradients = {i: node for i, node in joint.gradients.items() if i not in input_gradients}
+    input_nodes = ancestors(input_gradients.values()) - forward_nodes
+    weight_nodes = ancestors(weight_gradients.values()) - forward_nodes - input_nodes
+    # I hands over what W reads of its work, and the incoming gradients that W reads.
+    handed_over = input_nodes | set(joint.tangents.values())
+    outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
+    outside += [node for node in weight_gradients.values() if node not in weight_nodes]
+    created = [node for node in dict.fromkeys(outside) if node in handed_over and node.op != "get_attr"]
+    first = cut.program(input_nodes, input_gradients, (), created)
+    second = cut.program(weight_nodes, weight_gradients, tuple(created))
+    return first, second
+
+
+def _measure(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StageMemory:
+    """Run the programs over fake tensors and count storages."""
+    fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
+    kept = len(stage.inputs.boundary)
+    returned = len(joint.outputs) + len(joint.mutations)
+    first, second = programs.backward_input, programs.backward_weight
+    with fake_mode, torch.no_grad():
+        inputs = [t.detach() for t in stage.fakes]
+        persistent = storage_sizes(inputs[kept:])
+        results, workspace = _run(programs.forward, list(inputs), persistent, returned)
+        saved = results[returned:]
+        held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
+        tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
+        if programs.backward is not None:
+            given = backward_inputs(programs.backward, saved, [], inputs, tangents)
+            workspace = max(workspace, _run(programs.backward.run, given, persistent, 0)[1])
+        if first is None or second is None:
+            return StageMemory(sum(held.values()), 0, 0, workspace)
+        made = first.run(backward_inputs(first, saved, [], inputs, tangents))[len(first.gradients) :]
+        still = storage_sizes([saved[i] for i in second.saved] + made)
+        freed = sum(size for key, size in held.items() if key not in still)
+        created = sum(size for key, size in still.items() if key not in held and key not in persistent)
+    return StageMemory(sum(held.values()), freed, created, workspace)
+
+
+def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:
+    """Run a program; its results, and the most it held beside its inputs and what it keeps (behind ``returned``)."""
+    ignored = ignored | storage_sizes(given)
+    meter = StorageMeter()
+    with WatchEverything(meter, ignored):
+        results = program(given)
+    kept = sum(size for key, size in storage_sizes(results[returned:]).items() if key not in ignored)
+    return results, max(meter.peak - kept, 0)
+
+
+def backward_inputs(
+    program: Backward, saved: list[Any], created: list[Any], inputs: list[Any], tangents: dict[int, Any]
+) -> list[Any]:
+    """Line up what a backward program takes.
+
+    Args:
+        program: the program.
+        saved: F's saved tensors.
+        created: what I created; empty for B and I.
+        inputs: the stage's inputs; read at the positions of parameters, buffers, constants and batch alone.
+        tangents: position of an output → its gradient.
+    """
+    return [
+        *(saved[i] for i in program.saved),
+        *(created[i] for i in program.created),
+        *(inputs[i] for i in program.inputs),
+        *(tangents[i] for i in program.tangents),
+    ]

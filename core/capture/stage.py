@@ -1,0 +1,217 @@
+"""One stage's part of the captured graph, as a module of its own with every input explicit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx, nn
+
+from ..graph import stage_of_nodes
+from .operators import Operators
+from .randomness import KeyedRandom
+
+KEY = "random_key"
+"""Name of the input that carries the random key."""
+
+
+@frozen
+class Boundary:
+    """A tensor that crosses between stages.
+
+    Args:
+        name: its node in the captured graph.
+        shape, dtype: of the tensor; it travels contiguous.
+        differentiable: whether a gradient comes back.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@frozen
+class StageInputs:
+    """What a stage program reads, in the order in which it takes it.
+
+    Args:
+        boundary: tensors of earlier stages.
+        parameters, buffers: qualified names.
+        constants: placeholder names of constant tensors.
+        batch: positions in the flattened batch.
+        random: whether the random key follows as the last input.
+    """
+
+    boundary: tuple[Boundary, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    constants: tuple[str, ...]
+    batch: tuple[int, ...]
+    random: bool
+
+
+@frozen
+class StageGraph:
+    """A stage's part of the captured graph.
+
+    Args:
+        graph: its nodes; placeholders in the order of ``inputs``; returns the tensors of ``outputs``, then ``results``.
+        inputs: what it reads.
+        outputs: what later stages read.
+        results: names of the parts of the step's result that are computed here (loss, weight, metrics).
+        first_draw: ordinals of random draws, by node name.
+        modules: sub-graphs of higher-order operators.
+        fakes: fake tensors for the inputs, in order.
+    """
+
+    graph: fx.Graph
+    inputs: StageInputs
+    outputs: tuple[Boundary, ...]
+    results: tuple[str, ...]
+    first_draw: dict[str, int]
+    modules: dict[str, Any]
+    fakes: tuple[Tensor, ...]
+
+
+def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
+    """The tensors that each stage sends each other one, in the captured graph's order: the layout of every message.
+
+    Args:
+        operators: the captured step's operators.
+        stages: names of the operators of each stage.
+
+    Returns:
+        (sender, reader) → tensors.
+    """
+    where = stage_of_nodes(operators.graph, stages)
+    stage = {member: where[owner] for member, owner in operators.owner.items()}
+    crossing: dict[tuple[int, int], dict[str, Boundary]] = {}
+    for node in operators.step.graph.nodes:
+        if node.name not in stage:
+            continue
+        for user in node.users:
+            for reader in _readers(operators, user, stage):
+                if reader != stage[node.name]:
+                    message = crossing.setdefault((stage[node.name], reader), {})
+                    message.setdefault(node.name, _boundary(operators, node.name))
+    return {pair: tuple(tensors.values()) for pair, tensors in sorted(crossing.items())}
+
+
+def _readers(operators: Operators, user: fx.Node, stage: dict[str, int]) -> set[int]:
+    return {stage[user.name]} if user.name in stage else set()
+
+
+def _boundary(operators: Operators, name: str) -> Boundary:
+    value = operators.values[name]
+    return Boundary(name, tuple(value.shape), value.dtype, bool(value.requires_grad))
+
+
+def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: int) -> StageGraph:
+    """Cut stage ``index`` out of the captured graph.
+
+    Args:
+        operators: the captured step's operators.
+        stages: names of the operators of each stage.
+        index: which stage.
+    """
+    crossing = boundaries(operators, stages)
+    step = operators.step
+    own = {member for name in stages[index] for member in operators.members[name]}
+    needed = _with_local(operators, own)
+    read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
+    incoming = {b.name: b for (_, reader), tensors in crossing.items() if reader == index for b in tensors}
+    outgoing = {b.name: b for (sender, _), tensors in crossing.items() if sender == index for b in tensors}
+    results = [step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()]
+    results = [name for name in results if isinstance(name, str) and name in own]
+
+    placeholders = [node for node in step.graph.nodes if node.op == "placeholder" and node.name in read]
+    parameters = _placeholders_by_name(placeholders, step.parameters)
+    buffers = _placeholders_by_name(placeholders, step.buffers)
+    constants = {node.name: [node] for node in placeholders if node.name in step.constants}
+    batch = {step.batch[node.name]: [node] for node in placeholders if node.name in step.batch}
+    draws = {name: first for name, first in operators.first_draw.items() if name in needed}
+
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    fakes: list[Tensor] = []
+    for boundary in incoming.values():
+        values[operators.nodes[boundary.name]] = graph.placeholder(boundary.name)
+        fakes.append(_fake_input(operators, boundary))
+    for group in (parameters, buffers, constants, batch):
+        for same in group.values():
+            placed = graph.placeholder(same[0].name)
+            values.update(dict.fromkeys(same, placed))
+            fakes.append(operators.values[same[0].name])
+    if draws:
+        graph.placeholder(KEY)
+        with step.fake_mode:
+            fakes.append(torch.empty(3, dtype=torch.int64))
+    for node in step.graph.nodes:
+        if node.name in needed or node.op == "get_attr":
+            values[node] = graph.node_copy(node, lambda n: values[n])
+    outputs = [_contiguous(graph, values[operators.nodes[name]], operators.values[name]) for name in outgoing]
+    graph.output((*outputs, *(values[operators.nodes[name]] for name in results)))
+    inputs = StageInputs(
+        tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
+    )
+    return StageGraph(graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes))
+
+
+def _with_local(operators: Operators, own: set[str]) -> set[str]:
+    """The stage's nodes and the local ones that they need."""
+    needed = set(own)
+    for node in reversed(operators.step.graph.nodes):
+        if node.name in needed:
+            needed.update(source.name for source in node.all_input_nodes if source.name in operators.local)
+    return needed
+
+
+def _placeholders_by_name(placeholders: list[fx.Node], names: dict[str, str]) -> dict[str, list[fx.Node]]:
+    found: dict[str, list[fx.Node]] = {}
+    for node in placeholders:
+        if node.name in names:
+            found.setdefault(names[node.name], []).append(node)
+    return found
+
+
+def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
+    with operators.step.fake_mode:
+        fake = torch.empty(boundary.shape, dtype=boundary.dtype, device=operators.values[boundary.name].device)
+    return fake.requires_grad_(boundary.differentiable)
+
+
+def _contiguous(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node:
+    """What crosses a cut is contiguous, so that both ends agree on its layout."""
+    if value.is_contiguous():
+        return node
+    return graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+
+
+class StageModule(nn.Module):
+    """Runs a stage graph, each random draw at its ordinal in the whole graph."""
+
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__()
+        self._stage = stage
+        self._runner = _KeyedInterpreter(stage)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._runner.run(*inputs)
+
+
+class _KeyedInterpreter(fx.Interpreter):
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__(fx.GraphModule(stage.modules, stage.graph))
+        self._first_draw = stage.first_draw
+        self._key: Any = None
+
+    def run(self, *inputs: Any, **_: Any) -> Any:
+        self._key = inputs[-1] if self._first_draw else None
+        return super().run(*inputs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.name not in self._first_draw:
+            return super().run_node(n)
+        with KeyedRandom(self._key, self._first_draw[n.name]):
+            return super().run_node(n)

@@ -1,0 +1,271 @@
+"""Capture: an ordinary training step becomes one operator graph, loss included, with no tensor on any device.
+
+The step is exported (`torch.export`, not strict) over fake tensors *before* autograd: what is captured is the program
+that the user wrote, and forward and backward programs are derived from a stage's part of it on the machine that runs it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from ..errors import RequestError
+
+StepFunction = Callable[[nn.Module, Any], Any]
+
+
+@frozen
+class StepOutputs:
+    """Where the parts of the step's result stand in the captured graph.
+
+    Args:
+        loss: name of the node that computes the loss.
+        weight: name of the node of its weight, a number, or None where the step returns none.
+        metrics: name of the node of every metric, or a plain value.
+    """
+
+    loss: str
+    weight: str | float | None
+    metrics: Mapping[str, Any]
+
+
+@define
+class CapturedStep:
+    """A captured step.
+
+    Args:
+        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a fake
+            tensor that tells shape, dtype, device and whether a gradient flows.
+        batch: name of the placeholder → position of that tensor in the flattened batch.
+        parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
+        buffers: the same for buffers.
+        constants: name of the placeholder → the constant tensor.
+        modules: attribute name → sub-graph of a higher-order operator.
+        mutated_buffers: qualified names of the buffers that the step writes.
+        outputs: where the loss is.
+        model_name: for people.
+        fake_mode: the mode that all fake tensors of the graph belong to.
+    """
+
+    graph: fx.Graph
+    batch: dict[str, int]
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, Tensor]
+    modules: dict[str, Any]
+    mutated_buffers: frozenset[str]
+    outputs: StepOutputs
+    model_name: str
+    fake_mode: FakeTensorMode
+
+
+class _WholeStep(nn.Module):
+    """The step as a module, so that it can be exported; the user's model keeps its names under ``model``."""
+
+    def __init__(self, model: nn.Module, step: StepFunction) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+
+    def forward(self, batch: Any) -> Any:
+        return self._step(self.model, batch)
+
+
+def capture_step(
+    model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu"
+) -> CapturedStep:
+    """Capture one training step.
+
+    Args:
+        model: the user's module; neither it nor its parameters change. They may be on the meta device.
+        step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics.
+        batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
+        device: where the step will run; the kernels of that device are what is captured.
+
+    Raises:
+        RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss.
+    """
+    whole = _WholeStep(model, step)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    names, state = _fake_state(whole, fake_mode, torch.device(device))
+    fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, torch.device(device)), batch)
+    try:
+        with _reparametrize_module(whole, state):
+            _check_loss(step, batch)
+            program = torch.export.export(whole, (fake_batch,), strict=False)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(_capture_failure(error, step)) from error
+    return _captured(program, names, fake_batch, type(model).__name__)
+
+
+def _check_loss(step: StepFunction, batch: Any) -> None:
+    if not pytree.tree_leaves(batch):
+        raise RequestError("the batch holds nothing: give the step a batch with at least one tensor")
+    if not callable(step):
+        raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)  # type: ignore[return-value]
+
+
+def _fake_state(
+    whole: nn.Module, mode: FakeTensorMode, device: torch.device
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Fake parameters and buffers under every name they have, and the canonical name behind each of these names.
+
+    The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``.
+    """
+    canonical: dict[str, str] = {}
+    fakes: dict[str, Tensor] = {}
+    first: dict[int, str] = {}
+    for source in (whole.named_parameters, whole.named_buffers):
+        for name, tensor in source(remove_duplicate=False):
+            origin = first.setdefault(id(tensor), name)
+            canonical[name] = origin.removeprefix("model.")
+            if origin == name:
+                fake: Tensor = _fake(tensor.detach(), mode, device)
+                fakes[name] = (
+                    nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+                )
+            else:
+                fakes[name] = fakes[origin]
+    return canonical, fakes
+
+
+def _user_line(error: BaseException, step: StepFunction) -> str:
+    """The deepest line of the user's own code (not of torch or panpipe) in an error's traceback."""
+    found = ""
+    current: BaseException | None = error
+    while current is not None:
+        trace = current.__traceback__
+        while trace is not None:
+            name = trace.tb_frame.f_code.co_filename
+            if (
+                "/torch/" not in name
+                and "/panpipe/" not in name
+                and __file__.rsplit("/", 3)[0] not in name
+                and name[0] != "<"
+            ):
+                found = f"{name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
+            trace = trace.tb_next
+        current = current.__cause__ or current.__context__
+    code = getattr(step, "__code__", None)
+    return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
+
+
+def _capture_failure(error: Exception, step: StepFunction) -> str:
+    line = _user_line(error, step)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__ or "unbacked" in str(error):
+        return (
+            f"{line}: control flow here depends on the value of a tensor ({first[:160]}): "
+            "a captured step may depend on shapes only; compute both ways and choose with torch.where"
+        )
+    return f"{line}: the step cannot be captured as one graph: {type(error).__name__}: {first[:300]}; change that line"
+
+
+def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: str) -> CapturedStep:
+    signature = program.graph_signature
+    batch, parameters, buffers, constants = {}, {}, {}, {}
+    leaves = pytree.tree_leaves(fake_batch)
+    position = 0
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            if position < len(leaves) and hasattr(spec.arg, "name"):
+                batch[spec.arg.name] = position
+            position += 1
+        elif spec.kind is InputKind.PARAMETER:
+            parameters[spec.arg.name] = names[spec.target]
+        elif spec.kind is InputKind.BUFFER:
+            buffers[spec.arg.name] = names[spec.target]
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constants[spec.arg.name] = program.constants[spec.target]
+    graph = program.graph
+    # Export makes a mode of its own; every later fake tensor has to belong to it.
+    fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+    modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
+    outputs = _step_outputs(program, graph, [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT])
+    step = CapturedStep(
+        graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode
+    )
+    step.mutated_buffers = frozenset(_mutated_buffers(step))
+    return step
+
+
+def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any]) -> StepOutputs:
+    flat = [getattr(spec.arg, "name", None) or getattr(spec.arg, "value", None) for spec in specs]
+    result = pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
+    rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
+    if not parts or len(parts) > 2 or not isinstance(parts[0], str):
+        raise RequestError(f"the step returns {type(result).__name__} and no scalar loss: {rule}")
+    node = next(n for n in graph.nodes if n.name == parts[0])
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
+        shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
+    if node.op == "placeholder":
+        raise RequestError(f"the step returns its input '{node.name}' as the loss: {rule}")
+    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics))
+
+
+def _mutated_buffers(step: CapturedStep) -> set[str]:
+    """Buffers that some operator writes, through its schema's alias annotations (and BatchNorm's running statistics)."""
+    written = set()
+    for node in step.graph.nodes:
+        for argument in written_arguments(node):
+            root = argument
+            while root.op == "call_function" and is_view(root):
+                root = root.args[0]
+            if root.name in step.buffers:
+                written.add(step.buffers[root.name])
+    return written
+
+
+_NORM_WITH_STATISTICS = {
+    torch.ops.aten.batch_norm.default: (3, 4, 5),
+    torch.ops.aten.instance_norm.default: (3, 4, 5),
+}
+"""Composite normalisations write running statistics that their schema does not mark: (mean, variance, training flag)."""
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Arguments that an operator writes in place."""
+    if node.op != "call_function":
+        return []
+    found = []
+    if node.target in _NORM_WITH_STATISTICS:
+        *positions, flag = _NORM_WITH_STATISTICS[node.target]
+        if node.args[flag]:
+            found += [node.args[p] for p in positions if isinstance(node.args[p], fx.Node)]
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an operator's result is a view of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.arguments or not node.args:
+        return False
+    if node.target in _MAYBE_VIEWS:
+        return True
+    info = schema.arguments[0].alias_info
+    return info is not None and not info.is_write and isinstance(node.args[0], fx.Node)
+
+
+_MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
