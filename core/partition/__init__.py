@@ -1,0 +1,9 @@
+"""Cutting an operator graph's order into stages."""
+
+from .problem import Cuts as Cuts
+from .problem import PartitionProblem as PartitionProblem
+from .problem import device_limits as device_limits
+from .problem import in_flight_1f1b as in_flight_1f1b
+from .problem import stages_of as stages_of
+from .ranges import RangeTables as RangeTables
+from .solve import partition as partition
