@@ -1,1 +1,81 @@
-"""The command line: one file a command."""
+"""The command line: one file a command, each loaded only when it is asked for."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from ..core.errors import PanpipeError
+
+COMMANDS = {
+    "schedule": "Build a schedule for uniform stages and evaluate it.",
+    "plan": "Plan how a model trains on a cluster.",
+    "simulate": "Run a plan in the simulator.",
+    "validate": "Check a plan or a schedule file.",
+    "compare": "Lay a predicted trace over a measured one.",
+}
+"""Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""
+
+# Typer's error for wrong flags: a class of click, or of Typer's own copy of it in newer versions. This finds either.
+_FlagError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what stands behind ``panpipe``; the process's own if None.
+
+    Returns:
+        The exit status: 0 done, 2 the request is wrong, 3 infeasible, 1 a failure. What panpipe understands is told in
+        one line on standard error; anything else raises, and ends the process with its traceback and status 1.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    chosen = next((word for word in given if not word.startswith("-")), None)
+    try:
+        status = _application(chosen)(args=given, prog_name="panpipe", standalone_mode=False)
+    except PanpipeError as error:
+        print(f"panpipe: {error}", file=sys.stderr)
+        return error.exit_status
+    except _FlagError as error:
+        print(f"panpipe: {error.format_message()}; see panpipe --help", file=sys.stderr)  # type: ignore[attr-defined]
+        return 2
+    return status if isinstance(status, int) else 0
+
+
+def _application(chosen: str | None) -> typer.Typer:
+    """All commands by name; only the chosen one's module is loaded, so that help needs no torch."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=_about.__doc__)
+    app.callback()(_about)
+    for name, line in COMMANDS.items():
+        if name == chosen:
+            app.command(name)(_load(name))
+        else:
+            app.command(name, help=line)(_unloaded)
+    return app
+
+
+def _load(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(import_module(f".{name}", __name__), name)
+    return function
+
+
+def _unloaded() -> None:
+    """Stands in the list of commands for one that was not asked for."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(version("panpipe"))
+        raise typer.Exit
+
+
+def _about(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Pipeline parallelism for PyTorch: one plan, predicted and then run."""
