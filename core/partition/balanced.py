@@ -20,7 +20,7 @@ SWEEPS = 200
 
 
 def balanced(problem: PartitionProblem) -> Cuts:
-    """Cuts for ``problem.chunks`` stages a device; they may exceed a memory limit where no descent found better.
+    """Cuts for any number of stages a device; they may exceed a memory limit where no descent found better.
 
     Stages are first made as equal as they can be, then cuts move to even out stages and devices together, and last
     to shorten the slowest device alone. Memory above a limit weighs more than any time.
@@ -28,7 +28,7 @@ def balanced(problem: PartitionProblem) -> Cuts:
     descent = _Descent.of(problem)
     for aim in (_even, _slowest):
         for _ in range(SWEEPS):
-            if not any([descent.move(cut, aim) for cut in range(1, problem.stages)]):
+            if not sum(descent.move(cut, aim) for cut in range(1, problem.stages)):
                 break
     return tuple(descent.cuts)
 
@@ -59,12 +59,14 @@ class _Descent:
 
     Args:
         problem: what is asked.
+        stages_on: stages of each device.
         cuts: so far.
         times: time table of each stage; stages with the same link share one.
         loads, excess: seconds, and bytes above the limit, of each device under ``cuts``.
     """
 
     problem: PartitionProblem
+    stages_on: list[list[int]]
     cuts: list[int]
     times: list[Table]
     loads: Values
@@ -72,8 +74,9 @@ class _Descent:
 
     @classmethod
     def of(cls, problem: PartitionProblem) -> "_Descent":
+        stages_on = [problem.stages_on(device) for device in range(problem.devices)]
         zeros = np.zeros(problem.devices)
-        descent = cls(problem, list(equal_stages(problem)), problem.time_tables(), zeros, zeros.copy())
+        descent = cls(problem, stages_on, list(equal_stages(problem)), problem.time_tables(), zeros, zeros.copy())
         descent._refresh(range(problem.devices))
         return descent
 
@@ -87,7 +90,7 @@ class _Descent:
         if self.cuts[cut] in places[choice]:
             return False
         self.cuts[cut] = int(places[choice[0]])
-        self._refresh({self.problem.device_of(cut - 1), self.problem.device_of(cut)})
+        self._refresh({self.problem.placement[cut - 1], self.problem.placement[cut]})
         return True
 
     def _outcome(self, cut: int, places: npt.NDArray[np.intp]) -> tuple[Values, Values, Values]:
@@ -95,7 +98,7 @@ class _Descent:
         loads = np.tile(self.loads, (len(places), 1))
         excess = np.tile(self.excess, (len(places), 1))
         squares = np.zeros(len(places))  # of the two stages that change: the others add the same everywhere
-        for device in {problem.device_of(cut - 1), problem.device_of(cut)}:
+        for device in {problem.placement[cut - 1], problem.placement[cut]}:
             load, over, square = self._device(device, cut, places)
             loads[:, device], excess[:, device] = load, over
             squares += square
@@ -105,7 +108,7 @@ class _Descent:
         """Load, bytes above the limit and squared stage times of one device, were ``cut`` at each of ``places``."""
         problem, tables = self.problem, self.problem.tables
         load, steady, workspace, squares = np.zeros((4, len(places)))
-        for stage in range(device, problem.stages, problem.devices):
+        for stage in self.stages_on[device]:
             end = places if stage == cut - 1 else self.cuts[stage + 1]
             start = places if stage == cut else self.cuts[stage]
             time = self.times[stage][end, start]

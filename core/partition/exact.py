@@ -56,12 +56,12 @@ def least_bottleneck(problem: PartitionProblem) -> Cuts | None:
     times = problem.time_tables()
 
     def time(stage: int) -> Table:
-        limit = problem.limits[problem.device_of(stage)]
+        limit = problem.limits[problem.placement[stage]]
         if problem.whole_bytes(stage) <= limit:
             return times[stage]
         return np.where(problem.memory_table(stage) <= limit, times[stage], np.inf)
 
-    cuts, largest = bottleneck(problem.stages, problem.tables.size, time)
+    _, largest = bottleneck(problem.stages, problem.tables.size, time)
     if not np.isfinite(largest):
         return None
     most = largest * (1 + problem.slack) + 1e-12 * abs(largest)
@@ -80,6 +80,6 @@ def least_excess(problem: PartitionProblem) -> tuple[Cuts, float]:
     """The cuts, one stage a device, whose worst device is the least above its limit, and by how many bytes."""
 
     def excess(stage: int) -> Table:
-        return problem.memory_table(stage) - problem.limits[problem.device_of(stage)]
+        return problem.memory_table(stage) - problem.limits[problem.placement[stage]]
 
     return bottleneck(problem.stages, problem.tables.size, excess)

@@ -24,7 +24,7 @@ def held(problem: PartitionProblem, cuts: Cuts) -> tuple[Held, ...]:
     tables = problem.tables
     result = []
     for device in range(problem.devices):
-        stages = range(device, problem.stages, problem.devices)
+        stages = problem.stages_on(device)
         ranges = [(cuts[stage + 1], cuts[stage]) for stage in stages]
         counts = [f"{problem.in_flight[stage]:g}" for stage in stages]
         result.append(
@@ -42,5 +42,5 @@ def device_times(problem: PartitionProblem, cuts: Cuts) -> tuple[float, ...]:
     """Seconds of each device for one microbatch: the sum over its stages of the time the problem counts."""
     times = [0.0] * problem.devices
     for stage, table in enumerate(problem.time_tables()):
-        times[problem.device_of(stage)] += float(table[cuts[stage + 1], cuts[stage]])
+        times[problem.placement[stage]] += float(table[cuts[stage + 1], cuts[stage]])
     return tuple(times)

@@ -1,6 +1,7 @@
 """What a partition is asked for: the graph, the devices, and what a stage's time and memory are counted to be."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from attrs import frozen
@@ -17,7 +18,7 @@ Cuts = tuple[int, ...]
 
 @frozen
 class PartitionProblem:
-    """Cut ``tables.graph`` into ``chunks`` stages for each device of ``cluster``, placed round robin.
+    """Cut ``tables.graph`` into stages for the devices of ``cluster``.
 
     The time of a stage for one microbatch is counted as ``max(C, R, G)``: C is F + I + W, plus what the device itself
     spends on bytes that it moves; R the time that its incoming link is busy with what the stage receives, and G the
@@ -30,31 +31,34 @@ class PartitionProblem:
     Args:
         tables: the graph's ranges.
         cluster: the devices.
+        placement: device of every stage (see :func:`round_robin`); each device has at least one.
         in_flight: per stage, how many microbatches' saved tensors are held at the device's peak.
         limits: bytes each device may hold (see :func:`device_limits`).
-        chunks: stages a device.
-        slack: how far above the least possible bottleneck, as a share of it, a stage may be for the sake of fewer bytes.
+        slack: how far above the least possible bottleneck, as a share of it, a stage may be where that saves bytes.
         device_s_per_byte: what a device's compute queue itself spends on a byte that it sends or receives: 0 where
             copies run beside compute.
 
     Raises:
-        RequestError: more stages than nodes, or ``in_flight`` or ``limits`` are of another length.
+        RequestError: more stages than nodes, a device without a stage, or ``in_flight`` or ``limits`` of another length.
     """
 
     tables: RangeTables
     cluster: Cluster
+    placement: tuple[int, ...]
     in_flight: tuple[float, ...]
     limits: tuple[float, ...]
-    chunks: int = 1
     slack: float = 0.0
     device_s_per_byte: float = 0.0
 
     def __attrs_post_init__(self) -> None:
-        if self.chunks < 1:
-            raise RequestError(f"{self.chunks} chunks a device: each device needs at least 1")
+        if set(self.placement) != set(range(self.devices)):
+            raise RequestError(
+                f"the stages are placed on devices {sorted(set(self.placement))} of {self.devices}: each device, numbered "
+                "from 0, needs at least one stage; add chunks or leave devices out"
+            )
         if self.stages > self.tables.size:
             raise RequestError(
-                f"{self.stages} stages ({self.devices} devices × {self.chunks} chunks) for {self.tables.size} "
+                f"{self.stages} stages on {self.devices} devices for {self.tables.size} "
                 "operators: a stage needs at least one; use fewer devices or chunks"
             )
         if len(self.in_flight) != self.stages or len(self.limits) != self.devices:
@@ -69,15 +73,15 @@ class PartitionProblem:
 
     @property
     def stages(self) -> int:
-        return self.devices * self.chunks
+        return len(self.placement)
 
-    def device_of(self, stage: int) -> int:
-        """Round robin."""
-        return stage % self.devices
+    def stages_on(self, device: int) -> list[int]:
+        """The stages that a device holds, in order."""
+        return [stage for stage, place in enumerate(self.placement) if place == device]
 
     def link(self, stage: int) -> tuple[float, float] | None:
-        """Seconds of latency and bytes a second on the way in from the stage before; None where nothing is in between."""
-        source, device = self.device_of(stage - 1), self.device_of(stage)
+        """Latency in seconds and bytes a second on the way from the stage before; None where there is none."""
+        source, device = self.placement[stage - 1], self.placement[stage]
         if stage == 0 or source == device:
             return None
         links = [link for link, _ in self.cluster.path(source, device)]
@@ -113,6 +117,11 @@ class PartitionProblem:
         return float(tables.state_bytes[-1, 0] + saved + tables.workspace_bytes[-1, 0])
 
 
+def round_robin(devices: int, chunks: int = 1) -> tuple[int, ...]:
+    """Stage s on device s mod ``devices``."""
+    return tuple(range(devices)) * chunks
+
+
 def in_flight_1f1b(stages: int, microbatches: int) -> tuple[float, ...]:
     """Microbatches whose saved tensors each stage of 1F1B holds at its peak."""
     return tuple(float(min(stages - stage, microbatches)) for stage in range(stages))
@@ -131,6 +140,4 @@ def device_limits(cluster: Cluster, memory_limit: float | None = None) -> tuple[
 
 def stages_of(graph: OpGraph, cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """Names of the nodes of each stage."""
-    return tuple(
-        tuple(node.name for node in graph.nodes[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)
-    )
+    return tuple(tuple(node.name for node in graph.nodes[start:end]) for start, end in pairwise(cuts))

@@ -17,14 +17,16 @@ def partition(problem: PartitionProblem) -> Cuts:
         InfeasibleError: no cuts that were found keep every device within its limit; the message names the device that
             binds, what it holds, and the smallest limit that would do for those cuts.
     """
-    if problem.chunks == 1:
-        cuts = least_bottleneck(problem)
-        if cuts is None:
-            cuts = least_excess(problem)[0]
-    else:
-        cuts = balanced(problem)
+    cuts = nearest_cuts(problem)
     check_memory(problem, cuts)
     return cuts
+
+
+def nearest_cuts(problem: PartitionProblem) -> Cuts:
+    """What :func:`partition` gives, but where memory does not suffice, the cuts that exceed it by little."""
+    if problem.stages > problem.devices:
+        return balanced(problem)
+    return least_bottleneck(problem) or least_excess(problem)[0]
 
 
 def check_memory(problem: PartitionProblem, cuts: Cuts) -> None:
