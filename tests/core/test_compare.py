@@ -1,0 +1,138 @@
+"""Predicted against measured: golden errors on traces small enough to check by hand."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.actions import Kind, parse_action
+from panpipe.core.compare import ActionOnDevice, Pair, bubble_per_device, compare, memory_kinds, pair, peak_memory
+from panpipe.core.trace import MemorySample, Trace, TraceEvent
+
+
+def compute(text: str, start_s: float, end_s: float, device: int = 0) -> TraceEvent:
+    return TraceEvent(device, "compute", parse_action(text), start_s, end_s)
+
+
+PREDICTED = Trace(
+    "simulated",
+    "plan",
+    2,
+    (
+        compute("0F0", 0.0, 1.0),
+        compute("0F1", 1.0, 2.0),
+        compute("1F0", 1.0, 3.0, device=1),
+        compute("0B0", 3.0, 5.0),
+        compute("0STEP", 5.0, 6.0),
+    ),
+    (MemorySample(0, 0.0, "saved", 0), MemorySample(0, 1.0, "saved", 110), MemorySample(1, 0.0, "parameters", 50)),
+    6.0,
+)
+MEASURED = Trace(
+    "measured",
+    "plan",
+    2,
+    (
+        compute("0F1", 0.0, 1.0),
+        compute("0F0", 1.0, 3.0),
+        compute("1F0", 1.0, 3.0, device=1),
+        compute("0B0", 3.0, 4.6),
+        compute("1B0", 4.6, 5.0, device=1),
+    ),
+    (MemorySample(0, 0.5, "saved", 100), MemorySample(0, 1.0, "saved", 40)),
+    5.0,
+)
+
+
+def test_step_error():
+    assert compare(PREDICTED, MEASURED).step == Pair(6.0, 5.0, pytest.approx(0.2))
+
+
+def test_each_action_against_its_own():
+    rows = {str(a.action): a for a in compare(PREDICTED, MEASURED).actions}
+    assert list(rows) == ["0F0", "0F1", "1F0", "0B0"]
+    assert rows["0F0"].start == Pair(0.0, 1.0, -1.0)
+    assert rows["0F0"].duration == Pair(1.0, 2.0, -0.5)
+    assert rows["0B0"].duration.error == pytest.approx(0.25)
+    assert rows["0B0"].end == Pair(5.0, 4.6, pytest.approx(5 / 4.6 - 1))
+    assert rows["0F1"].start == Pair(1.0, 0.0, None)
+
+
+def test_summary_by_kind():
+    forward, backward = compare(PREDICTED, MEASURED).kinds
+    assert (forward.kind, forward.count) == (Kind.F, 3)
+    assert (forward.predicted_s, forward.measured_s, forward.bias) == (4.0, 5.0, pytest.approx(-0.2))
+    assert forward.median_error == 0.0
+    assert forward.mean_error == pytest.approx(0.5 / 3)
+    assert forward.worst_error == -0.5
+    assert forward.worst == ActionOnDevice(0, parse_action("0F0"))
+    assert (backward.kind, backward.bias) == (Kind.B, pytest.approx(0.25))
+
+
+def test_actions_in_one_trace_alone():
+    result = compare(PREDICTED, MEASURED)
+    assert result.only_predicted == (ActionOnDevice(0, parse_action("0STEP")),)
+    assert result.only_measured == (ActionOnDevice(1, parse_action("1B0")),)
+
+
+def test_the_order_of_a_queue():
+    (difference,) = compare(PREDICTED, MEASURED).order
+    assert (difference.device, difference.queue, difference.position) == (0, "compute", 0)
+    assert (str(difference.predicted), str(difference.measured), difference.differing) == ("0F0", "0F1", 2)
+
+
+def test_bubbles():
+    # Predicted: device 0 computes 4 of 6 s (a step is no F, B, I or W), device 1 computes 2.
+    assert bubble_per_device(PREDICTED) == pytest.approx((1 / 3, 2 / 3))
+    bubbles = compare(PREDICTED, MEASURED).bubbles
+    assert [b.measured for b in bubbles] == pytest.approx([0.08, 0.52])
+    assert bubble_per_device(evolve(PREDICTED, events=(), step_s=0.0)) == (0.0, 0.0)
+
+
+def test_peaks_of_the_kinds_that_both_know():
+    rows = {(m.device, m.kind): m.peak for m in compare(PREDICTED, MEASURED).memory}
+    assert list(rows) == [(0, "saved"), (0, "total"), (1, "saved"), (1, "total")]
+    assert rows[0, "saved"] == rows[0, "total"] == Pair(110, 100, pytest.approx(0.1))
+    assert rows[1, "total"] == Pair(0, 0, 0.0)
+
+
+def test_bytes_that_change_their_kind_count_once():
+    samples = (
+        MemorySample(0, 0.0, "communication", 10),
+        MemorySample(0, 1.0, "saved", 10),
+        MemorySample(0, 1.0, "communication", 0),
+    )
+    trace = evolve(PREDICTED, memory=samples)
+    assert memory_kinds(trace) == ("saved", "communication")
+    assert peak_memory(trace, memory_kinds(trace))[0] == {"saved": 10, "communication": 10, "total": 10}
+
+
+def test_traces_of_different_plans():
+    assert compare(PREDICTED, MEASURED).same_plan
+    assert not compare(PREDICTED, evolve(MEASURED, plan_hash="other")).same_plan
+
+
+def test_repeats_of_an_action_match_in_their_order():
+    twice = evolve(PREDICTED, events=(compute("0F0", 0.0, 1.0), compute("0F0", 4.0, 6.0)))
+    assert [a.duration.predicted for a in compare(twice, twice).actions] == [1.0, 2.0]
+
+
+def test_a_pair_with_nothing_measured():
+    assert pair(0.0, 0.0).error == 0.0
+    assert pair(1.0, 0.0).error is None
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=20), st.floats(0.1, 10))
+def test_a_trace_against_itself_slowed_is_wrong_by_that_factor_everywhere(spans, factor):
+    def trace(scale: float) -> Trace:
+        events, now = [], 0.0
+        for microbatch, (gap, length) in enumerate(spans):
+            events.append(compute(f"0F{microbatch}", scale * (now + gap), scale * (now + gap + length)))
+            now += gap + length
+        return Trace("simulated", "plan", 1, tuple(events), (), scale * now)
+
+    result = compare(trace(factor), trace(1.0))
+    assert result.order == result.only_predicted == result.only_measured == ()
+    assert result.step.error == pytest.approx(factor - 1, abs=1e-6)
+    assert result.kinds[0].bias == pytest.approx(factor - 1, abs=1e-6)
+    assert [a.duration.error for a in result.actions] == pytest.approx([factor - 1] * len(spans), abs=1e-6)
+    assert result.bubbles[0].predicted == pytest.approx(result.bubbles[0].measured, abs=1e-6)
