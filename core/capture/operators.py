@@ -123,7 +123,6 @@ def _live(step: CapturedStep) -> set[fx.Node]:
 
 def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter) -> set[str]:
     written = {_root(argument).name for node in calls for argument in written_arguments(node)}
-    outputs = {step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()}
     free = {node.name for node in step.graph.nodes if node.op in ("placeholder", "get_attr")}
     free -= set(step.parameters) | (written - set(step.constants) - set(step.batch))
     local: set[str] = set()
@@ -132,7 +131,7 @@ def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter)
         if (
             all(source.name in free or source.name in local for source in node.all_input_nodes)
             and node.name not in counter.first_draw
-            and node.name not in outputs
+            and node.name != step.outputs.loss
             and _root(node).name not in written
             and not any(t.requires_grad for t in _tensors(value))
         ):

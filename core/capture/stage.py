@@ -118,12 +118,14 @@ def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: in
     crossing = boundaries(operators, stages)
     step = operators.step
     own = {member for name in stages[index] for member in operators.members[name]}
-    needed = _with_local(operators, own)
+    results = [step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()]
+    # A part of the result that every stage could compute for itself is computed beside the loss.
+    here = own | operators.local if step.outputs.loss in own else own
+    results = [name for name in dict.fromkeys(results) if isinstance(name, str) and name in here]
+    needed = _with_local(operators, own | set(results))
     read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
     incoming = {b.name: b for (_, reader), tensors in crossing.items() if reader == index for b in tensors}
     outgoing = {b.name: b for (sender, _), tensors in crossing.items() if sender == index for b in tensors}
-    results = [step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()]
-    results = [name for name in results if isinstance(name, str) and name in own]
 
     placeholders = [node for node in step.graph.nodes if node.op == "placeholder" and node.name in read]
     parameters = _placeholders_by_name(placeholders, step.parameters)
@@ -151,7 +153,13 @@ def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: in
         if node.name in needed or node.op == "get_attr":
             values[node] = graph.node_copy(node, lambda n: values[n])
     outputs = [_contiguous(graph, values[operators.nodes[name]], operators.values[name]) for name in outgoing]
-    graph.output((*outputs, *(values[operators.nodes[name]] for name in results)))
+    values_of = {name: values[operators.nodes[name]] for name in results}
+    # Nothing but the loss starts a backward.
+    detached = [
+        node if name == step.outputs.loss else graph.call_function(torch.ops.aten.detach.default, (node,))
+        for name, node in values_of.items()
+    ]
+    graph.output((*outputs, *detached))
     inputs = StageInputs(
         tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
     )

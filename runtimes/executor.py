@@ -1,0 +1,295 @@
+"""The executor: walks one device's lowered actions. Every process model runs this one.
+
+    receive queue   ──RECV_F──┐                     ┌──RECV_B──
+    compute queue             └─▶ F ─┐    ...   ┌─▶ B (or I, W) ─┐        REDUCE_TIED, STEP
+    send queue                       └─SEND_F─▶                  └─SEND_B─▶
+
+1. A receive is posted when its turn comes: buffers are made, the backend gets them, and nobody waits.
+2. A compute action waits for the messages that it reads, runs its program, and leaves what it made for its sends.
+3. A send hands the message to the backend and goes on; the tensors are kept until the transfer is known to be over.
+   It is over, without asking, once a later message arrives that the reader sent after it had read this one
+   (`_finished_sends`): gloo's handles can only be waited for.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ..backends.contract import Backend, Handle
+from ..core.actions import COMPUTE_KINDS, Action, Kind
+from ..core.capture.storages import StorageMeter
+from ..core.plan import Plan
+from ..core.trace import COMPUTE_QUEUE, MemorySample, TraceEvent, receive_queue, send_queue
+from .microbatches import Microbatch
+from .stage_run import StageRun
+from .tied import TiedReduction
+
+
+@define
+class StepInputs:
+    """What one step works on.
+
+    Args:
+        microbatches: in order.
+        keys: the random key of each.
+        seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
+        weight: name of the result that takes the seed's place, for a step that returns (loss, weight).
+    """
+
+    microbatches: Sequence[Microbatch]
+    keys: Sequence[Tensor]
+    seeds: list[Tensor]
+    weight: str | None = None
+
+
+@define
+class StepRecord:
+    """What one device did in a step.
+
+    Args:
+        results: (name, microbatch) → the part of the step's result computed here.
+        start_ns, end_ns: on the monotonic clock.
+        events: filled when the step is traced.
+        memory: samples of the saved tensors alive, from their finalizers, when the step is traced.
+        peak_saved: the most of them.
+    """
+
+    results: dict[tuple[str, int], Tensor] = field(factory=dict)
+    start_ns: int = 0
+    end_ns: int = 0
+    events: list[tuple[Action, str, int, int, int]] = field(factory=list)
+    memory: list[tuple[int, int]] = field(factory=list)
+    peak_saved: int = 0
+
+
+class Executor:
+    """One device's part of a plan.
+
+    Args:
+        plan: the plan.
+        lowered: the lowered actions of all devices.
+        backend: this device's end of the transport.
+        tied: reduces the gradients of tied weights.
+    """
+
+    def __init__(
+        self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, tied: TiedReduction
+    ) -> None:
+        self.plan = plan
+        self.device = backend.device
+        self.backend = backend
+        self._tied = tied
+        self._placement = plan.placement
+        self._actions = list(lowered[self.device])
+        self._releases = _finished_sends(plan, lowered, self.device)
+        self._do: dict[Kind, Callable[[Action], int]] = {
+            Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward, Kind.W: self._backward_weight,
+            Kind.SEND_F: self._send, Kind.SEND_B: self._send,
+            Kind.RECV_F: self._receive, Kind.RECV_B: self._receive,
+            Kind.REDUCE_TIED: self._reduce_tied, Kind.STEP: self._step,
+        }  # fmt: skip
+
+    def run(
+        self, runs: Sequence[Mapping[int, StageRun]], inputs: StepInputs, *, trace: bool = False,
+        before_update: Callable[[StepRecord], None] | None = None,
+    ) -> StepRecord:  # fmt: skip
+        """Run one step.
+
+        Args:
+            runs: for each microbatch, this device's stages by index.
+            inputs: what the step works on.
+            trace: record every action, and watch the saved tensors.
+            before_update: called once between the last compute action and the first reduction or optimizer step.
+        """
+        self._runs, self._step_inputs, self._record = runs, inputs, StepRecord()
+        self._inbox: dict[tuple[int, int, int], tuple[list[Tensor], Handle | None, Action | None]] = {}
+        self._outbox: dict[Action, list[Tensor]] = {}
+        self._sending: dict[Action, tuple[Handle, list[Tensor]]] = {}
+        self._meter = self._new_meter() if trace else None
+        states = {id(run.state): run.state for by_stage in runs for run in by_stage.values()}
+        for state in states.values():
+            state.clear_gradients()
+        self._reduced = False
+        updating = False
+        record, clock, do = self._record, time.perf_counter_ns, self._do
+        record.start_ns = clock()
+        with torch.no_grad():
+            for action in self._actions:
+                if not updating and action.microbatch is None:
+                    updating = True
+                    if before_update is not None:
+                        before_update(record)
+                start = do[action.kind](action)
+                if trace:
+                    self._note(action, start, clock())
+            for handle, _ in self._sending.values():
+                handle.wait()
+        record.end_ns = clock()
+        if self._meter is not None:
+            record.peak_saved = self._meter.peak
+        return record
+
+    # Compute
+
+    def _forward(self, action: Action) -> int:
+        stage, microbatch = action.stage, action.microbatch
+        assert microbatch is not None
+        run = self._runs[microbatch][stage]
+        messages = {src: self._arrived(stage, microbatch, src) for src in dict.fromkeys(src for src, _ in run.sources)}
+        start = time.perf_counter_ns()
+        boundary = [messages[src][place] for src, place in run.sources]
+        inputs = self._step_inputs
+        leaves, key = inputs.microbatches[microbatch].leaves, inputs.keys[microbatch]
+        outputs, results = run.forward(microbatch, boundary, leaves, key)
+        if self._meter is not None:
+            self._watch(run, microbatch, leaves)
+        for name, value in zip(run.programs.results, results, strict=True):
+            self._record.results[name, microbatch] = value
+            if name == inputs.weight:
+                inputs.seeds[microbatch] = value.to(inputs.seeds[microbatch].dtype)
+        for dst, places in run.outgoing.items():
+            self._leave(Kind.SEND_F, stage, dst, microbatch, [outputs[i] for i in places])
+        return start
+
+    def _backward(self, action: Action) -> int:
+        stage, microbatch = action.stage, action.microbatch
+        assert microbatch is not None
+        run = self._runs[microbatch][stage]
+        readers = dict.fromkeys(dst for sources in run.tangents.values() for dst, _ in sources)
+        messages = {dst: self._arrived(stage, microbatch, dst) for dst in readers}
+        start = time.perf_counter_ns()
+        tangents = {}
+        for output, sources in run.tangents.items():
+            (dst, place), *rest = sources
+            total = messages[dst][place]
+            for dst, place in rest:
+                total = total + messages[dst][place]
+            tangents[output] = total
+        inputs = self._step_inputs
+        program = run.backward if action.kind is Kind.B else run.backward_input
+        leaves = inputs.microbatches[microbatch].leaves
+        gradients = program(microbatch, tangents, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
+        if self._meter is not None and action.kind is Kind.I:
+            self._watch(run, microbatch, leaves)
+        for src in run.returned:
+            self._leave(Kind.SEND_B, stage, src, microbatch, run.gradient_message(src, gradients))
+        return start
+
+    def _backward_weight(self, action: Action) -> int:
+        start = time.perf_counter_ns()
+        microbatch = action.microbatch
+        assert microbatch is not None
+        inputs = self._step_inputs
+        leaves = inputs.microbatches[microbatch].leaves
+        run = self._runs[microbatch][action.stage]
+        run.backward_weight(microbatch, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
+        return start
+
+    # Communication
+
+    def _arrived(self, stage: int, microbatch: int, source: int) -> list[Tensor]:
+        """The message of stage ``source`` for (stage, microbatch), waited for."""
+        buffers, handle, action = self._inbox.pop((stage, microbatch, source))
+        if handle is not None:
+            handle.wait()
+            for finished in self._releases.get(action, ()):
+                self._sending.pop(finished)[0].wait()
+        return buffers
+
+    def _leave(self, kind: Kind, stage: int, peer: int, microbatch: int, tensors: list[Tensor]) -> None:
+        """Leave a message for its send, or for the reader where that is on this device."""
+        if self._placement[peer] == self.device:
+            self._inbox[peer, microbatch, stage] = tensors, None, None
+        else:
+            self._outbox[Action(stage, kind, microbatch, peer)] = tensors
+
+    def _send(self, action: Action) -> int:
+        start = time.perf_counter_ns()
+        tensors = self._outbox.pop(action)
+        assert action.peer is not None
+        self._sending[action] = self.backend.send(tensors, self._placement[action.peer]), tensors
+        return start
+
+    def _receive(self, action: Action) -> int:
+        start = time.perf_counter_ns()
+        stage, microbatch, peer = action.stage, action.microbatch, action.peer
+        assert microbatch is not None and peer is not None
+        message = self._runs[microbatch][stage].message(action.kind, peer)
+        buffers = [torch.empty(shape, dtype=dtype) for shape, dtype in message]
+        handle = self.backend.receive(buffers, self._placement[peer])
+        self._inbox[stage, microbatch, peer] = buffers, handle, action
+        return start
+
+    # End of the step
+
+    def _reduce_tied(self, action: Action) -> int:
+        start = time.perf_counter_ns()
+        if not self._reduced:  # one exchange serves all stages of this device
+            self._tied.reduce(self.backend)
+            self._reduced = True
+        return start
+
+    def _step(self, action: Action) -> int:
+        start = time.perf_counter_ns()
+        self._runs[0][action.stage].state.step()
+        return start
+
+    # Records
+
+    def _new_meter(self) -> StorageMeter:
+        record = self._record
+        return StorageMeter(lambda alive: record.memory.append((time.perf_counter_ns(), alive)))
+
+    def _watch(self, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:
+        assert self._meter is not None
+        ignored = run.persistent | {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
+        self._meter.watch(run.held(microbatch), ignored)
+
+    def _note(self, action: Action, start: int, end: int) -> None:
+        queue, size = COMPUTE_QUEUE, 0
+        if action.peer is not None:
+            peer = self._placement[action.peer]
+            queue = send_queue(peer) if action.kind in (Kind.SEND_F, Kind.SEND_B) else receive_queue(peer)
+        self._record.events.append((action, queue, start, end, size))
+
+
+def _finished_sends(
+    plan: Plan, lowered: Sequence[Sequence[Action]], device: int
+) -> dict[Action | None, tuple[Action, ...]]:
+    """For receives of one device: which of its own sends are over once the receive is.
+
+    A send from this device is over when the peer has run the action that reads it. The first message that the peer
+    sends back afterwards proves it.
+    """
+    found: dict[Action | None, tuple[Action, ...]] = {}
+    placement = plan.placement
+    for peer, actions in enumerate(lowered):
+        if peer == device:
+            continue
+        read: deque[Action] = deque()
+        arrived: dict[tuple[int, int | None, bool], list[Action]] = {}
+        for action in actions:
+            if action.kind in (Kind.RECV_F, Kind.RECV_B) and placement[action.peer or 0] == device:
+                forward = action.kind is Kind.RECV_F
+                arrived.setdefault((action.stage, action.microbatch, forward), []).append(action.counterpart)
+            elif action.kind in COMPUTE_KINDS and action.kind is not Kind.W:
+                read.extend(arrived.pop((action.stage, action.microbatch, action.kind is Kind.F), []))
+            elif action.kind in (Kind.SEND_F, Kind.SEND_B) and placement[action.peer or 0] == device and read:
+                found[action.counterpart] = tuple(read)
+                read.clear()
+    return found
+
+
+def trace_events(record: StepRecord, device: int, origin_ns: int) -> tuple[list[TraceEvent], list[MemorySample]]:
+    """A device's record as trace events and memory samples, in seconds from ``origin_ns``."""
+    events = [
+        TraceEvent(device, queue, action, (start - origin_ns) / 1e9, (end - origin_ns) / 1e9, size)
+        for action, queue, start, end, size in record.events
+    ]
+    memory = [MemorySample(device, (at - origin_ns) / 1e9, "saved", alive) for at, alive in record.memory]
+    return events, memory

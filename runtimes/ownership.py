@@ -1,0 +1,79 @@
+"""Which process holds which parameter: its own stages' alone, the user's own tensors, under their own names."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ..core.capture.programs import StagePrograms
+from ..core.errors import RequestError
+from ..core.plan import Plan
+from .team import Team
+
+
+def own_parameters(
+    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team
+) -> dict[int, dict[str, nn.Parameter]]:
+    """Give each local stage its parameters, and put everything that other processes own on the meta device.
+
+    The first local stage that reads a parameter gets the user's tensor; a further one gets a replica. Replicas of a
+    tied weight start equal everywhere: from the first stage's.
+
+    Args:
+        model: the user's module; parameters that no local stage reads are replaced by meta ones.
+        plan: the plan.
+        programs: of the local stages.
+        team: the devices.
+
+    Returns:
+        Stage index → name → parameter.
+
+    Raises:
+        RequestError: a parameter that this process needs has no data.
+    """
+    parameters = dict(model.named_parameters())
+    own: dict[int, dict[str, nn.Parameter]] = {}
+    used: set[str] = set()
+    for index, stage in sorted(programs.items()):
+        own[index] = {}
+        for name in stage.inputs.parameters:
+            if parameters[name].is_meta:
+                raise RequestError(
+                    f"parameter '{name}' is on the meta device and has no data: "
+                    "materialise it before building the pipeline"
+                )
+            replica = nn.Parameter(parameters[name].detach().clone(), parameters[name].requires_grad)
+            own[index][name] = replica if name in used else parameters[name]
+            used.add(name)
+    _equal_replicas(plan, own, team)
+    if len(team.local) < team.size:
+        _drop_others(model, used)
+    return own
+
+
+def _equal_replicas(plan: Plan, own: dict[int, dict[str, nn.Parameter]], team: Team) -> None:
+    mine = {name: (tuple(p.shape), p.dtype) for stage in own.values() for name, p in stage.items()}
+    shapes = {name: shape for found in team.everywhere(lambda _: mine) for name, shape in found.items()}
+
+    def work(device: int) -> None:
+        backend = team.backend(device)
+        for weight in plan.tied:
+            holders = [stage for stage in weight.stages if plan.placement[stage] == device]
+            first = plan.placement[weight.stages[0]]
+            shape, dtype = shapes[weight.name]
+            value = own[holders[0]][weight.name].detach() if holders else torch.empty(shape, dtype=dtype)
+            backend.broadcast(value, first)
+            for stage in holders:
+                own[stage][weight.name].detach().copy_(value)
+
+    team.run_local(work)
+
+
+def _drop_others(model: nn.Module, used: set[str]) -> None:
+    kept = {id(p) for name, p in model.named_parameters() if name in used}
+    dropped: dict[int, nn.Parameter] = {}  # a tied weight stays one tensor under all its names
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in kept and not parameter.is_meta:
+                meta = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                module._parameters[name] = dropped.setdefault(id(parameter), meta)

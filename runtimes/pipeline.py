@@ -1,0 +1,232 @@
+"""A pipeline: a plan made ready on its devices, stepped batch by batch."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..core.actions import Action
+from ..core.capture.operators import Operators, operators_of
+from ..core.capture.randomness import random_key
+from ..core.capture.step import StepFunction, capture_step
+from ..core.errors import RequestError
+from ..core.lowering import lower
+from ..core.plan import Plan
+from ..core.trace import Trace
+from .compiled import Compiled, compile_stages
+from .executor import Executor, StepInputs, StepRecord, trace_events
+from .microbatches import Microbatch, split_batch
+from .ownership import own_parameters
+from .stage_run import StageRun
+from .state import OptimizerFactory, StageState
+from .team import Team
+from .tied import TiedReduction
+
+_MAX_SHAPES = 8
+"""Shapes of microbatches compiled for one pipeline: each costs a capture and keeps its programs."""
+
+
+class Pipeline:
+    """A model that trains as a pipeline.
+
+    Args:
+        model: the user's module.
+        step: ``step(model, microbatch)``.
+        team: the devices.
+        plan: what runs where; validated.
+        operators: the captured step, for the largest microbatch.
+        shape: the shape of microbatch that it was captured for.
+        optimizer: makes each stage's optimizer; None to leave gradients to the caller.
+        seed: of all random numbers.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Any,
+        optimizer: OptimizerFactory | None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.model = model
+        self.steps = 0
+        self.metrics: dict[str, float] = {}
+        self._step, self._team, self._seed = step, team, seed
+        self._stages = [stage.nodes for stage in plan.stages]
+        self._local = [s.index for s in plan.stages if s.device in team.local]
+        self._compiled: dict[Any, Compiled] = {shape: compile_stages(operators, self._stages, self._local)}
+        first = self._compiled[shape]
+        parameters = own_parameters(model, plan, first.programs, team)
+        buffers = dict(model.named_buffers())
+        self._states = {
+            i: StageState(
+                parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer
+            )
+            for i in self._local
+        }
+        self._runs: dict[tuple[Any, int], StageRun] = {}
+        self._lowered: tuple[tuple[Action, ...], ...] = lower(plan)
+        tied = {w.name for w in plan.tied}
+        self._replicas = {
+            (i, name): p for i in self._local for name, p in parameters[i].items() if name in tied
+        }
+        self._outputs = operators.step.outputs
+        shared = [self._outputs.loss, self._outputs.weight, *self._outputs.metrics.values()]
+        self._result_device = {n: self._device_of(operators, n) for n in shared if isinstance(n, str)}
+        self._warn_of_unused(operators)
+
+    def _device_of(self, operators: Operators, node: str) -> int:
+        owner = operators.owner.get(node)
+        if owner is None:  # every stage could compute it; the loss's does
+            return self._device_of(operators, self._outputs.loss)
+        return next(stage.device for stage in self.plan.stages if owner in stage.nodes)
+
+    def _warn_of_unused(self, operators: Operators) -> None:
+        read = {name for node in operators.graph.nodes for name in node.parameters}
+        unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
+        if unused and 0 in self._team.local:
+            shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+            warnings.warn(f"{shown}: the loss does not depend on it; it keeps no gradient, as in eager", stacklevel=4)
+
+    def step(self, batch: Any) -> Tensor:
+        """Train on one batch: forward, backward, reduction and optimizer step.
+
+        Args:
+            batch: a whole batch, as the example was; every rank passes the same one.
+
+        Returns:
+            The loss, a scalar tensor, on every rank. Other parts of the step's result are in ``metrics``.
+
+        Raises:
+            RequestError: the batch does not fit the plan.
+            WorkerError: a worker stopped.
+        """
+        return self._run(batch, trace=False)[0]
+
+    def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
+        """Train on one batch and record what every local device did.
+
+        Returns:
+            The loss, and the trace of all devices, on every rank.
+        """
+        loss, records = self._run(batch, trace=True)
+        gathered = self._team.everywhere(lambda device: records[device])
+        origin = min(record.start_ns for record in gathered)
+        events, memory = [], []
+        for device, record in enumerate(gathered):
+            some, samples = trace_events(record, device, origin)
+            events += some
+            memory += samples
+        events.sort(key=lambda e: (e.start_s, e.device))
+        memory.sort(key=lambda s: s.time_s)
+        step_s = (max(record.end_ns for record in gathered) - origin) / 1e9
+        return loss, Trace("measured", self.plan.hash, self.plan.devices, tuple(events), tuple(memory), step_s)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._team.close()
+
+    # One step
+
+    def _run(self, batch: Any, trace: bool) -> tuple[Tensor, dict[int, StepRecord]]:
+        pieces, spec = split_batch(batch, self.plan.microbatches)
+        for piece in pieces:
+            self._ensure_compiled(piece, spec)
+        weighted = self._outputs.weight is not None
+        loss_dtype = torch.get_default_dtype()
+        keys = [random_key(self._seed, self.steps, m) for m in range(len(pieces))]
+        shares = [1.0 if weighted and not isinstance(self._outputs.weight, str) else p.weight for p in pieces]
+        scalars: dict[int, list[list[float]]] = {}
+
+        def work(device: int) -> StepRecord:
+            backend = self._team.backend(device)
+            seeds = [torch.tensor(share, dtype=self._loss_dtype or loss_dtype) for share in shares]
+            weight = self._outputs.weight if isinstance(self._outputs.weight, str) else None
+            inputs = StepInputs(pieces, keys, seeds, weight)
+            runs = [self._stage_runs(device, piece) for piece in pieces]
+            executor = Executor(self.plan, self._lowered, backend, TiedReduction(self.plan, self._replicas))
+
+            def share_results(record: StepRecord) -> None:
+                scalars[device] = self._share(backend, record, shares)
+
+            def scale(record: StepRecord) -> None:
+                share_results(record)
+                total = sum(row[1] for row in scalars[device])
+                for run in runs[0].values():
+                    run.state.scale_gradients(1 / total)
+
+            record = executor.run(runs, inputs, trace=trace, before_update=scale if weighted else None)
+            if not weighted:
+                share_results(record)
+            record.results.clear()
+            return record
+
+        records = self._team.run_local(work)
+        self.steps += 1
+        rows = scalars[self._team.local[0]]
+        total_weight = sum(row[1] for row in rows) if weighted else 1.0
+        loss = sum(row[0] * row[1] for row in rows) / total_weight
+        self.metrics = {
+            name: sum(row[2 + i] * row[1] for row in rows) / (total_weight if weighted else 1.0)
+            for i, name in enumerate(self._metric_names())
+        }
+        return torch.tensor(loss, dtype=self._loss_dtype or loss_dtype), records
+
+    @property
+    def _loss_dtype(self) -> torch.dtype | None:
+        compiled = next(iter(self._compiled.values()))
+        value = compiled.operators.values[self._outputs.loss]
+        return value.dtype if isinstance(value, Tensor) else None
+
+    def _metric_names(self) -> list[str]:
+        return [name for name, node in self._outputs.metrics.items() if isinstance(node, str)]
+
+    def _share(self, backend: Any, record: StepRecord, shares: Sequence[float]) -> list[list[float]]:
+        """Loss, weight and metrics (their means) of every microbatch, from where they are to everybody."""
+        columns: list[Any] = [self._outputs.loss, self._outputs.weight]
+        columns += [self._outputs.metrics[name] for name in self._metric_names()]
+        rows = [[share] * len(columns) for share in shares]
+        for source in sorted(set(self._result_device.values())):
+            own = [i for i, name in enumerate(columns) if self._result_device.get(name) == source]
+            table = torch.zeros(len(shares), len(own), dtype=torch.float64)
+            if backend.device == source:
+                found = [[record.results[columns[i], m].double().mean() for i in own] for m in range(len(shares))]
+                table = torch.tensor(found, dtype=torch.float64)
+            backend.broadcast(table, source)
+            for m, values in enumerate(table.tolist()):
+                for i, value in zip(own, values, strict=True):
+                    rows[m][i] = value
+        return rows
+
+    def _stage_runs(self, device: int, piece: Microbatch) -> dict[int, StageRun]:
+        compiled, found = self._compiled[piece.shape], {}
+        for stage in self.plan.stages_on(device):
+            key = piece.shape, stage.index
+            if key not in self._runs:
+                step = compiled.operators.step
+                self._runs[key] = StageRun(
+                    stage.index, compiled.programs[stage.index], compiled.layout, self._states[stage.index],
+                    step.constants, step.outputs.loss,
+                )  # fmt: skip
+            found[stage.index] = self._runs[key]
+        return found
+
+    def _ensure_compiled(self, piece: Microbatch, spec: pytree.TreeSpec) -> None:
+        if piece.shape in self._compiled:
+            return
+        if len(self._compiled) >= _MAX_SHAPES:
+            raise RequestError(
+                f"this batch has microbatches of a shape not seen before, and {_MAX_SHAPES} shapes are compiled already: "
+                "pad batches to a few fixed shapes"
+            )
+        if self.steps and 0 in self._team.local:
+            warnings.warn("a microbatch of a new shape: capturing the step for it", stacklevel=4)
+        batch = pytree.tree_unflatten(list(piece.leaves), spec)
+        operators = operators_of(capture_step(self.model, self._step, batch))
+        known = next(iter(self._compiled.values())).operators
+        if list(operators.members) != list(known.members):
+            raise RequestError(
+                "the step runs different operators for a batch of this shape than for the example: "
+                "the plan does not fit; give batches of the example's shape"
+            )
+        self._compiled[piece.shape] = compile_stages(operators, self._stages, self._local)

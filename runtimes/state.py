@@ -1,0 +1,64 @@
+"""What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+"""Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
+
+
+class StageState:
+    """Parameters, buffers, gradients and optimizer of one stage.
+
+    Args:
+        parameters: by qualified name; the user's own tensors, or a replica of a tied weight.
+        buffers: by qualified name.
+        optimizer: makes the stage's optimizer; None for a stage that is only run.
+    """
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None
+    ) -> None:
+        self.parameters = parameters
+        self.buffers = buffers
+        trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
+        self.optimizer = optimizer(trained) if optimizer is not None and trained else None
+
+    def clear_gradients(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def accumulate(self, parameters: list[nn.Parameter], gradients: list[Tensor], foreign: set[int]) -> None:
+        """Add one microbatch's gradients.
+
+        Args:
+            parameters: whose gradients they are.
+            gradients: one for each.
+            foreign: storages that somebody else still reads; a gradient in one of them is copied.
+        """
+        if not parameters:
+            return
+        if parameters[0].grad is None:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                storage = gradient.untyped_storage()
+                owned = storage._cdata not in foreign and storage.nbytes() == gradient.nbytes and gradient.is_contiguous()
+                foreign.add(storage._cdata)
+                parameter.grad = gradient if owned else gradient.clone(memory_format=torch.contiguous_format)
+        else:
+            held: list[Any] = [parameter.grad for parameter in parameters]
+            torch._foreach_add_(held, gradients)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients."""
+        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if held:
+            torch._foreach_mul_(held, factor)
+
+    def step(self) -> None:
+        """Step the optimizer."""
+        if self.optimizer is not None:
+            self.optimizer.step()

@@ -1,0 +1,71 @@
+"""When one rank stops, all stop, within seconds, with the name of that rank and its reason.
+
+A rank that fails writes its reason to the job's store before it goes; a rank that is killed is missed by those who talk
+to it, and they write that. Every rank looks there twice a second: its main thread may be waiting in a transfer that
+nothing else can interrupt.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ..core.errors import WorkerError
+
+_KEY = "panpipe/failure"
+_POLL_S = 0.5
+_GRACE_S = 3.0
+"""How long a rank that saw a peer's failure may take to raise it from its main thread."""
+
+
+class FailureWatch:
+    """Watches the job's store for failures from a thread.
+
+    Args:
+        rank: this rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        default = dist.distributed_c10d._get_default_store()
+        # A connection of its own: the main thread may hold the shared one.
+        self._store = default.clone() if hasattr(default, "clone") else default
+        self._store.set_timeout(timedelta(seconds=5))
+        self._stopped = threading.Event()
+        self._reported = False
+        self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
+        self._thread.start()
+
+    def report(self, failure: BaseException) -> None:
+        """Tell the others why this rank stops. The first reason counts."""
+        self._reported = True
+        if isinstance(failure, WorkerError):
+            reason = str(failure)
+        else:
+            reason = f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set(_KEY, "", reason)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(_POLL_S):
+            try:
+                if not self._store.check([_KEY]):
+                    continue
+                reason = self._store.get(_KEY).decode()
+            except RuntimeError:
+                if self._stopped.is_set():
+                    return
+                reason = "the job's store is gone: the process that started the job stopped"
+            if self._stopped.wait(_GRACE_S if self._reported else 0):
+                return
+            sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")
+            sys.stderr.flush()
+            os._exit(1)
