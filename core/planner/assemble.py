@@ -36,6 +36,7 @@ def assemble(
             f"schedule {schedule.name} places {len(schedule.placement)} stages and the partition has {len(stages)}: "
             "build it for as many"
         )
+    edges = stage_edges(graph, stages) if edges is None else edges
     parameters = [_parameters(graph, names) for names in stages]
     return Plan(
         model=graph.name,
@@ -47,7 +48,7 @@ def assemble(
             Stage(index, schedule.placement[index], tuple(names), parameters[index])
             for index, names in enumerate(stages)
         ),
-        edges=stage_edges(graph, stages) if edges is None else edges,
+        edges=edges,
         device_actions=schedule.device_actions,
         tied=_tied(graph, parameters, parameter_sizes),
     )

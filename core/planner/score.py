@@ -32,7 +32,7 @@ Progress = Callable[[int, int, float], None]
 """Told now and then: evaluations done, the budget, and the best step time that fits (infinite while none does)."""
 
 Rank = tuple[float, float]
-"""Smaller is better: bytes above the limits, summed over devices, then the step time."""
+"""Smaller is better: bytes of the worst device above its limit, then the step time."""
 
 
 @frozen
@@ -76,8 +76,8 @@ class Judge:
         """Score one plan and keep it if it is the best."""
         score = self.oracle(plan, costs, self.cluster)
         self.evaluations += 1
-        over = sum(max(peak - limit, 0.0) for peak, limit in zip(score.peak_memory_bytes, self.limits, strict=True))
-        candidate = Candidate(plan, costs, score, (over, score.step_s))
+        over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, self.limits, strict=True))
+        candidate = Candidate(plan, costs, score, (max(over, 0.0), score.step_s))
         if self.best is None or candidate.rank < self.best.rank:
             self.best = candidate
         if self.progress is not None:

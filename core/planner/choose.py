@@ -1,0 +1,216 @@
+"""The planner's entries: from a graph to a plan, or from its parts to the next part."""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
+
+from ..cluster import Cluster
+from ..costs import StageCosts, stage_edges
+from ..errors import RequestError
+from ..graph import OpGraph
+from ..partition import (
+    Held,
+    PartitionProblem,
+    RangeTables,
+    device_limits,
+    in_flight_1f1b,
+    partition,
+    refuse_above,
+    round_robin,
+    stages_of,
+)
+from ..plan import Plan, Prediction
+from ..schedules.problem import ScheduleFamily
+from .assemble import assemble
+from .options import MAX_CHUNKS, options, schedule_problem
+from .score import Candidate, Judge, Oracle, Progress
+from .search import Search
+
+BUDGET = 2000
+"""Evaluations of a search unless told."""
+
+
+def plan(
+    graph: OpGraph,
+    cluster: Cluster,
+    microbatches: int,
+    *,
+    families: Sequence[ScheduleFamily],
+    oracle: Oracle,
+    memory_limit: float | None = None,
+    budget: int = BUDGET,
+    max_chunks: int = MAX_CHUNKS,
+    progress: Progress | None = None,
+    parameter_sizes: Mapping[str, int] | None = None,
+) -> Plan:
+    """Choose cuts, schedule and its parameters together: the fastest found that every device has the memory for.
+
+    Deterministic: the same arguments give the same plan.
+
+    Args:
+        graph: operators with their times and sizes for one microbatch.
+        cluster: the devices; all of them are used.
+        microbatches: in one step.
+        families: the schedules to choose among.
+        oracle: scores a plan.
+        memory_limit: bytes a device may hold, where less than its memory.
+        budget: most evaluations.
+        max_chunks: most stages a device.
+        progress: told after each evaluation.
+        parameter_sizes: bytes of each parameter (see :func:`assemble`).
+
+    Returns:
+        The plan with its prediction, which counts the evaluations made.
+
+    Raises:
+        RequestError: fewer operators than devices, no microbatches, or no family is made for this problem.
+        InfeasibleError: nothing found fits in memory; the message names the device that binds.
+    """
+    _check(graph, cluster, microbatches, budget)
+    limits = device_limits(cluster, memory_limit)
+    judge = Judge(oracle, cluster, limits, budget, progress)
+    most = min(max_chunks, len(graph.nodes) // len(cluster.devices))
+    choices = options(families, range(1, most + 1))
+    best = Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
+    return _predicted(best, judge)
+
+
+def partition_stages(
+    graph: OpGraph,
+    cluster: Cluster,
+    microbatches: int,
+    *,
+    chunks: int = 1,
+    memory_limit: float | None = None,
+    slack: float = 0.0,
+    device_s_per_byte: float = 0.0,
+) -> tuple[tuple[str, ...], ...]:
+    """Cut a graph of measured operators into ``chunks`` stages for each device, placed round robin.
+
+    Memory is counted as 1F1B holds it; with several chunks, which every schedule holds in its own way, each device is
+    counted to hold ``min(devices, microbatches)`` of each of its stages.
+
+    Args:
+        graph, cluster, microbatches, memory_limit: as in :func:`plan`.
+        chunks: stages a device.
+        slack, device_s_per_byte: see :class:`PartitionProblem`.
+
+    Returns:
+        Names of the operators of each stage.
+
+    Raises:
+        RequestError: more stages than operators.
+        InfeasibleError: no cuts keep every device within its limit.
+    """
+    _check(graph, cluster, microbatches, 1)
+    devices = len(cluster.devices)
+    flight = in_flight_1f1b(devices, microbatches)
+    if chunks > 1:
+        flight = (float(min(devices, microbatches)),) * (devices * chunks)
+    problem = PartitionProblem(
+        RangeTables(graph),
+        cluster,
+        round_robin(devices, chunks),
+        flight,
+        device_limits(cluster, memory_limit),
+        slack,
+        device_s_per_byte,
+    )
+    return stages_of(graph, partition(problem))
+
+
+def choose_schedule(
+    graph: OpGraph,
+    stages: Sequence[Sequence[str]],
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    microbatches: int,
+    *,
+    families: Sequence[ScheduleFamily],
+    oracle: Oracle,
+    memory_limit: float | None = None,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+    parameter_sizes: Mapping[str, int] | None = None,
+) -> Plan:
+    """Choose the schedule and its parameters for stages that are cut and measured already.
+
+    Args:
+        graph: what the stages cut.
+        stages: names of the operators of each stage, as many as devices or a multiple, placed round robin.
+        costs: measured, one for each stage.
+        cluster, microbatches, families, oracle, memory_limit, budget, progress, parameter_sizes: as in :func:`plan`.
+
+    Returns:
+        The plan with its prediction from ``costs``.
+
+    Raises:
+        RequestError: the number of stages is no multiple of the devices, or no family is made for this problem.
+        InfeasibleError: no schedule keeps every device within its limit.
+    """
+    _check(graph, cluster, microbatches, budget)
+    devices = len(cluster.devices)
+    if len(stages) % devices or not stages or len(costs) != len(stages):
+        raise RequestError(
+            f"{len(stages)} stages with {len(costs)} costs for {devices} devices: give as many stages as devices, or a "
+            "multiple, and costs for each"
+        )
+    limits = device_limits(cluster, memory_limit)
+    judge = Judge(oracle, cluster, limits, budget, progress)
+    edges = stage_edges(graph, stages)
+    problem = schedule_problem(cluster, microbatches, costs, edges, limits)
+    best: Candidate | None = None
+    for option in options(families, [len(stages) // devices])[:budget]:
+        schedule = option.build(problem)
+        if schedule is not None:
+            draft = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)
+            candidate = judge.score(draft, tuple(costs))
+            best = candidate if best is None or candidate.rank < best.rank else best
+    return _predicted(best, judge)
+
+
+def _check(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int) -> None:
+    if microbatches < 1:
+        raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
+    if budget < 1:
+        raise RequestError(f"a budget of {budget} evaluations: a search needs at least 1")
+    if len(cluster.devices) > len(graph.nodes):
+        raise RequestError(
+            f"{len(cluster.devices)} devices for {len(graph.nodes)} operators: each device's stage needs at least one; "
+            "use fewer devices"
+        )
+
+
+def _predicted(best: Candidate | None, judge: Judge) -> Plan:
+    """The best plan with its prediction, or the reason why nothing fits."""
+    if best is None:
+        raise RequestError(
+            f"none of the schedules is made for {len(judge.cluster.devices)} devices and these microbatches: "
+            "give other families or another number of microbatches"
+        )
+    if best.rank[0] > 0:
+        refuse_above(judge.cluster, judge.limits, _held(best))
+    score = best.score
+    return evolve(
+        best.plan,
+        prediction=Prediction(
+            costs=best.costs,
+            cluster=judge.cluster,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+            evaluations=judge.evaluations,
+        ),
+    )
+
+
+def _held(candidate: Candidate) -> tuple[Held, ...]:
+    result = []
+    for device, (peak, saved) in enumerate(
+        zip(candidate.score.peak_memory_bytes, candidate.score.peak_saved_bytes, strict=True)
+    ):
+        state = sum(candidate.costs[stage.index].state_bytes for stage in candidate.plan.stages_on(device))
+        held = f"by {candidate.plan.schedule}, {candidate.plan.microbatches} microbatches"
+        result.append(Held(state, saved, max(peak - state - saved, 0.0), held))
+    return tuple(result)

@@ -1,0 +1,126 @@
+"""Cuts as a looped pipeline sees them: loops of one stage a device, each loop as slow as its slowest stage.
+
+Microbatches pass through a loop at the pace of its slowest stage, so that stages should be even within a loop, and
+need not be between loops. A heavy operator, such as a language model's head, makes its own loop long; the other loops
+are better short, and the first one above all: its stages are what the pipeline fills and drains with.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from attrs import frozen
+
+from ..graph import OpGraph
+from ..partition import Cuts
+
+Prefix = tuple[float, ...]
+"""Compute time of the nodes before each place in the order."""
+
+HEAVY = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
+FIRST = (1.0, 0.5)
+"""Shares tried for the loop of the slowest stage and for the first loop, where every other loop has 1."""
+
+
+def prefix_of(graph: OpGraph) -> Prefix:
+    """F + I + W before each node, and of them all."""
+    return (0.0, *accumulate(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes))
+
+
+def spread(prefix: Prefix, start: int, end: int, shares: Sequence[float]) -> list[int]:
+    """Cut nodes ``start`` to ``end - 1`` into ranges whose compute is near the given shares; none is empty."""
+    whole, total = prefix[end] - prefix[start], sum(shares)
+    cuts = [start]
+    for part, before in enumerate(accumulate(shares[:-1]), start=1):
+        wanted = prefix[start] + whole * before / total
+        low, high = cuts[-1] + 1, end - (len(shares) - part)
+        cuts.append(_nearest(prefix, wanted, low, high))
+    return [*cuts, end]
+
+
+def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
+    """Cut a range into even parts: each cut stands as near as it can to halfway between its neighbours."""
+    cuts = spread(prefix, start, end, [1.0] * parts)
+    moved = True
+    while moved:
+        moved = False
+        for cut in range(1, parts):
+            wanted = (prefix[cuts[cut - 1]] + prefix[cuts[cut + 1]]) / 2
+            place = _nearest(prefix, wanted, cuts[cut - 1] + 1, cuts[cut + 1] - 1)
+            # Only a strict gain counts, and a gain lowers the sum of squares: the loop ends.
+            if abs(prefix[place] - wanted) < abs(prefix[cuts[cut]] - wanted) - 1e-9 * wanted:
+                cuts[cut], moved = place, True
+    return cuts
+
+
+def _nearest(prefix: Prefix, wanted: float, low: int, high: int) -> int:
+    place = bisect_left(prefix, wanted, low, high + 1)
+    places = [p for p in (place - 1, place) if low <= p <= high]
+    return min(places, key=lambda p: abs(prefix[p] - wanted))
+
+
+def looped_cuts(prefix: Prefix, devices: int, loops: Sequence[float]) -> Cuts:
+    """Cuts with the given shares of compute for the loops, and even stages within each."""
+    nodes = len(prefix) - 1
+    bounds = [0]
+    for bound in spread(prefix, 0, nodes, loops)[1:-1]:
+        left = len(loops) - len(bounds)
+        bounds.append(max(bounds[-1] + devices, min(bound, nodes - devices * left)))
+    cuts = [0]
+    for start, end in zip(bounds, [*bounds[1:], nodes], strict=True):
+        cuts += evened(prefix, start, end, devices)[1:]
+    return tuple(cuts)
+
+
+def seeds(prefix: Prefix, devices: int, chunks: int) -> Iterator[Cuts]:
+    """Shapes to start a search from, plain ones first; none where every device has one stage."""
+    if chunks == 1:
+        return
+    equal = evened(prefix, 0, len(prefix) - 1, devices * chunks)
+    times = [prefix[end] - prefix[start] for start, end in pairwise(equal)]
+    heavy = times.index(max(times)) // devices
+    for first in FIRST:
+        for share in HEAVY:
+            loops = [1.0] * chunks
+            loops[heavy] *= share
+            loops[0] *= first
+            yield looped_cuts(prefix, devices, loops)
+
+
+@frozen
+class Move:
+    """One way to change cuts.
+
+    Args:
+        cut: the first cut that moves.
+        width: how many cuts move together: one; two, which hands load to a device further on; or 0 for a bound between
+            loops, on both sides of which stages are evened again.
+        direction: 1 or −1.
+    """
+
+    cut: int
+    width: int
+    direction: int
+
+    def of(self, prefix: Prefix, cuts: Cuts, devices: int, step: int) -> Cuts | None:
+        """The cuts after this move by ``step`` operators, or None where a stage would be empty."""
+        by = self.direction * step
+        if self.width == 0:
+            first, last = self.cut - devices, self.cut + devices
+            bound = cuts[self.cut] + by
+            if bound - cuts[first] < devices or cuts[last] - bound < devices:
+                return None
+            before, after = evened(prefix, cuts[first], bound, devices), evened(prefix, bound, cuts[last], devices)
+            return (*cuts[:first], *before[:-1], *after, *cuts[last + 1 :])
+        end = self.cut + self.width
+        if cuts[self.cut - 1] >= cuts[self.cut] + by or cuts[end - 1] + by >= cuts[end]:
+            return None
+        return (*cuts[: self.cut], *(cut + by for cut in cuts[self.cut : end]), *cuts[end:])
+
+
+def moves(devices: int, chunks: int) -> list[Move]:
+    """All moves for so many stages, the widest first."""
+    stages = devices * chunks
+    bounds = [(cut, 0) for cut in range(devices, stages, devices)]
+    cuts = [(cut, width) for width in (1, 2) for cut in range(1, stages - width + 1)]
+    return [Move(cut, width, direction) for cut, width in bounds + cuts for direction in (1, -1)]
