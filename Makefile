@@ -1,0 +1,45 @@
+# Two commands do everything from a bare clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGE_FILES := pyproject.toml constraints.txt
+
+.PHONY: demo test test-slow lint format-check types check bench clean
+
+# torch comes first and alone: nothing that follows may pull in another build of it.
+$(VENV)/ready: $(PACKAGE_FILES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples]'
+	touch $@
+
+demo: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/train_gpt2.py --out out/demo
+
+test: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 tests
+
+test-slow: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or cuda" tests
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+
+format-check: $(VENV)/ready
+	$(BIN)/ruff format --check .
+
+# An editable install maps the root folder to the package, which type checkers do not follow: check an installed copy.
+types: $(VENV)/ready
+	rm -rf build/types
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
+	cd build && MYPYPATH=types ../$(BIN)/mypy --config-file ../pyproject.toml -p panpipe
+
+check: test lint format-check types
+
+bench: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/two_workers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
+	$(BIN)/python benchmarks/bench_simulator.py
+
+clean:
+	rm -rf $(VENV) build out
