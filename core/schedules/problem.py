@@ -1,12 +1,14 @@
 """What a schedule is built for, and what building one gives."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ..actions import Action
 from ..costs import StageCosts
+from ..errors import RequestError
+from .placement import looped_placement
 
 
 @frozen
@@ -20,6 +22,9 @@ class ScheduleProblem:
         costs: per stage (``devices × chunks`` of them), or None: then every stage costs the same.
         hop_s: delay of a message between two neighbouring devices, in the unit of ``costs``.
         memory_limit: bytes (or the unit of ``costs``) of saved tensors a device may hold, or None.
+
+    Raises:
+        RequestError: a count is below 1, the costs are not one per stage, or a delay or limit is negative.
     """
 
     devices: int
@@ -29,8 +34,23 @@ class ScheduleProblem:
     hop_s: float = 0.0
     memory_limit: float | None = None
 
+    def __attrs_post_init__(self) -> None:
+        for name in ("devices", "microbatches", "chunks"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}: a schedule needs at least 1")
+        if self.costs is not None and len(self.costs) != self.stages:
+            raise RequestError(
+                f"there are costs of {len(self.costs)} stages: {self.devices} devices with {self.chunks} chunks each "
+                f"have {self.stages}; give one for each"
+            )
+        if not 0 <= self.hop_s < float("inf"):
+            raise RequestError(f"the delay of a hop is {self.hop_s}: it is finite and at least 0")
+        if self.memory_limit is not None and not self.memory_limit >= 0:
+            raise RequestError(f"the memory limit is {self.memory_limit}: it is at least 0")
+
     @property
     def stages(self) -> int:
+        """Stages along the whole pipeline."""
         return self.devices * self.chunks
 
 
@@ -52,13 +72,18 @@ class Schedule:
 
 
 class Builder(Protocol):
-    """A schedule's builder: pure, deterministic.
+    """A schedule's builder: pure, deterministic. It gives a complete order that cannot deadlock.
 
     Raises:
-        RequestError: the problem is one that this schedule is not made for.
+        RequestError: the problem is one that this schedule is not made for, or a parameter is wrong.
     """
 
     def __call__(self, problem: ScheduleProblem, **parameters: Any) -> Schedule: ...
+
+
+def no_parameters(problem: ScheduleProblem) -> Iterable[Mapping[str, Any]]:
+    """The candidates of a family that has no parameters: one, the empty set."""
+    return ({},)
 
 
 @frozen
@@ -69,12 +94,20 @@ class ScheduleFamily:
         name: its published name.
         build: makes one.
         summary: one line for people, with its source.
-        candidates: parameter sets that a search should try for a problem.
         split_backward: whether it uses I and W.
+        chunks: the numbers of chunks a device that it is made for; None is any.
+        placement: device of every stage, from devices and chunks: what a partition has to know beforehand.
+        candidates: parameter sets that a search should try for a problem; ``build`` takes each of them.
     """
 
     name: str
     build: Builder
     summary: str
     split_backward: bool = False
-    candidates: tuple[Mapping[str, Any], ...] = field(default=({},))
+    chunks: tuple[int, ...] | None = None
+    placement: Callable[[int, int], tuple[int, ...]] = looped_placement
+    candidates: Callable[[ScheduleProblem], Iterable[Mapping[str, Any]]] = no_parameters
+
+    def suits(self, problem: ScheduleProblem) -> bool:
+        """Whether the family is made for that number of chunks a device."""
+        return self.chunks is None or problem.chunks in self.chunks

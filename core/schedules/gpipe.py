@@ -1,0 +1,26 @@
+"""GPipe: all forwards, then all backwards (Huang et al. 2019).
+
+With several chunks a device it is the breadth-first looped pipeline (Lamy-Poirier 2022): every microbatch goes
+through a loop's stage before the device turns to its next one. Saved tensors of all microbatches are held at once.
+"""
+
+from ..actions import Kind
+from .order import grouped
+from .placement import looped_placement
+from .problem import Schedule, ScheduleFamily, ScheduleProblem
+
+
+def gpipe(problem: ScheduleProblem) -> Schedule:
+    """All forwards of a device, stage by stage, then all backwards, last stage first. Any number of chunks."""
+    m = problem.microbatches
+    device_actions = []
+    for device in range(problem.devices):
+        stages = range(device, problem.stages, problem.devices)
+        device_actions.append((*grouped(stages, Kind.F, m, m), *grouped(stages[::-1], Kind.B, m, m)))
+    name = "gpipe" if problem.chunks == 1 else f"gpipe(chunks={problem.chunks})"
+    return Schedule(name, looped_placement(problem.devices, problem.chunks), m, tuple(device_actions))
+
+
+FAMILY = ScheduleFamily(
+    "gpipe", gpipe, "all forwards, then all backwards (GPipe; with chunks the breadth-first looped pipeline)"
+)

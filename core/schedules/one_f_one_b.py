@@ -1,0 +1,37 @@
+"""1F1B: one forward, one backward (Narayanan et al. 2019; Fan et al. 2021).
+
+Device d runs ``devices − d`` forwards ahead of its first backward, the fewest that keep the pipeline full, and then
+one backward and one forward in turn. It holds the saved tensors of at most ``min(devices − d, microbatches)``
+microbatches. For three devices and four microbatches::
+
+    0  F0 F1 F2 B0 F3 B1 B2 B3
+    1  F0 F1 B0 F2 B1 F3 B2 B3
+    2  F0 B0 F1 B1 F2 B2 F3 B3
+"""
+
+from ..actions import Kind
+from ..errors import RequestError
+from .order import grouped, merge
+from .placement import looped_placement
+from .problem import Schedule, ScheduleFamily, ScheduleProblem
+
+
+def one_f_one_b(problem: ScheduleProblem) -> Schedule:
+    """1F1B for one stage a device.
+
+    Raises:
+        RequestError: more than one chunk a device.
+    """
+    if problem.chunks != 1:
+        raise RequestError(
+            f"1f1b with {problem.chunks} chunks: it has one stage a device; use interleaved-1f1b, or give 1 chunk"
+        )
+    m = problem.microbatches
+    device_actions = tuple(
+        merge(grouped([device], Kind.F, m, m), grouped([device], Kind.B, m, m), problem.devices - device, m)
+        for device in range(problem.devices)
+    )
+    return Schedule("1f1b", looped_placement(problem.devices, 1), m, device_actions)
+
+
+FAMILY = ScheduleFamily("1f1b", one_f_one_b, "one forward, one backward (PipeDream-flush, DAPPLE)", chunks=(1,))

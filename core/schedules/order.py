@@ -1,0 +1,42 @@
+"""The orders from which looped schedules are put together, for one device.
+
+A device with stages s0 < s1 < … takes the microbatches in groups. A group of g microbatches runs forward through
+s0, then through s1, and so on; backward it runs through the last stage first. With two stages and groups of two::
+
+    forwards   s0F0 s0F1 s1F0 s1F1 | s0F2 s0F3 s1F2 s1F3 | …
+    backwards  s1B0 s1B1 s0B0 s0B1 | s1B2 s1B3 s0B2 s0B3 | …
+
+Microbatches are padded to whole groups first, because with every group full the two orders can be merged without a
+deadlock by counting alone; ``merge`` leaves the microbatches that do not exist out again, which removes actions from
+an order without a cycle and so cannot make one.
+"""
+
+from collections.abc import Sequence
+
+from ..actions import Action, Kind
+
+
+def grouped(stages: Sequence[int], kind: Kind, microbatches: int, group: int) -> list[Action]:
+    """Actions of one kind, group by group, each group through ``stages`` in the given order.
+
+    The last group is padded: microbatches run up to the next multiple of ``group``.
+    """
+    return [
+        Action(stage, kind, microbatch)
+        for first in range(0, microbatches, group)
+        for stage in stages
+        for microbatch in range(first, first + group)
+    ]
+
+
+def merge(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int, microbatches: int) -> tuple[Action, ...]:
+    """``ahead`` forwards, then one backward and one forward in turn, then the backwards that are left.
+
+    Microbatches from ``microbatches`` on are padding: they count in ``ahead`` and are left out of the result.
+    """
+    ahead = min(ahead, len(forwards))
+    order = list(forwards[:ahead])
+    for backward, forward in zip(backwards, forwards[ahead:], strict=False):
+        order += (backward, forward)
+    order += backwards[len(forwards) - ahead :]
+    return tuple(action for action in order if action.microbatch is not None and action.microbatch < microbatches)

@@ -1,0 +1,51 @@
+"""Schedules by name: those of panpipe, and those that other packages add.
+
+A package adds one through the entry-point group ``panpipe.schedules``: the entry point names a ``ScheduleFamily``.
+"""
+
+import warnings
+from functools import cache
+from importlib.metadata import entry_points
+
+from ..errors import RequestError
+from . import gpipe, interleaved, looped, one_f_one_b
+from .problem import ScheduleFamily
+
+GROUP = "panpipe.schedules"
+BUILT_IN = (gpipe.FAMILY, one_f_one_b.FAMILY, interleaved.FAMILY, looped.FAMILY)
+
+
+@cache
+def families() -> dict[str, ScheduleFamily]:
+    """All families by name: panpipe's own, then those of plug-ins.
+
+    A plug-in that cannot be loaded, is no ``ScheduleFamily``, or takes a name that is taken is left out with a warning
+    that names it and its package.
+    """
+    found = {family.name: family for family in BUILT_IN}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        origin = f"schedule plug-in '{point.name}' ({point.value})"
+        try:
+            family = point.load()
+        except Exception as error:
+            warnings.warn(f"{origin} is left out: loading it failed with {error!r}", stacklevel=2)
+            continue
+        if not isinstance(family, ScheduleFamily):
+            warnings.warn(f"{origin} is left out: it is a {type(family).__name__}, not a ScheduleFamily", stacklevel=2)
+        elif family.name in found:
+            warnings.warn(f"{origin} is left out: the name '{family.name}' is taken", stacklevel=2)
+        else:
+            found[family.name] = family
+    return found
+
+
+def find_family(name: str) -> ScheduleFamily:
+    """The family of that name.
+
+    Raises:
+        RequestError: there is none; the message lists those known.
+    """
+    known = families()
+    if name not in known:
+        raise RequestError(f"there is no schedule '{name}': known are {', '.join(known)}")
+    return known[name]
