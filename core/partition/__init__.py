@@ -1,5 +1,6 @@
 """Cutting an operator graph's order into stages."""
 
+from .held import Held as Held
 from .problem import Cuts as Cuts
 from .problem import PartitionProblem as PartitionProblem
 from .problem import device_limits as device_limits
@@ -10,3 +11,4 @@ from .ranges import RangeTables as RangeTables
 from .solve import check_memory as check_memory
 from .solve import nearest_cuts as nearest_cuts
 from .solve import partition as partition
+from .solve import refuse_above as refuse_above

@@ -39,7 +39,7 @@ class PartitionProblem:
             copies run beside compute.
 
     Raises:
-        RequestError: more stages than nodes, a device without a stage, or ``in_flight`` or ``limits`` of another length.
+        RequestError: more stages than nodes, a device without one, or ``in_flight`` or ``limits`` of another length.
     """
 
     tables: RangeTables
@@ -53,8 +53,8 @@ class PartitionProblem:
     def __attrs_post_init__(self) -> None:
         if set(self.placement) != set(range(self.devices)):
             raise RequestError(
-                f"the stages are placed on devices {sorted(set(self.placement))} of {self.devices}: each device, numbered "
-                "from 0, needs at least one stage; add chunks or leave devices out"
+                f"the stages are placed on devices {sorted(set(self.placement))} of {self.devices}: each device, "
+                "numbered from 0, needs at least one stage; add chunks or leave devices out"
             )
         if self.stages > self.tables.size:
             raise RequestError(

@@ -1,5 +1,8 @@
 """The partition of a problem, or the reason why there is none."""
 
+from collections.abc import Sequence
+
+from ..cluster import Cluster
 from ..errors import InfeasibleError
 from .balanced import balanced
 from .exact import least_bottleneck, least_excess
@@ -35,19 +38,23 @@ def check_memory(problem: PartitionProblem, cuts: Cuts) -> None:
     Raises:
         InfeasibleError: see :func:`partition`.
     """
-    needs = held(problem, cuts)
-    over = [need.bytes - limit for need, limit in zip(needs, problem.limits, strict=True)]
-    device = over.index(max(over))
-    if over[device] > 0:
-        raise InfeasibleError(infeasible_message(problem, device, needs[device], max(over)))
+    refuse_above(problem.cluster, problem.limits, held(problem, cuts))
 
 
-def infeasible_message(problem: PartitionProblem, device: int, need: Held, excess: float) -> str:
-    """One line: the device that binds, what it holds by kind, and the smallest change that fits."""
-    limit = problem.limits[device]
-    name = problem.cluster.devices[device].name
-    return (
-        f"device {device} ('{name}') needs {need.bytes:.0f} bytes and may hold {limit:.0f}: "
+def refuse_above(cluster: Cluster, limits: Sequence[float], needs: Sequence[Held]) -> None:
+    """Refuse devices that hold more than their limits.
+
+    Raises:
+        InfeasibleError: one line: the device that binds, what it holds by kind, and the smallest change that fits.
+    """
+    over = [need.bytes - limit for need, limit in zip(needs, limits, strict=True)]
+    excess = max(over)
+    if excess <= 0:
+        return
+    device = over.index(excess)
+    need, limit = needs[device], limits[device]
+    raise InfeasibleError(
+        f"device {device} ('{cluster.devices[device].name}') needs {need.bytes:.0f} bytes and may hold {limit:.0f}: "
         f"{need.state_bytes:.0f} of parameters, gradients and optimizer state, {need.saved_bytes:.0f} of saved "
         f"tensors ({need.in_flight} in flight), {need.workspace_bytes:.0f} of workspace; "
         f"the smallest change that fits is {excess:.0f} bytes more a device, {limit + excess:.0f} in all"

@@ -5,5 +5,6 @@ from .choose import BUDGET as BUDGET
 from .choose import choose_schedule as choose_schedule
 from .choose import partition_stages as partition_stages
 from .choose import plan as plan
+from .oracle import longest_path as longest_path
 from .score import Oracle as Oracle
 from .score import Score as Score

@@ -20,7 +20,7 @@ from ..partition import (
     stages_of,
 )
 from ..plan import Plan, Prediction
-from ..schedules.problem import ScheduleFamily
+from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .assemble import assemble
 from .options import MAX_CHUNKS, options, schedule_problem
 from .score import Candidate, Judge, Oracle, Progress
@@ -69,8 +69,12 @@ def plan(
     _check(graph, cluster, microbatches, budget)
     limits = device_limits(cluster, memory_limit)
     judge = Judge(oracle, cluster, limits, budget, progress)
-    most = min(max_chunks, len(graph.nodes) // len(cluster.devices))
-    choices = options(families, range(1, most + 1))
+    devices = len(cluster.devices)
+    choices = [
+        option
+        for chunks in range(1, min(max_chunks, len(graph.nodes) // devices) + 1)
+        for option in options(families, ScheduleProblem(devices, microbatches, chunks))
+    ]
     best = Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
     return _predicted(best, judge)
 
@@ -137,7 +141,7 @@ def choose_schedule(
 
     Args:
         graph: what the stages cut.
-        stages: names of the operators of each stage, as many as devices or a multiple, placed round robin.
+        stages: names of the operators of each stage, as many as devices or a multiple.
         costs: measured, one for each stage.
         cluster, microbatches, families, oracle, memory_limit, budget, progress, parameter_sizes: as in :func:`plan`.
 
@@ -158,9 +162,11 @@ def choose_schedule(
     limits = device_limits(cluster, memory_limit)
     judge = Judge(oracle, cluster, limits, budget, progress)
     edges = stage_edges(graph, stages)
-    problem = schedule_problem(cluster, microbatches, costs, edges, limits)
     best: Candidate | None = None
-    for option in options(families, [len(stages) // devices])[:budget]:
+    bare = ScheduleProblem(devices, microbatches, len(stages) // devices, tuple(costs))
+    for option in options(families, bare)[:budget]:
+        placement = option.placement(devices)
+        problem = schedule_problem(cluster, microbatches, placement=placement, costs=costs, edges=edges, limits=limits)
         schedule = option.build(problem)
         if schedule is not None:
             draft = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)

@@ -16,11 +16,15 @@ MAX_CHUNKS = 8
 
 @frozen
 class Option:
-    """One family with one set of parameters and a number of chunks."""
+    """One family with one set of parameters, for a number of chunks."""
 
     family: ScheduleFamily
     parameters: Mapping[str, Any]
     chunks: int
+
+    def placement(self, devices: int) -> tuple[int, ...]:
+        """Device of every stage."""
+        return self.family.placement(devices, self.chunks)
 
     def build(self, problem: ScheduleProblem) -> Schedule | None:
         """The schedule, or None where the family is not made for the problem."""
@@ -30,39 +34,43 @@ class Option:
             return None
 
 
-def options(families: Iterable[ScheduleFamily], chunks: Iterable[int]) -> list[Option]:
-    """Every family with every set of its parameters, at every number of chunks."""
+def options(families: Iterable[ScheduleFamily], problem: ScheduleProblem) -> list[Option]:
+    """Every family that suits the problem, with every set of parameters that it offers for it."""
     return [
-        Option(family, parameters, count) for count in chunks for family in families for parameters in family.candidates
+        Option(family, parameters, problem.chunks)
+        for family in families
+        if family.suits(problem)
+        for parameters in family.candidates(problem)
     ]
 
 
 def schedule_problem(
     cluster: Cluster,
     microbatches: int,
+    *,
+    placement: Sequence[int],
     costs: Sequence[StageCosts],
     edges: Sequence[StageEdge],
     limits: Sequence[float],
 ) -> ScheduleProblem:
-    """The problem that a builder sees for stages with known costs, placed round robin.
+    """The problem that a builder sees for stages with known costs.
 
     A hop takes the mean over the edges between devices; the memory for saved tensors is that of the device with the
     least to spare beside its state and its largest workspace.
     """
-    devices = len(cluster.devices)
     hops = [
-        cluster.transfer_s(edge.src % devices, edge.dst % devices, edge.bytes)
+        cluster.transfer_s(placement[edge.src], placement[edge.dst], edge.bytes)
         for edge in edges
-        if edge.src % devices != edge.dst % devices
+        if placement[edge.src] != placement[edge.dst]
     ]
     spare = []
-    for device in range(devices):
-        own = costs[device::devices]
-        spare.append(limits[device] - sum(c.state_bytes for c in own) - max(c.workspace_bytes for c in own))
+    for device, limit in enumerate(limits):
+        own = [cost for cost, place in zip(costs, placement, strict=True) if place == device]
+        spare.append(limit - sum(c.state_bytes for c in own) - max((c.workspace_bytes for c in own), default=0))
     return ScheduleProblem(
-        devices=devices,
+        devices=len(cluster.devices),
         microbatches=microbatches,
-        chunks=len(costs) // devices,
+        chunks=len(costs) // len(cluster.devices),
         costs=tuple(costs),
         hop_s=sum(hops) / len(hops) if hops else 0.0,
         memory_limit=max(min(spare), 0.0),

@@ -1,6 +1,6 @@
 """Search over schedules and cuts together: a survey, short climbs from its best points, then one long climb."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import Factory, define, evolve, frozen
 
@@ -8,18 +8,20 @@ from ..actions import Action
 from ..cluster import Cluster
 from ..costs import stage_costs, stage_edges
 from ..graph import OpGraph
-from ..partition import Cuts, PartitionProblem, RangeTables, nearest_cuts, round_robin, stages_of
+from ..partition import Cuts, PartitionProblem, RangeTables, nearest_cuts, stages_of
 from ..schedules.problem import Schedule
 from .assemble import assemble
 from .options import Option, in_flight, schedule_problem
 from .score import Candidate, Judge, Rank
 from .shapes import Prefix, looped_cuts, moves, prefix_of, seeds
 
-SURVEY_SHARE = 0.4
-"""Of the budget, for the survey."""
-STARTS = 6
-"""Schedules from which a short climb starts, and below, how many go on to a longer one."""
+SHAPED = 2
+"""Schedules of each number of chunks that are tried with other shapes."""
+STARTS = 5
+"""Numbers of chunks whose best point starts a short climb. Points with as many chunks meet again where their schedules
+are exchanged."""
 FINALISTS = 2
+"""Points that go on to a longer climb."""
 
 Order = tuple[tuple[Action, ...], ...]
 
@@ -45,7 +47,7 @@ class Search:
     parameter_sizes: Mapping[str, int] | None = None
     prefix: Prefix = Factory(lambda self: prefix_of(self.graph), takes_self=True)
     tables: RangeTables = Factory(lambda self: RangeTables(self.graph), takes_self=True)
-    partitions: dict[tuple[float, ...], Cuts] = Factory(dict)
+    partitions: dict[tuple[tuple[int, ...], tuple[float, ...]], Cuts] = Factory(dict)
     schedules: dict[Order, Schedule] = Factory(dict)
     """One schedule for each compute order: two names for the same order are the same schedule."""
     scored: dict[tuple[int, Cuts], Rank] = Factory(dict)
@@ -57,31 +59,30 @@ class Search:
 
     def run(self, options: Sequence[Option]) -> Candidate | None:
         """Search among ``options``; the best candidate, or None where no option could be built."""
-        points = self.survey(options)
-        points = [self.climb(p, self.judge.left // (3 * STARTS)) for p in points[:STARTS]]
-        points = sorted(points, key=lambda p: p.rank)
-        points = [self.climb(p, self.judge.left // (2 * FINALISTS)) for p in points[:FINALISTS]]
-        for point in sorted(points, key=lambda p: p.rank):
+        points = self.survey(options)[:STARTS]
+        points = _ranked(self.climb(point, self.judge.left // (3 * STARTS)) for point in points)[:FINALISTS]
+        points = _ranked(self.climb(point, self.judge.left // (2 * FINALISTS)) for point in points)
+        for point in points:
             self.finish(point, options)
         return self.judge.best
 
     def survey(self, options: Sequence[Option]) -> list[Point]:
-        """Score each option with its own partition, the best also with other shapes; a point a schedule, best first."""
-        floor = self.judge.left * (1 - SURVEY_SHARE)
-        points: dict[Order, Point] = {}
-        for option in options:
-            point = self.first(option)
-            if point is not None:
-                points.setdefault(point.schedule.device_actions, point)
-            if self.judge.left <= floor:
-                break
-        best = sorted(points.values(), key=lambda p: p.rank)
-        for index, point in enumerate(best):
-            for cuts in seeds(self.prefix, self.devices, point.option.chunks):
-                if self.judge.left <= floor:
-                    break
-                best[index] = min(best[index], self.at(point, cuts), key=lambda p: p.rank)
-        return sorted(best, key=lambda p: p.rank)
+        """Score each option with its own partition, and the best of each number of chunks with other shapes too.
+
+        Returns:
+            The best point of each number of chunks, best first.
+        """
+        firsts = (self.first(option) for option in options)
+        points = _ranked({point.schedule.device_actions: point for point in firsts if point is not None}.values())
+        leaders = []
+        for chunks in dict.fromkeys(point.option.chunks for point in points):
+            shaped = [point for point in points if point.option.chunks == chunks][:SHAPED]
+            for point in list(shaped):
+                for cuts in seeds(self.prefix, self.devices, chunks):
+                    if self.judge.left > 0:
+                        shaped.append(self.at(point, cuts))
+            leaders.append(_ranked(shaped)[0])
+        return _ranked(leaders)
 
     def first(self, option: Option) -> Point | None:
         """An option with the partition that suits what it holds in flight, or None where it cannot be built."""
@@ -91,17 +92,21 @@ class Search:
         if schedule is None:
             return None
         flight = in_flight(schedule)
-        if flight not in self.partitions:
-            placement = round_robin(self.devices, option.chunks)
-            problem = PartitionProblem(self.tables, self.cluster, placement, flight, tuple(self.judge.limits))
-            self.partitions[flight] = nearest_cuts(problem)
-        return self.at(Point(option, schedule, (), (0.0, 0.0)), self.partitions[flight])
+        key = schedule.placement, flight
+        if key not in self.partitions:
+            limits = tuple(self.judge.limits)
+            problem = PartitionProblem(self.tables, self.cluster, schedule.placement, flight, limits)
+            self.partitions[key] = nearest_cuts(problem)
+        return self.at(Point(option, schedule, (), (0.0, 0.0)), self.partitions[key])
 
     def build(self, option: Option, cuts: Cuts) -> Schedule | None:
         """The option's schedule for stages of these cuts."""
-        stages = stages_of(self.graph, cuts)
+        stages, placement = stages_of(self.graph, cuts), option.placement(self.devices)
         costs, edges = stage_costs(self.graph, stages), stage_edges(self.graph, stages)
-        schedule = option.build(schedule_problem(self.cluster, self.microbatches, costs, edges, self.judge.limits))
+        problem = schedule_problem(
+            self.cluster, self.microbatches, placement=placement, costs=costs, edges=edges, limits=self.judge.limits
+        )
+        schedule = option.build(problem)
         return None if schedule is None else self.schedules.setdefault(schedule.device_actions, schedule)
 
     def at(self, point: Point, cuts: Cuts) -> Point:
@@ -124,7 +129,7 @@ class Search:
                     return point
                 cuts = move.of(self.prefix, point.cuts, self.devices, step)
                 if cuts is not None:
-                    point = min(point, self.at(point, cuts), key=lambda p: p.rank)
+                    point = min(point, self.at(point, cuts), key=_rank)
             if point.rank >= before:
                 step //= 2
         return point
@@ -147,5 +152,13 @@ class Search:
                 schedule = self.build(option, point.cuts)
                 if schedule is not None and schedule is not best.schedule:
                     other = self.at(Point(option, schedule, (), (0.0, 0.0)), point.cuts)
-                    best = min(best, other, key=lambda p: p.rank)
+                    best = min(best, other, key=_rank)
         return best
+
+
+def _rank(point: Point) -> Rank:
+    return point.rank
+
+
+def _ranked(points: Iterable[Point]) -> list[Point]:
+    return sorted(points, key=_rank)
