@@ -50,13 +50,19 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
-    receives: list[dict[int, list[tuple[int, int, int, Action]]]] = [{} for _ in plan.device_actions]
+    receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
     return tuple(
         _merged(actions, receives[device], sends[device], _end_of_step(plan, device))
         for device, actions in enumerate(plan.device_actions)
     )
+
+
+Positions = dict[tuple[int, int | None], int]
+Readers = tuple[Positions, Positions]
+Placed = dict[int, list[tuple[int, int, int, Action]]]
+"""Receives by the compute position that they stand in front of, each behind what it is sorted by."""
 
 
 class _Peers:
@@ -74,15 +80,16 @@ class _Peers:
                     self.backward[edge.dst].append(edge.src)
 
 
-def _readers(actions: Iterable[Action]) -> dict[tuple[Kind, int, int | None], int]:
-    """Position of what reads the message ``(kind of receive, stage, microbatch)``."""
-    positions: dict[tuple[Kind, int, int | None], int] = {}
+def _readers(actions: Iterable[Action]) -> Readers:
+    """Positions of F, and of B or I, by stage and microbatch."""
+    forward: Positions = {}
+    backward: Positions = {}
     for position, action in enumerate(actions):
         if action.kind is Kind.F:
-            positions[Kind.RECV_F, action.stage, action.microbatch] = position
+            forward[action.stage, action.microbatch] = position
         elif action.kind is not Kind.W:
-            positions[Kind.RECV_B, action.stage, action.microbatch] = position
-    return positions
+            backward[action.stage, action.microbatch] = position
+    return forward, backward
 
 
 def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Action]]) -> list[Action]:
@@ -103,15 +110,16 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
 def _place(
     src: int,
     messages: list[Action],
-    readers: dict[tuple[Kind, int, int | None], int],
+    readers: Readers,
     prefetch: int,
-    receives: dict[int, list[tuple[int, int, int, Action]]],
+    receives: Placed,
 ) -> None:
     """Put one queue's receives in front of compute positions, as late as its order and ``prefetch`` allow."""
+    forward, backward = readers
     first_reader = sys.maxsize
     for order in range(len(messages) - 1, -1, -1):
         message = messages[order]
-        reader = readers.get((message.kind, message.stage, message.microbatch))
+        reader = (forward if message.kind is Kind.RECV_F else backward).get((message.stage, message.microbatch))
         if reader is None:
             raise RequestError(
                 f"nothing reads {message}: stage {message.stage} has no "
@@ -124,7 +132,7 @@ def _place(
 
 def _merged(
     actions: Iterable[Action],
-    receives: dict[int, list[tuple[int, int, int, Action]]],
+    receives: Placed,
     sends: list[list[Action]],
     end: list[Action],
 ) -> tuple[Action, ...]:

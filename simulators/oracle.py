@@ -1,0 +1,18 @@
+"""The simulator as the planner's oracle."""
+
+from ..core.cluster import Cluster
+from ..core.costs import StageCosts
+from ..core.plan import Plan
+from ..core.planner import Score
+from .run import simulate
+
+
+def simulated(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
+    """Run the plan in the simulator."""
+    result = simulate(plan, costs, cluster)
+    return Score(
+        step_s=result.step_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+        peak_saved_bytes=result.peak_saved_bytes,
+        bubble_ratio=result.bubble_ratio,
+    )

@@ -1,0 +1,64 @@
+"""The reduction of a tied weight's gradient: a rendezvous of the stages that hold a replica of it."""
+
+from collections.abc import Mapping
+
+from simpy import Environment, Event
+from simpy.events import Timeout
+
+from ..core.cluster import Cluster
+from ..core.plan import Plan, TiedWeight
+from .device import DeviceQueue
+
+
+class TiedReduction:
+    """One tied weight.
+
+    Starts when the last of its stages has joined and takes as long as the slowest transfer of its gradient between two
+    of their devices, on free links.
+
+    Args:
+        environment: SimPy's.
+        weight: which.
+        seconds: how long it takes.
+        readers: per stage its device and the operation that waits for the sum: its STEP.
+
+    Attributes:
+        joined_s: when each stage joined.
+        end_s: when the sum was there.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        weight: TiedWeight,
+        seconds: float,
+        readers: Mapping[int, tuple[DeviceQueue, int]],
+    ) -> None:
+        self.environment = environment
+        self.weight = weight
+        self.seconds = seconds
+        self.readers = readers
+        self.joined_s: dict[int, float] = {}
+        self.end_s = 0.0
+        for device, operation in readers.values():
+            device.pending[operation] += 1
+
+    def join(self, stage: int) -> None:
+        """A stage has its part of the gradient."""
+        self.joined_s[stage] = self.environment.now
+        if len(self.joined_s) == len(self.readers):
+            Timeout(self.environment, self.seconds).callbacks.append(self._finish)
+
+    def _finish(self, _: Event) -> None:
+        self.end_s = self.environment.now
+        for device, operation in self.readers.values():
+            device.arrived(operation)
+
+
+def reduction_s(plan: Plan, cluster: Cluster, weight: TiedWeight) -> float:
+    """Time of the slowest transfer of a tied weight's gradient between two of its devices."""
+    devices = sorted({plan.placement[stage] for stage in weight.stages})
+    return max(
+        (cluster.transfer_s(a, b, weight.bytes) for a in devices for b in devices if a != b),
+        default=0.0,
+    )

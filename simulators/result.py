@@ -1,0 +1,115 @@
+"""What a simulated step did: its times at once, everything that is derived from them when it is asked for."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from attrs import frozen
+
+from ..core.actions import COMPUTE_KINDS, Action
+from ..core.cluster import Cluster
+from ..core.costs import StageCosts
+from ..core.messages import Exchange
+from ..core.plan import Plan
+from ..core.residency import Timeline, device_timelines
+from ..core.trace import Trace
+from .bubbles import device_bubbles
+from .links import LinkUse, link_uses
+from .tracing import build_trace
+
+
+@frozen
+class ReductionTimes:
+    """One REDUCE_TIED: its device, its stage, when it was issued and when the sums were there. Seconds."""
+
+    device: int
+    stage: int
+    issued_s: float
+    end_s: float
+
+
+@frozen(slots=False, eq=False)
+class SimulationResult:
+    """One simulated step. Times in seconds, sizes in bytes, tuples by device.
+
+    Args:
+        plan, costs, cluster: what was simulated.
+        exchange: the plan, lowered and taken apart.
+        operation_times: per device the starts and the ends of its operations.
+        transfer_times: per ordered pair of devices the starts and the arrivals of its messages.
+        reductions: of tied weights, in the order of their ends.
+        has_memory: whether memory was asked for; without it everything about memory is empty.
+    """
+
+    plan: Plan
+    costs: Sequence[StageCosts]
+    cluster: Cluster
+    exchange: Exchange
+    operation_times: tuple[tuple[list[float], list[float]], ...]
+    transfer_times: Mapping[tuple[int, int], tuple[list[float], list[float]]]
+    reductions: tuple[ReductionTimes, ...] = ()
+    has_memory: bool = True
+
+    @cached_property
+    def step_s(self) -> float:
+        """From the start of the step until the last device is done."""
+        return max((ends[-1] for _, ends in self.operation_times if ends), default=0.0)
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Per device the time in F, I, W and B."""
+        return tuple(
+            sum(
+                end - start
+                for action, start, end in zip(actions, starts, ends, strict=True)
+                if action.kind in COMPUTE_KINDS
+            )
+            for actions, (starts, ends) in zip(self.exchange.operations, self.operation_times, strict=True)
+        )
+
+    @property
+    def bubble_ratio(self) -> float:
+        """1 − the busiest device's compute time ÷ step time."""
+        return 1 - max(self.busy_s) / self.step_s if self.step_s else 0.0
+
+    @cached_property
+    def bubbles(self) -> tuple[dict[str, float], ...]:
+        """Per device its idle seconds by cause (``panpipe.simulators.bubbles.CAUSES``)."""
+        return device_bubbles(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
+
+    @cached_property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Per device its memory over the step."""
+        if not self.has_memory:
+            return ()
+        arrivals = {pair: arrived for pair, (_, arrived) in self.transfer_times.items()}
+        return device_timelines(self.plan, self.costs, self.exchange, self.operation_times, arrivals)
+
+    @cached_property
+    def peak_memory_bytes(self) -> tuple[float, ...]:
+        """Per device the most that it holds, everything together."""
+        return tuple(timeline.peak_bytes for timeline in self.timelines)
+
+    @cached_property
+    def peak_actions(self) -> tuple[Action | None, ...]:
+        """Per device the action that causes its peak."""
+        return tuple(timeline.peak_action for timeline in self.timelines)
+
+    @cached_property
+    def peak_saved_bytes(self) -> tuple[float, ...]:
+        """Per device the most saved tensors that it holds."""
+        return tuple(timeline.peak_saved_bytes for timeline in self.timelines)
+
+    @cached_property
+    def peak_by_kind(self) -> tuple[dict[str, float], ...]:
+        """Per device the most that it holds of each kind of memory, each at its own moment."""
+        return tuple(timeline.peak_by_kind for timeline in self.timelines)
+
+    @cached_property
+    def links(self) -> tuple[LinkUse, ...]:
+        """Each direction of each link that something crossed, in the cluster's order."""
+        return link_uses(self.cluster, self.exchange, self.step_s)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Action by action. Trace.source is ``simulated``."""
+        return build_trace(self)

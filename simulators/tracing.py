@@ -1,0 +1,57 @@
+"""The trace of a simulated step, in the schema that every runner writes."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..core.actions import Action, Kind
+from ..core.residency import MOVING_KINDS, STATE_KINDS, Timeline
+from ..core.trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+
+if TYPE_CHECKING:
+    from .result import SimulationResult
+
+
+def build_trace(result: "SimulationResult") -> Trace:
+    """The events of all queues in order of start, and a memory sample for every change."""
+    events = [*_operations(result), *_reductions(result), *_transfers(result)]
+    events.sort(key=lambda event: (event.start_s, event.device))
+    samples = [
+        sample for device, timeline in enumerate(result.timelines) for sample in _memory_samples(device, timeline)
+    ]
+    samples.sort(key=lambda sample: sample.time_s)
+    return Trace("simulated", result.plan.hash, result.plan.devices, tuple(events), tuple(samples), result.step_s)
+
+
+def _operations(result: "SimulationResult") -> Iterator[TraceEvent]:
+    for device, actions in enumerate(result.exchange.operations):
+        for action, start_s, end_s in zip(actions, *result.operation_times[device], strict=True):
+            yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
+
+
+def _reductions(result: "SimulationResult") -> Iterator[TraceEvent]:
+    """Reductions of one device one behind the other, as the steps wait for them, and in front of those steps."""
+    free_s: dict[int, float] = {}
+    for reduction in sorted(result.reductions, key=lambda reduction: (reduction.device, reduction.stage)):
+        start_s = max(reduction.issued_s, free_s.get(reduction.device, 0.0))
+        end_s = free_s[reduction.device] = max(start_s, reduction.end_s)
+        yield TraceEvent(reduction.device, COMPUTE_QUEUE, Action(reduction.stage, Kind.REDUCE_TIED), start_s, end_s)
+
+
+def _transfers(result: "SimulationResult") -> Iterator[TraceEvent]:
+    for (src, dst), messages in result.exchange.queues.items():
+        for message, start_s, end_s in zip(messages, *result.transfer_times[src, dst], strict=True):
+            yield TraceEvent(src, send_queue(dst), message.send, start_s, end_s, message.bytes)
+            yield TraceEvent(dst, receive_queue(src), message.receive, start_s, end_s, message.bytes)
+
+
+def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
+    """Each kind at the start, and then whenever it has changed; several changes of one moment give one sample."""
+    for kind, size in zip(STATE_KINDS, timeline.state, strict=True):
+        yield MemorySample(device, 0.0, kind, size)
+    times = timeline.times.tolist()
+    for kind, row in zip(MOVING_KINDS, timeline.moving.tolist(), strict=True):
+        known = None
+        for i, size in enumerate(row):
+            if (i + 1 == len(row) or times[i + 1] != times[i]) and size != known:
+                known = size
+                yield MemorySample(device, times[i], kind, size)
