@@ -39,6 +39,7 @@ def plan(
     oracle: Oracle,
     memory_limit: float | None = None,
     budget: int = BUDGET,
+    min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
@@ -55,7 +56,7 @@ def plan(
         oracle: scores a plan.
         memory_limit: bytes a device may hold, where less than its memory.
         budget: most evaluations.
-        max_chunks: most stages a device.
+        min_chunks, max_chunks: fewest and most stages a device.
         progress: told after each evaluation.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
 
@@ -63,16 +64,16 @@ def plan(
         The plan with its prediction, which counts the evaluations made.
 
     Raises:
-        RequestError: fewer operators than devices, no microbatches, or no family is made for this problem.
+        RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
         InfeasibleError: nothing found fits in memory; the message names the device that binds.
     """
-    _check(graph, cluster, microbatches, budget)
+    _check(graph, cluster, microbatches, budget=budget, chunks=min_chunks)
     limits = device_limits(cluster, memory_limit)
     judge = Judge(oracle, cluster, limits, budget, progress)
     devices = len(cluster.devices)
     choices = [
         option
-        for chunks in range(1, min(max_chunks, len(graph.nodes) // devices) + 1)
+        for chunks in range(min_chunks, min(max_chunks, len(graph.nodes) // devices) + 1)
         for option in options(families, ScheduleProblem(devices, microbatches, chunks))
     ]
     best = Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
@@ -106,7 +107,7 @@ def partition_stages(
         RequestError: more stages than operators.
         InfeasibleError: no cuts keep every device within its limit.
     """
-    _check(graph, cluster, microbatches, 1)
+    _check(graph, cluster, microbatches, chunks=chunks)
     devices = len(cluster.devices)
     flight = in_flight_1f1b(devices, microbatches)
     if chunks > 1:
@@ -152,7 +153,7 @@ def choose_schedule(
         RequestError: the number of stages is no multiple of the devices, or no family is made for this problem.
         InfeasibleError: no schedule keeps every device within its limit.
     """
-    _check(graph, cluster, microbatches, budget)
+    _check(graph, cluster, microbatches, budget=budget)
     devices = len(cluster.devices)
     if len(stages) % devices or not stages or len(costs) != len(stages):
         raise RequestError(
@@ -175,15 +176,17 @@ def choose_schedule(
     return _predicted(best, judge)
 
 
-def _check(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int) -> None:
-    if microbatches < 1:
-        raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
-    if budget < 1:
-        raise RequestError(f"a budget of {budget} evaluations: a search needs at least 1")
-    if len(cluster.devices) > len(graph.nodes):
+def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int = 1, chunks: int = 1) -> None:
+    wanted = ((microbatches, "microbatches: a step"), (budget, "evaluations: a search"), (chunks, "chunks: a device"))
+    for count, what in wanted:
+        if count < 1:
+            raise RequestError(f"{count} {what} needs at least 1")
+    devices = len(cluster.devices)
+    if devices * chunks > len(graph.nodes):
+        each = "" if chunks == 1 else f" with {chunks} stages each"
         raise RequestError(
-            f"{len(cluster.devices)} devices for {len(graph.nodes)} operators: each device's stage needs at least one; "
-            "use fewer devices"
+            f"{devices} devices{each} for {len(graph.nodes)} operators: a stage needs at least one operator; "
+            f"use at most {len(graph.nodes) // chunks} devices"
         )
 
 

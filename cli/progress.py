@@ -1,0 +1,28 @@
+"""A progress bar on standard error, where that is a terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..core.planner.score import Progress as SearchProgress
+from .output import seconds_text
+
+
+@contextmanager
+def search_progress(budget: int) -> Iterator[SearchProgress | None]:
+    """A bar for a search of ``budget`` evaluations, gone when it ends; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("planning"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=budget)
+
+        def tell(done: int, _: int, step_s: float) -> None:
+            best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
+            bar.update(task, completed=done, description=best)
+
+        yield tell
