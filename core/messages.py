@@ -145,7 +145,7 @@ def _match_queue(
     src, dst = pair
     forward, backward = positions
     sizes = {(edge.src, edge.dst): edge for edge in plan.edges}
-    messages = []
+    messages: list[Message] = []
     for (send, issued), (receive, posted) in zip(sent, received, strict=False):
         is_forward = send.kind is _SEND_F
         stage, peer, microbatch = send.stage, send.peer, send.microbatch

@@ -66,7 +66,7 @@ class Timeline:
         """The action that causes the peak, the first time; None on a device that does nothing."""
         if not self.actions:
             return None
-        return self.actions[self.operations[int(self.moving.sum(axis=0).argmax())]]
+        return self.actions[int(self.operations[int(self.moving.sum(axis=0).argmax())])]
 
     @property
     def peak_by_kind(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ drained. A transfer that meets nobody costs one SimPy event: its arrival.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from simpy import Environment, Event
 from simpy.events import Timeout
@@ -230,7 +231,7 @@ class Network:
         timer.callbacks.append(self._drain)
 
     def _drain(self, event: Event) -> None:
-        transfer: Transfer = event.value
+        transfer = cast(Transfer, event.value)
         if transfer.timer is not event:
             return
         channel = transfer.channel
@@ -248,7 +249,7 @@ class Network:
             self.share(freed)
 
     def _arrive(self, event: Event) -> None:
-        transfer: Transfer = event.value
+        transfer = cast(Transfer, event.value)
         if transfer.timer is event:
             transfer.timer = None
             transfer.arrived_s = self.environment.now
