@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"panpipe: {error}", file=sys.stderr)
         return error.exit_status
     except _FlagError as error:
-        print(f"panpipe: {error.format_message()}; see panpipe --help", file=sys.stderr)  # type: ignore[attr-defined]
+        print(f"panpipe: {error.format_message().rstrip('.')}; see panpipe --help", file=sys.stderr)  # type: ignore[attr-defined]
         return 2
     return status if isinstance(status, int) else 0
 

@@ -20,7 +20,7 @@ def note(text: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table on standard output; its first column is text, the others numbers or short words."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title or None, title_justify="left")
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position == 0 else "right")
     for row in rows:

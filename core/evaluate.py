@@ -21,6 +21,10 @@ HopDelay = float | Callable[[int, int, float], float]
 bytes, such as ``Cluster.transfer_s``. It is not asked for two stages on one device: there the delay is 0."""
 
 
+_Ends = list[float | None]
+_Read = tuple[_Ends, float, int]
+
+
 @frozen
 class Evaluation:
     """What a compute order gives, in the units of its costs.
@@ -158,12 +162,11 @@ class Evaluator:
         Each device runs until it reads something that is not there yet; it is woken by the action that gives it.
         """
         count = 1 + max((code[2] for order in codes for code in order), default=-1)
-        forward_end: list[list[float | None]] = [[None] * count for _ in self.placement]
-        gradient_end: list[list[float | None]] = [[None] * count for _ in self.placement]
-        times, forward_from, gradient_from = self._time, self._forward_from, self._gradient_from
+        reads, gives = self._tables(count)
+        times = self._time
         starts: list[list[float]] = [[] for _ in codes]
         ends: list[list[float]] = [[] for _ in codes]
-        waiting: dict[tuple[bool, int, int], list[int]] = {}
+        waiting: dict[tuple[int, int], list[int]] = {}
         ready = list(range(len(codes)))
         while ready:
             device = ready.pop()
@@ -171,38 +174,47 @@ class Evaluator:
             now = device_ends[-1] if device_ends else 0.0
             for kind, stage, microbatch in codes[device][len(device_ends) :]:
                 start = now
-                missing: tuple[bool, int, int] | None = None
-                sources: list[tuple[int, float]] = []
-                if kind == 0:
-                    sources, done = forward_from[stage], forward_end
-                elif kind == 3:
-                    done = gradient_end
-                    if done[stage][microbatch] is None:
-                        missing = True, stage, microbatch
-                else:
-                    sources, done = gradient_from[stage], gradient_end
-                    if forward_end[stage][microbatch] is None:
-                        missing = False, stage, microbatch
-                for source, delay in sources:
-                    arrival = done[source][microbatch]
-                    if arrival is None:
-                        missing = kind > 0, source, microbatch
+                for row, delay, name in reads[kind][stage]:
+                    end = row[microbatch]
+                    if end is None:
+                        waiting.setdefault((name, microbatch), []).append(device)
                         break
-                    if arrival + delay > start:
-                        start = arrival + delay
-                if missing is not None:
-                    waiting.setdefault(missing, []).append(device)
-                    break
-                now = start + times[kind][stage]
-                device_starts.append(start)
-                device_ends.append(now)
-                if kind < 3:
-                    (gradient_end if kind else forward_end)[stage][microbatch] = now
+                    if end + delay > start:  # noqa: PLR1730 - max() costs a tenth of the whole pass
+                        start = end + delay
+                else:
+                    now = start + times[kind][stage]
+                    device_starts.append(start)
+                    device_ends.append(now)
+                    row, name = gives[kind][stage]
+                    row[microbatch] = now
                     if waiting:
-                        ready += waiting.pop((kind > 0, stage, microbatch), ())
+                        ready += waiting.pop((name, microbatch), ())
+                    continue
+                break
         if waiting:
             raise RequestError(_deadlock(codes, [len(end) for end in ends], waiting, self.placement))
         return starts, ends
+
+    def _tables(self, count: int) -> tuple[list[list[list[_Read]]], list[list[tuple[_Ends, int]]]]:
+        """By kind and stage: what an action reads, and what it gives, as rows of end times by microbatch.
+
+        A row's name is twice its stage, plus 1 for gradients; that of W, which nobody reads, is −1.
+        """
+        stages = range(len(self.placement))
+        outputs: list[_Ends] = [[None] * count for _ in stages]
+        gradients: list[_Ends] = [[None] * count for _ in stages]
+        forward = [[(outputs[src], delay, 2 * src) for src, delay in self._forward_from[stage]] for stage in stages]
+        backward = [
+            [(outputs[stage], 0.0, 2 * stage)]
+            + [(gradients[src], delay, 2 * src + 1) for src, delay in self._gradient_from[stage]]
+            for stage in stages
+        ]
+        weight = [[(gradients[stage], 0.0, 2 * stage + 1)] for stage in stages]
+        gives_output = [(outputs[stage], 2 * stage) for stage in stages]
+        gives_gradient = [(gradients[stage], 2 * stage + 1) for stage in stages]
+        gives_nothing: list[tuple[_Ends, int]] = [([None] * count, -1) for _ in stages]
+        reads = [forward, backward, backward, weight]
+        return reads, [gives_output, gives_gradient, gives_gradient, gives_nothing]
 
     def _peak(self, order: list[tuple[int, int, int]]) -> tuple[float, int]:
         """The most saved tensors that an order holds, and the position of the action that reaches it."""
@@ -229,32 +241,35 @@ def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
 def _deadlock(
     codes: list[list[tuple[int, int, int]]],
     positions: list[int],
-    waiting: dict[tuple[bool, int, int], list[int]],
+    waiting: dict[tuple[int, int], list[int]],
     placement: tuple[int, ...],
 ) -> str:
     """The cycle of waits: from a stuck device to the one that has yet to run what it waits for, until one recurs."""
-    wanted = {device: want for want, devices in waiting.items() for device in devices}
+    wanted = {
+        device: (name % 2, name // 2, microbatch)
+        for (name, microbatch), devices in waiting.items()
+        for device in devices
+    }
     device = min(wanted)
     path: list[int] = []
     while device not in path:
         path.append(device)
         backward, stage, microbatch = wanted[device]
         owner = placement[stage]
-        left = codes[owner][positions[owner] :]
+        left = codes[owner][positions[owner] :] if owner < len(codes) else []
         if not any((code[0] > 0) == backward and code[0] < 3 and code[1:] == (stage, microbatch) for code in left):
-            name = _text((int(backward), stage, microbatch))
             reader = _text(codes[device][positions[device]])
-            return f"{reader} on device {device} reads {name}, which no device computes: add it to device {owner}"
+            return (
+                f"{reader} on device {device} reads {_text(wanted[device])}, which no device computes: "
+                f"add it to device {owner}"
+            )
         device = owner
-    cycle = path[path.index(device) :]
     steps = []
-    for device in cycle:
-        backward, stage, microbatch = wanted[device]
-        owner = placement[stage]
-        front = _text(codes[owner][positions[owner]])
+    for stuck in path[path.index(device) :]:
+        owner = placement[wanted[stuck][1]]
         steps.append(
-            f"{_text(codes[device][positions[device]])} on device {device} waits for "
-            f"{_text((int(backward), stage, microbatch))}, which stands behind {front} on device {owner}"
+            f"{_text(codes[stuck][positions[stuck]])} on device {stuck} waits for {_text(wanted[stuck])}, "
+            f"which stands behind {_text(codes[owner][positions[owner]])} on device {owner}"
         )
     return "deadlock: " + "; ".join(steps)
 

@@ -50,5 +50,6 @@ FAMILY = ScheduleFamily(
     "interleaved-1f1b",
     interleaved_1f1b,
     "1F1B over several stages a device (Megatron-LM)",
+    usual_chunks=2,
     candidates=_candidates,
 )

@@ -12,6 +12,7 @@ loop and five and three forwards run ahead, written as stage and microbatch::
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..actions import Action, Kind
@@ -93,7 +94,7 @@ def _safe(problem: ScheduleProblem, group: int, ahead: Sequence[int]) -> bool:
     """
     return (
         ahead[-1] > (problem.chunks - 1) * group
-        and all(a >= b for a, b in zip(ahead, ahead[1:], strict=False))
+        and all(a >= b for a, b in pairwise(ahead))
         and (problem.chunks == 1 or ahead[0] - ahead[-1] <= 2 * group)
     )
 
@@ -133,5 +134,6 @@ FAMILY = ScheduleFamily(
     "looped",
     looped,
     "looped 1F1B with microbatches per loop and forwards run ahead per device (Pfeife)",
+    usual_chunks=2,
     candidates=_candidates,
 )

@@ -96,6 +96,7 @@ class ScheduleFamily:
         summary: one line for people, with its source.
         split_backward: whether it uses I and W.
         chunks: the numbers of chunks a device that it is made for; None is any.
+        usual_chunks: the number of chunks a device where nobody says one.
         placement: device of every stage, from devices and chunks: what a partition has to know beforehand.
         candidates: parameter sets that a search should try for a problem; ``build`` takes each of them.
     """
@@ -105,6 +106,7 @@ class ScheduleFamily:
     summary: str
     split_backward: bool = False
     chunks: tuple[int, ...] | None = None
+    usual_chunks: int = 1
     placement: Callable[[int, int], tuple[int, ...]] = looped_placement
     candidates: Callable[[ScheduleProblem], Iterable[Mapping[str, Any]]] = no_parameters
 

@@ -1,0 +1,245 @@
+"""``panpipe schedule``: a schedule for uniform stages, evaluated."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..core.costs import StageCosts
+from ..core.errors import InfeasibleError, RequestError
+from ..core.schedule_csv import schedule_csv
+from ..core.schedules.fastest import Scored, exceeds, fastest, score
+from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
+from ..core.schedules.registry import families, find_family
+from .gantt import gantt
+from .output import note, print_json, print_table
+
+AUTO_CHUNKS = (1, 2, 3, 4)
+"""Chunks a device that ``auto`` tries where none are given."""
+
+
+def schedule(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="gpipe, 1f1b, interleaved-1f1b, looped, one of a plug-in; or auto: the fastest of those named, "
+            "each with the parameters that it proposes.",
+        ),
+    ],
+    *,
+    devices: Annotated[int, typer.Option(help="Devices along the pipeline.")],
+    microbatches: Annotated[int, typer.Option(help="Microbatches in one step.")],
+    chunks: Annotated[int | None, typer.Option(help="Stages that each device holds.", show_default=False)] = None,
+    forward: Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")] = 1,
+    backward_input: Annotated[float, typer.Option(help="The same of I, the input-gradient half of a backward.")] = 1,
+    backward_weight: Annotated[float, typer.Option(help="The same of W, the weight-gradient half.")] = 1,
+    comm: Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")] = 0,
+    stage_scale: Annotated[
+        str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
+    ] = None,
+    freed_by_input: Annotated[float, typer.Option(help="Share of the saved tensors that I already frees.")] = 0,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            help="interleaved-1f1b: microbatches through a stage before its device's next.", show_default=False
+        ),
+    ] = None,
+    microbatches_per_loop: Annotated[
+        int | None, typer.Option(help="looped: microbatches through one loop before the next.", show_default=False)
+    ] = None,
+    run_ahead: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N0,N1,…", help="looped: forwards before the first backward, per device.", show_default=False
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Build a schedule for uniform stages and evaluate it.
+
+    Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
+    """
+    times = _times(forward, backward_input, backward_weight, freed_by_input)
+    scales = None if stage_scale is None else _numbers("--stage-scale", stage_scale, float)
+    parameters: dict[str, Any] = {
+        "group": group,
+        "microbatches_per_loop": microbatches_per_loop,
+        "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
+    }
+    given = {key: value for key, value in parameters.items() if value is not None}
+
+    def problem(count: int) -> ScheduleProblem:
+        return _problem(
+            devices=devices,
+            microbatches=microbatches,
+            chunks=count,
+            device=times,
+            scales=scales,
+            comm=comm,
+            limit=memory_limit,
+        )
+
+    if name == "auto":
+        _check_parameters("auto", {}, given)
+        scored = fastest([problem(count) for count in _auto_chunks(chunks, scales, devices)], families().values())
+    else:
+        family = find_family(name)
+        _check_parameters(name, inspect.signature(family.build).parameters, given)
+        count = chunks if chunks is not None else _usual_chunks(family, scales, devices)
+        task = problem(count)
+        scored = score(task, family.build(task, **given))
+        _check_limit(scored)
+    if csv is not None:
+        _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
+    if json:
+        print_json(_answer(scored))
+    else:
+        _show(scored, searched=name == "auto")
+
+
+def _times(forward: float, backward_input: float, backward_weight: float, freed: float) -> StageCosts:
+    named = {"--forward": forward, "--backward-input": backward_input, "--backward-weight": backward_weight}
+    for option, value in named.items():
+        if not 0 <= value < float("inf"):
+            raise RequestError(f"{option} is {value}: a time is finite and at least 0")
+    if not 0 <= freed <= 1:
+        raise RequestError(f"--freed-by-input is {freed}: a share is from 0 to 1")
+    return StageCosts(forward, backward_input, backward_weight, saved_bytes=1, freed_by_input_bytes=freed)
+
+
+def _problem(
+    *,
+    devices: int,
+    microbatches: int,
+    chunks: int,
+    device: StageCosts,
+    scales: tuple[float, ...] | None,
+    comm: float,
+    limit: float | None,
+) -> ScheduleProblem:
+    """One device's costs split evenly over its chunks. Memory is in stages' worth: whole numbers add exactly."""
+    if chunks < 1:
+        raise RequestError(f"--chunks is {chunks}: a device holds at least 1 stage")
+    stages = max(devices, 0) * chunks
+    if scales is not None and len(scales) != stages:
+        raise RequestError(
+            f"--stage-scale has {len(scales)} factors: {devices} devices with {chunks} chunks have {stages} stages; "
+            "give one factor for each"
+        )
+    costs = tuple(
+        StageCosts(
+            device.forward_s / chunks * scale,
+            device.backward_input_s / chunks * scale,
+            device.backward_weight_s / chunks * scale,
+            saved_bytes=device.saved_bytes,
+            freed_by_input_bytes=device.freed_by_input_bytes,
+        )
+        for scale in (scales or (1.0,) * stages)
+    )
+    return ScheduleProblem(devices, microbatches, chunks, costs, comm, None if limit is None else limit * chunks)
+
+
+def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
+    """The numbers of a comma-separated option; none is negative."""
+    try:
+        numbers = tuple(kind(word) for word in text.split(","))
+    except ValueError:
+        raise RequestError(f"{option} is '{text}': write numbers with commas between, such as 3,2,1") from None
+    wrong = next((number for number in numbers if not 0 <= number < float("inf")), None)
+    if wrong is not None:
+        raise RequestError(f"{option} has {wrong}: each number is finite and at least 0")
+    return numbers
+
+
+def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    stranger = next((key for key in given if key not in known), None)
+    if stranger is not None:
+        option = "--" + stranger.replace("_", "-")
+        raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
+
+
+def _auto_chunks(chunks: int | None, scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
+    if chunks is not None:
+        return (chunks,)
+    return AUTO_CHUNKS if scales is None else (max(len(scales) // max(devices, 1), 1),)
+
+
+def _usual_chunks(family: ScheduleFamily, scales: tuple[float, ...] | None, devices: int) -> int:
+    """With a factor for each stage their number says how many chunks a device has."""
+    if scales is not None and family.chunks is None and devices > 0 and len(scales) % devices == 0:
+        return len(scales) // devices
+    return family.usual_chunks
+
+
+def _check_limit(scored: Scored) -> None:
+    if not exceeds(scored):
+        return
+    result, chunks = scored.result, scored.problem.chunks
+    device = max(range(scored.problem.devices), key=lambda d: result.peak_memory[d])
+    action = scored.schedule.device_actions[device][result.peak_position[device]]
+    peak, limit = result.peak_memory[device] / chunks, (scored.problem.memory_limit or 0.0) / chunks
+    raise InfeasibleError(
+        f"{scored.schedule.name} holds {peak:g} on device {device} at {action}, {peak - limit:g} over the limit of "
+        f"{limit:g}: raise --memory-limit to {peak:g}, or let auto find a schedule that holds less"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None
+
+
+def _answer(scored: Scored) -> dict[str, Any]:
+    result, problem = scored.result, scored.problem
+    return {
+        "schedule": scored.schedule.name,
+        "devices": problem.devices,
+        "microbatches": problem.microbatches,
+        "chunks": problem.chunks,
+        "makespan": result.makespan,
+        "stage_span": result.stage_span,
+        "bubble_ratio": result.bubble_ratio,
+        "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
+        "peak_memory": [peak / problem.chunks for peak in result.peak_memory],
+        "busy": list(result.busy),
+        "evaluations": scored.evaluations,
+        "placement": list(scored.schedule.placement),
+        "device_actions": [[str(action) for action in actions] for actions in scored.schedule.device_actions],
+    }
+
+
+def _show(scored: Scored, searched: bool) -> None:
+    answer, result = _answer(scored), scored.result
+    if searched:
+        note(
+            f"auto: the fastest within the limit of {scored.evaluations} named schedules and parameters; no other orders"
+        )
+    rows = [
+        (str(device), len(actions), busy, 1 - busy / result.makespan if result.makespan else 0.0, peak)
+        for device, (actions, busy, peak) in enumerate(
+            zip(scored.schedule.device_actions, result.busy, answer["peak_memory"], strict=True)
+        )
+    ]
+    console = Console(highlight=False)
+    console.print(scored.schedule.name, style="bold", soft_wrap=True)
+    print_table("", ("device", "actions", "busy", "idle share", "peak memory"), rows)
+    console.print(
+        f"makespan {result.makespan:.6g}   bubble {result.bubble_ratio:.2%}   "
+        f"stage span {result.stage_span:.6g}, bubble {result.stage_span_bubble_ratio:.2%}"
+    )
+    width = max(console.width - len(str(scored.problem.devices - 1)) - 1, 20)
+    for line in gantt(scored.schedule.device_actions, result.starts, result.ends, result.makespan, width):
+        console.print(line, no_wrap=True, crop=True)
