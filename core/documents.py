@@ -19,6 +19,16 @@ converter.register_unstructure_hook(Action, str)
 converter.register_structure_hook(Action, lambda text, _: parse_action(text))
 
 
+def _number(value: object, _: type) -> float:
+    """A number as it stands in the file: 0 stays 0, so that what is read is written again as the same bytes."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    return value
+
+
+converter.register_structure_hook(float, _number)
+
+
 def to_json(format_name: str, value: object) -> str:
     """Write an attrs object as a document: its format first, then its fields in their order."""
     return json.dumps({"format": format_name, **converter.unstructure(value)}, indent=1) + "\n"

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..costs import StageEdge, stage_edges
+from attrs import evolve
+
+from ..costs import StageCosts, StageEdge, stage_edges
 from ..errors import RequestError
 from ..graph import OpGraph
 from ..plan import Mesh, Plan, Stage, TiedWeight
@@ -52,6 +54,30 @@ def assemble(
         device_actions=schedule.device_actions,
         tied=_tied(graph, parameters, parameter_sizes),
     )
+
+
+def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[TiedWeight]) -> tuple[StageCosts, ...]:
+    """Costs with the state of every replica of a tied weight.
+
+    A graph counts a parameter at the first operator that reads it; each further stage holds a replica of it, with a
+    gradient, and with optimizer state in the graph's own proportion.
+    """
+    if not tied:
+        return costs
+    parameters = sum(node.parameter_bytes for node in graph.nodes)
+    state = sum(node.state_bytes for node in graph.nodes)
+    share = max(state / parameters - 2, 0.0) if parameters else 0.0
+    result = list(costs)
+    for weight in tied:
+        for stage in weight.stages[1:]:
+            cost = result[stage]
+            result[stage] = evolve(
+                cost,
+                parameter_bytes=cost.parameter_bytes + weight.bytes,
+                gradient_bytes=cost.gradient_bytes + weight.bytes,
+                optimizer_bytes=cost.optimizer_bytes + round(share * weight.bytes),
+            )
+    return tuple(result)
 
 
 def _parameters(graph: OpGraph, names: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ..costs import stage_costs, stage_edges
 from ..graph import OpGraph
 from ..partition import Cuts, PartitionProblem, RangeTables, nearest_cuts, stages_of
 from ..schedules.problem import Schedule
-from .assemble import assemble
+from .assemble import assemble, with_replicas
 from .options import Option, in_flight, schedule_problem
 from .score import Candidate, Judge, Rank
 from .shapes import Prefix, looped_cuts, moves, prefix_of, seeds
@@ -115,7 +115,8 @@ class Search:
         if key not in self.scored:
             stages = stages_of(self.graph, cuts)
             plan = assemble(self.graph, stages, point.schedule, parameter_sizes=self.parameter_sizes)
-            self.scored[key] = self.judge.score(plan, stage_costs(self.graph, stages)).rank
+            costs = with_replicas(self.graph, stage_costs(self.graph, stages), plan.tied)
+            self.scored[key] = self.judge.score(plan, costs).rank
         return evolve(point, cuts=cuts, rank=self.scored[key])
 
     def climb(self, point: Point, allowance: int) -> Point:

@@ -1,0 +1,314 @@
+"""``panpipe plan``: its answer re-evaluated from the contract's text alone, its errors, and its files."""
+
+import json
+import sys
+from collections import defaultdict
+
+import pytest
+from panpipe.cli import main
+from panpipe.cli.clusters import find_cluster, host_memory_bytes
+from panpipe.core.cluster import cluster_json, fully_connected
+from panpipe.core.plan import read_plan
+
+RATE, LATENCY = 50.0, 0.25
+
+
+def graph_document():
+    """Fourteen uneven operators with two skip edges, one of them read twice."""
+    times = [1.0, 2.0, 1.5, 3.0, 1.0, 1.25, 2.0, 4.0, 1.0, 1.0, 1.75, 2.0, 1.0, 6.0]
+    nodes = [
+        {
+            "name": f"n{i}",
+            "forward_s": time,
+            "backward_input_s": 1.5 * time,
+            "backward_weight_s": 0.5 * time,
+            "optimizer_s": 0.125 * (i % 4),
+            "parameter_bytes": 4 * i,
+            "state_bytes": 16 * i,
+            "saved_bytes": 10 + i,
+            "workspace_bytes": 30 - i,
+        }
+        for i, time in enumerate(times)
+    ]
+    edges = [{"src": f"n{i}", "dst": f"n{i + 1}", "bytes": 10 + i} for i in range(len(times) - 1)]
+    edges += [{"src": "n1", "dst": name, "bytes": 11} for name in ("n9", "n10")]
+    edges += [{"src": "n0", "dst": "n13", "bytes": 40}]
+    return {"format": "panpipe.opgraph/1", "nodes": nodes, "edges": edges}
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph_document()))
+    return path
+
+
+def cluster_file(tmp_path, devices=2, memory_bytes=10_000):
+    path = tmp_path / "cluster.json"
+    path.write_text(cluster_json(fully_connected(devices, memory_bytes, RATE, LATENCY)))
+    return path
+
+
+def run(capsys, *arguments):
+    status = main(["plan", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def answer(capsys, *arguments):
+    status, out, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    return json.loads(out)
+
+
+class Reevaluation:
+    """Step time and memory of an answer, from the graph file and the contract's text; shares no code with panpipe.
+
+    Repeats sweeps over all devices until nothing more can start: slow and plain.
+    """
+
+    def __init__(self, graph, plan):
+        self.nodes = {node["name"]: node for node in graph["nodes"]}
+        self.stages = {stage["index"]: stage for stage in plan["stages"]}
+        self.where = {name: s["index"] for s in plan["stages"] for name in s["nodes"]}
+        self.orders = [[self.split(text) for text in order] for order in plan["device_actions"]]
+        self.forward, self.back = self.messages(graph)
+        self.end = {}
+        self.device_end = self.run_devices()
+
+    @staticmethod
+    def split(text):
+        kind = next(c for c in text if c.isalpha())
+        stage, microbatch = text.split(kind)
+        return kind, int(stage), int(microbatch)
+
+    def messages(self, graph):
+        """Bytes from stage to stage: of each tensor once for each later stage that reads it."""
+        sizes = defaultdict(dict)
+        for edge in graph["edges"]:
+            pair = self.where[edge["src"]], self.where[edge["dst"]]
+            assert pair[0] <= pair[1]
+            if pair[0] < pair[1]:
+                sizes[pair][edge["src"]] = edge["bytes"]
+        forward, back = defaultdict(list), defaultdict(list)
+        for (source, target), tensors in sizes.items():
+            far = self.stages[source]["device"] != self.stages[target]["device"]
+            delay = LATENCY + sum(tensors.values()) / RATE if far else 0.0
+            forward[target].append((source, delay))
+            back[source].append((target, delay))
+        return forward, back
+
+    def cost(self, stage, key):
+        return sum(self.nodes[name][key] for name in self.stages[stage]["nodes"])
+
+    def time(self, kind, stage):
+        keys = {"F": ["forward_s"], "I": ["backward_input_s"], "W": ["backward_weight_s"]}
+        return sum(self.cost(stage, key) for key in keys.get(kind, ["backward_input_s", "backward_weight_s"]))
+
+    def reads(self, kind, stage, microbatch):
+        """What an action waits for: the ends of other actions, each with the delay of its message."""
+        if kind == "F":
+            return [(("F", source, microbatch), delay) for source, delay in self.forward[stage]]
+        if kind == "W":
+            return [(("back", stage, microbatch), 0.0)]
+        gradients = [(("back", source, microbatch), delay) for source, delay in self.back[stage]]
+        return [(("F", stage, microbatch), 0.0), *gradients]
+
+    def run_devices(self):
+        clocks, positions = [0.0] * len(self.orders), [0] * len(self.orders)
+        moved = True
+        while moved:
+            moved = False
+            for device, order in enumerate(self.orders):
+                while positions[device] < len(order):
+                    kind, stage, microbatch = order[positions[device]]
+                    reads = self.reads(kind, stage, microbatch)
+                    if any(read not in self.end for read, _ in reads):
+                        break
+                    start = max([clocks[device], *(self.end[read] + delay for read, delay in reads)])
+                    clocks[device] = start + self.time(kind, stage)
+                    if kind != "W":
+                        self.end["F" if kind == "F" else "back", stage, microbatch] = clocks[device]
+                    positions[device] += 1
+                    moved = True
+        assert positions == [len(order) for order in self.orders], "deadlock"
+        return clocks
+
+    def held_stages(self, device):
+        return [s["index"] for s in self.stages.values() if s["device"] == device]
+
+    @property
+    def step_s(self):
+        return max(
+            end + sum(self.cost(stage, "optimizer_s") for stage in self.held_stages(device))
+            for device, end in enumerate(self.device_end)
+        )
+
+    @property
+    def peaks(self):
+        result = []
+        for device, order in enumerate(self.orders):
+            held, peak = 0, 0
+            for kind, stage, _ in order:
+                held += self.cost(stage, "saved_bytes") if kind == "F" else 0
+                workspace = max(self.nodes[name]["workspace_bytes"] for name in self.stages[stage]["nodes"])
+                peak = max(peak, held + workspace)
+                held -= self.cost(stage, "saved_bytes") if kind in "BW" else 0
+            result.append(peak + sum(self.cost(stage, "state_bytes") for stage in self.held_stages(device)))
+        return result
+
+    @property
+    def compute_s(self):
+        return sum(self.time(kind, stage) for order in self.orders for kind, stage, _ in order)
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, 3), (2, 4), (3, 5)])
+def test_the_answer_re_evaluates_to_its_own_numbers(tmp_path, capsys, graph_file, devices, microbatches):
+    cluster = cluster_file(tmp_path, devices)
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", microbatches, "--budget", 300)
+    plan = answer(capsys, *flags)
+    again = Reevaluation(graph_document(), plan)
+    assert plan["predicted_step_s"] == pytest.approx(again.step_s, rel=1e-12)
+    assert plan["peak_memory_bytes"] == again.peaks
+    assert plan["efficiency"] == pytest.approx(again.compute_s / (devices * again.step_s), rel=1e-12)
+    assert plan["evaluations"] <= 300
+    assert [stage["index"] for stage in plan["stages"]] == list(range(len(plan["stages"])))
+    names = [node["name"] for node in graph_document()["nodes"]]
+    assert [name for stage in plan["stages"] for name in stage["nodes"]] == names
+    passes = {(k, s["index"], m) for s in plan["stages"] for m in range(microbatches) for k in "FB"}
+    done = [action for order in again.orders for action in order]
+    assert len(done) == len(passes)
+    assert {("F" if kind == "F" else "B", stage, m) for kind, stage, m in done} == passes
+
+
+def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
+    cluster = cluster_file(tmp_path, memory_bytes=1400)
+    plan = answer(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
+    assert max(Reevaluation(graph_document(), plan).peaks) <= 1400
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
+    plan = answer(capsys, *flags, "--memory-limit", 1300)
+    assert max(Reevaluation(graph_document(), plan).peaks) <= 1300
+
+
+def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_file):
+    cluster = cluster_file(tmp_path, memory_bytes=700)
+    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 50)
+    assert (status, out) == (3, "")
+    assert "may hold 700: " in err
+    assert "smallest change that fits" in err
+    assert err.count("\n") == 1
+
+
+def test_the_plan_is_written_with_its_prediction(tmp_path, capsys, graph_file):
+    out = tmp_path / "plan.json"
+    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 50)
+    plan = answer(capsys, *flags, "--out", out)
+    written = read_plan(out)
+    assert written.prediction.step_s == plan["predicted_step_s"]
+    assert [list(stage.nodes) for stage in written.stages] == [stage["nodes"] for stage in plan["stages"]]
+    first = out.read_bytes()
+    answer(capsys, *flags, "--out", out)
+    assert out.read_bytes() == first
+
+
+def test_people_see_stages_devices_and_numbers(tmp_path, capsys, graph_file):
+    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 50)
+    status, out, _ = run(capsys, *flags)
+    assert status == 0
+    plan = answer(capsys, *flags)
+    assert f"{len(plan['stages'])} stages on 2 devices, 4 microbatches, {plan['schedule']}" in out
+    assert f"efficiency {plan['efficiency']:.1%}" in out
+    assert "device1" in out
+
+
+BAD = {
+    "no such cluster": (["--cluster", "nowhere"], "there is no cluster 'nowhere': give the path of a cluster file"),
+    "no workers": (["--cluster", "cpu:0"], "'cpu:0' has 0 workers"),
+    "no graph": (["--graph", "none.json"], "cannot read 'none.json'"),
+    "no microbatches": (["--microbatches", "0"], "0 microbatches"),
+    "no budget": (["--budget", "0"], "0 evaluations"),
+    "more stages than operators": (["--cluster", "cpu:15"], "15 devices for 14 operators"),
+    "a limit of nothing": (["--memory-limit", "0"], "memory limit of 0"),
+    "graph and model": (["--model", "a:b"], "give one of --graph FILE and --model"),
+    "nowhere to write": (["--out", "no/such/plan.json"], "cannot write 'no/such/plan.json'"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD.values(), ids=BAD)
+def test_a_wrong_request_is_one_line_and_status_2(tmp_path, capsys, graph_file, changed, message):
+    flags = {"--graph": graph_file, "--cluster": cluster_file(tmp_path), "--microbatches": 4, "--budget": 20}
+    flags |= {changed[0]: changed[1]}
+    status, out, err = run(capsys, *(part for pair in flags.items() for part in pair))
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_broken_graph_file(tmp_path, capsys, graph_file):
+    graph_file.write_text(graph_file.read_text()[:-100])
+    status, _, err = run(capsys, "--graph", graph_file, "--cluster", "cpu:2", "--microbatches", 4)
+    assert status == 2
+    assert "not a whole JSON file" in err
+
+
+def test_cpu_clusters_share_this_host():
+    cluster = find_cluster("cpu:4")
+    assert [device.memory_bytes for device in cluster.devices] == [host_memory_bytes() // 4] * 4
+    assert find_cluster("local:4") == cluster
+
+
+# Models.
+
+MODULE = """
+import torch
+from torch import nn
+
+
+def step(model, batch):
+    return model(batch).pow(2).mean()
+
+
+def make():
+    layers = [nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3)]
+    return nn.Sequential(*layers), step, torch.randn(8, 8)
+
+
+def wrong():
+    return 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "made_for_test_plan.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield "made_for_test_plan"
+    sys.modules.pop("made_for_test_plan", None)
+
+
+def test_a_model_is_captured_timed_and_planned(tmp_path, capsys, module):
+    out = tmp_path / "plan.json"
+    flags = ("--cluster", "cpu:2", "--microbatches", 4, "--budget", 30)
+    plan = answer(capsys, "--model", f"{module}:make", *flags, "--out", out)
+    assert plan["predicted_step_s"] > 0
+    written = read_plan(out)
+    parameters = [name for stage in written.stages for name in stage.parameters]
+    assert sorted(parameters) == sorted(
+        f"{i}.{j}.{kind}" for i in range(3) for j in (0, 2) for kind in ("weight", "bias")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("{module}", "write module:factory"),
+        ("{module}:nothing", "has no function 'nothing'"),
+        ("no_such_module_anywhere:make", "cannot import 'no_such_module_anywhere'"),
+        ("{module}:wrong", "returned a int: it returns (model, step, example_batch)"),
+    ],
+)
+def test_a_wrong_model_is_status_2(capsys, module, name, message):
+    flags = ("--cluster", "cpu:2", "--microbatches", 4)
+    status, out, err = run(capsys, "--model", name.format(module=module), *flags)
+    assert (status, out) == (2, "")
+    assert message in err

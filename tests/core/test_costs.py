@@ -1,0 +1,67 @@
+"""Stage costs and stage edges, from small graphs by hand."""
+
+import pytest
+from panpipe.core.costs import StageCosts, StageEdge, stage_costs, stage_edges
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+
+
+def graph_of(*edges):
+    return OpGraph(tuple(OpNode(name) for name in "abcd"), edges)
+
+
+EACH = [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_a_stage_costs_the_sum_of_its_nodes_and_the_largest_workspace():
+    nodes = (
+        OpNode("a", 1.0, 2.0, 3.0, 4.0, parameter_bytes=10, state_bytes=40, saved_bytes=5, workspace_bytes=7),
+        OpNode("b", 0.5, 0.5, 0.5, 0.5, parameter_bytes=1, state_bytes=4, saved_bytes=6, workspace_bytes=3),
+    )
+    (cost,) = stage_costs(OpGraph(nodes), [["a", "b"]])
+    assert cost == StageCosts(
+        1.5, 2.5, 3.5, None, 4.5, parameter_bytes=11, gradient_bytes=11, optimizer_bytes=22, saved_bytes=11,
+        workspace_bytes=7,
+    )  # fmt: skip
+    assert cost.state_bytes == 44
+    assert cost.full_backward_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "state", "split"),
+    [(10, 10, (10, 0, 0)), (10, 15, (10, 5, 0)), (10, 4, (4, 0, 0)), (0, 6, (0, 0, 6))],
+)
+def test_state_is_never_more_than_the_graph_says(parameters, state, split):
+    (cost,) = stage_costs(OpGraph((OpNode("a", parameter_bytes=parameters, state_bytes=state),)), [["a"]])
+    assert (cost.parameter_bytes, cost.gradient_bytes, cost.optimizer_bytes) == split
+    assert cost.state_bytes == state
+
+
+def test_a_backward_of_its_own_time_counts():
+    assert StageCosts(1, 2, 3, backward_s=4).full_backward_s == 4
+
+
+def test_a_tensor_goes_once_to_each_stage_that_reads_it():
+    graph = graph_of(OpEdge("a", "c", 8), OpEdge("a", "d", 8))
+    assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 8, 8),)
+    assert stage_edges(graph, EACH) == (StageEdge(0, 2, 8, 8), StageEdge(0, 3, 8, 8))
+
+
+def test_two_tensors_between_two_stages_travel_as_one_message():
+    graph = graph_of(OpEdge("a", "c", 8), OpEdge("b", "c", 4), OpEdge("a", "c", 2, tensor=1))
+    assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 14, 14),)
+
+
+def test_nothing_comes_back_for_what_is_not_differentiable():
+    graph = graph_of(OpEdge("a", "b", 8, gradient=False), OpEdge("a", "b", 4, tensor=1))
+    assert stage_edges(graph, EACH) == (StageEdge(0, 1, 12, 4),)
+    graph = graph_of(OpEdge("a", "b", 8, gradient=False))
+    assert stage_edges(graph, EACH) == (StageEdge(0, 1, 8, 0),)
+
+
+def test_one_differentiable_reader_is_enough():
+    graph = graph_of(OpEdge("a", "c", 8, gradient=False), OpEdge("a", "d", 8))
+    assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 8, 8),)
+
+
+def test_edges_inside_a_stage_are_none():
+    assert stage_edges(graph_of(OpEdge("a", "b", 8)), [["a", "b"], ["c", "d"]]) == ()

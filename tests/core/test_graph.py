@@ -1,0 +1,96 @@
+"""Operator graphs: documents, and everything that a file can have wrong."""
+
+import json
+
+import pytest
+from panpipe.core.errors import RequestError
+from panpipe.core.graph import OpEdge, OpGraph, OpNode, graph_json, read_graph, stage_of_nodes
+
+GRAPH = OpGraph(
+    (OpNode("a", 1.0, 2.0, 3.0, parameter_bytes=4, state_bytes=16, parameters=("w",)), OpNode("b", saved_bytes=5)),
+    (OpEdge("a", "b", 7, gradient=False, tensor=1),),
+    name="two",
+)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    return path
+
+
+def changed(tmp_path, change):
+    data = json.loads(graph_json(GRAPH))
+    change(data)
+    return written(tmp_path, json.dumps(data))
+
+
+def test_round_trip_gives_the_same_graph_and_bytes(tmp_path):
+    path = written(tmp_path, graph_json(GRAPH))
+    assert read_graph(path) == GRAPH
+    assert graph_json(read_graph(path)) == path.read_text()
+
+
+def test_a_file_may_leave_costs_out(tmp_path):
+    text = '{"format": "panpipe.opgraph/1", "nodes": [{"name": "a"}], "edges": []}'
+    assert read_graph(written(tmp_path, text)) == OpGraph((OpNode("a"),))
+
+
+BAD = {
+    "format": (lambda d: d.update(format="panpipe.opgraph/2"), "format 'panpipe.opgraph/2'.*version 1"),
+    "other": (lambda d: d.update(format="panpipe.plan/1"), "not a panpipe.opgraph file"),
+    "no format": (lambda d: d.pop("format"), "must state"),
+    "unknown field": (lambda d: d.update(colour="red"), "colour"),
+    "unknown node field": (lambda d: d["nodes"][0].update(speed=1), "speed"),
+    "missing name": (lambda d: d["nodes"][0].pop("name"), "name"),
+    "no nodes": (lambda d: d.update(nodes=[], edges=[]), "at least one"),
+    "twice": (lambda d: d["nodes"][1].update(name="a"), "'a' stands twice"),
+    "negative time": (lambda d: d["nodes"][0].update(forward_s=-1), "forward_s of 'a' is -1.*at least 0"),
+    "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "forward_s of 'a' is inf"),
+    "negative size": (lambda d: d["nodes"][1].update(saved_bytes=-5), "saved_bytes of 'b' is -5"),
+    "unknown end": (lambda d: d["edges"][0].update(dst="z"), "names 'z', which is no node"),
+    "backwards": (lambda d: d["edges"][0].update(src="b", dst="a"), "b → a runs against the order"),
+    "negative edge": (lambda d: d["edges"][0].update(bytes=-1), "a → b has -1 bytes"),
+    "not a number": (lambda d: d["nodes"][0].update(forward_s="fast"), "forward_s"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        read_graph(changed(tmp_path, change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(graph_json(GRAPH)[:-40], "not a whole JSON file"), ("[]", "holds a list"), ("", "not a whole JSON file")],
+    ids=["truncated", "list", "empty"],
+)
+def test_what_is_no_document_is_refused(tmp_path, text, message):
+    with pytest.raises(RequestError, match=message):
+        read_graph(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RequestError, match=r"cannot read .*none\.json.*give the path"):
+        read_graph(tmp_path / "none.json")
+
+
+def test_the_hash_ignores_times_and_sees_everything_else():
+    same = OpGraph((OpNode("a", 9.0, parameter_bytes=4, parameters=("w",)), OpNode("b")), GRAPH.edges)
+    other = OpGraph(GRAPH.nodes, (OpEdge("a", "b", 8, gradient=False, tensor=1),))
+    assert same.hash == GRAPH.hash != other.hash
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([["a"], ["c"]], "stage 1 names operator 'c'"),
+        ([["a", "b"], ["b"]], "'b' is in stages 0 and 1"),
+        ([["a"], []], "'b' is in no stage"),
+    ],
+)
+def test_stages_that_do_not_cover_the_graph(stages, message):
+    with pytest.raises(RequestError, match=message):
+        stage_of_nodes(GRAPH, stages)

@@ -1,0 +1,267 @@
+"""The planner: what it hands back is right, within its limits, deterministic, and better than what it started from."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.actions import Kind
+from panpipe.core.cluster import fully_connected
+from panpipe.core.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.plan import TiedWeight, plan_json
+from panpipe.core.planner import (
+    Score,
+    assemble,
+    choose_schedule,
+    longest_path,
+    partition_stages,
+    plan,
+)
+from panpipe.core.planner.options import in_flight
+from panpipe.core.planner.shapes import evened, looped_cuts, moves, prefix_of, seeds
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families, find_family
+
+ALL = tuple(families().values())
+PLAIN = (find_family("1f1b"),)
+
+
+def chain(times, **costs):
+    nodes = tuple(OpNode(f"n{i}", time, time, time, optimizer_s=0.5, **costs) for i, time in enumerate(times))
+    return OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(len(times) - 1)), name="chain")
+
+
+GRAPH = chain([1, 2, 1, 3, 1, 1, 2, 4, 1, 1, 1, 2, 1, 6], state_bytes=4, saved_bytes=2, workspace_bytes=1)
+CLUSTER = fully_connected(2, 1000, 80.0, 0.01)
+
+
+def planned(**changes):
+    arguments = {"families": ALL, "oracle": longest_path, "budget": 200} | changes
+    return plan(arguments.pop("graph", GRAPH), arguments.pop("cluster", CLUSTER), 4, **arguments)
+
+
+def test_every_operator_once_in_order_and_every_action_once():
+    chosen = planned()
+    assert tuple(name for stage in chosen.stages for name in stage.nodes) == tuple(n.name for n in GRAPH.nodes)
+    wanted = {(s.index, m) for s in chosen.stages for m in range(4)}
+    for kinds in ({Kind.F}, {Kind.B, Kind.I}):
+        done = [(a.stage, a.microbatch) for row in chosen.device_actions for a in row if a.kind in kinds]
+        assert len(done) == len(wanted)
+        assert set(done) == wanted
+
+
+def test_the_prediction_is_the_oracle_s_word_on_the_plan():
+    chosen = planned()
+    prediction = chosen.prediction
+    stages = [stage.nodes for stage in chosen.stages]
+    assert prediction.costs == stage_costs(GRAPH, stages)
+    assert chosen.edges == stage_edges(GRAPH, stages)
+    score = longest_path(chosen, prediction.costs, CLUSTER)
+    assert (score.step_s, score.peak_memory_bytes) == (prediction.step_s, prediction.peak_memory_bytes)
+
+
+def test_the_same_request_gives_the_same_bytes():
+    assert plan_json(planned()) == plan_json(planned())
+
+
+def test_the_search_beats_its_first_partition_with_1f1b():
+    stages = partition_stages(GRAPH, CLUSTER, 4)
+    first = choose_schedule(GRAPH, stages, stage_costs(GRAPH, stages), CLUSTER, 4, families=PLAIN, oracle=longest_path)
+    assert planned().prediction.step_s < 0.95 * first.prediction.step_s
+
+
+@pytest.mark.parametrize("budget", [1, 7, 40])
+def test_the_budget_is_kept_and_counted(budget):
+    asked, told = [], []
+
+    def oracle(draft, costs, cluster):
+        assert draft.prediction is None
+        asked.append(draft)
+        return longest_path(draft, costs, cluster)
+
+    chosen = planned(oracle=oracle, budget=budget, progress=lambda *state: told.append(state))
+    assert len(asked) == budget == chosen.prediction.evaluations
+    assert [state[:2] for state in told] == [(n + 1, budget) for n in range(budget)]
+    assert told[-1][2] == chosen.prediction.step_s
+
+
+def test_a_longer_search_is_better():
+    short, long = (planned(budget=budget).prediction.step_s for budget in (10, 1000))
+    assert long < short
+
+
+def test_the_oracle_alone_decides():
+    fewest = planned(oracle=lambda draft, *_: Score(float(len(draft.stages)), (0.0,) * 2, (0.0,) * 2, 0.0))
+    most = planned(oracle=lambda draft, *_: Score(-float(len(draft.stages)), (0.0,) * 2, (0.0,) * 2, 0.0))
+    assert len(fewest.stages) == 2
+    assert len(most.stages) == 14
+
+
+def test_the_memory_limit_is_hard():
+    free = planned()
+    tight = max(free.prediction.peak_memory_bytes) - 8
+    limited = planned(memory_limit=tight)
+    assert max(limited.prediction.peak_memory_bytes) <= tight
+
+
+def test_infeasible_names_the_device_and_a_limit_that_fits():
+    with pytest.raises(InfeasibleError, match=r"device \d \('device\d'\) needs \d+ bytes and may hold 20: ") as caught:
+        planned(memory_limit=20)
+    enough = float(str(caught.value).split()[-3])
+    assert max(planned(memory_limit=enough).prediction.peak_memory_bytes) <= enough
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graph": chain([1])}, "2 devices for 1 operators.*use at most 1 devices"),
+        ({"min_chunks": 9}, "2 devices with 9 stages each for 14 operators"),
+        ({"budget": 0}, "0 evaluations"),
+        ({"families": ()}, "none of the schedules"),
+        ({"memory_limit": 0}, "memory limit of 0"),
+    ],
+)
+def test_a_wrong_request(changes, message):
+    with pytest.raises(RequestError, match=message):
+        planned(**changes)
+
+
+def test_no_microbatches():
+    with pytest.raises(RequestError, match="0 microbatches"):
+        plan(GRAPH, CLUSTER, 0, families=ALL, oracle=longest_path)
+
+
+def test_chunks_can_be_bounded():
+    assert len(planned(min_chunks=3, max_chunks=3).stages) == 6
+
+
+def test_one_device_runs_everything():
+    cluster = fully_connected(1, 1000, 1.0, 0.0)
+    chosen = planned(cluster=cluster)
+    compute = 4 * 3 * sum(node.forward_s for node in GRAPH.nodes)
+    assert chosen.prediction.step_s == pytest.approx(compute + 0.5 * len(GRAPH.nodes))
+
+
+# Tied weights.
+
+TIED = OpGraph(
+    (
+        OpNode("embed", 1.0, 1.0, 1.0, parameter_bytes=10, state_bytes=40, parameters=("w",)),
+        OpNode("mid", 1.0, 1.0, 1.0, parameter_bytes=6, state_bytes=24, parameters=("u", "v")),
+        OpNode("head", 1.0, 1.0, 1.0, parameters=("w", "v")),
+    ),
+    (OpEdge("embed", "mid", 8), OpEdge("mid", "head", 8)),
+)
+
+
+def tied_plan(stages, **sizes):
+    schedule = find_family("1f1b").build(ScheduleProblem(len(stages), 2))
+    return assemble(TIED, stages, schedule, **sizes)
+
+
+def test_a_parameter_in_two_stages_is_tied():
+    draft = tied_plan([["embed"], ["mid"], ["head"]], parameter_sizes={"w": 10, "u": 2, "v": 4})
+    assert draft.tied == (TiedWeight("w", (0, 2), 10), TiedWeight("v", (1, 2), 4))
+    assert [stage.parameters for stage in draft.stages] == [("w",), ("u", "v"), ("w", "v")]
+
+
+def test_a_parameter_in_one_stage_is_not_tied():
+    assert tied_plan([["embed"], ["mid", "head"]]).tied == (TiedWeight("w", (0, 1), 10),)
+
+
+def test_a_size_that_nothing_tells_is_asked_for():
+    with pytest.raises(RequestError, match=r"size of parameter 'v'.*parameter_sizes"):
+        tied_plan([["embed"], ["mid"], ["head"]])
+
+
+def test_each_replica_of_a_tied_weight_takes_memory():
+    cluster = fully_connected(2, 1000, 80.0, 0.01)
+    sizes = {"w": 10, "u": 2, "v": 4}
+    chosen = planned(graph=TIED, cluster=cluster, parameter_sizes=sizes)
+    replicas = sum(weight.bytes for weight in chosen.tied)
+    assert replicas >= 10
+    assert sum(cost.state_bytes for cost in chosen.prediction.costs) == 64 + 4 * replicas
+
+
+# Composable parts.
+
+
+def test_partition_stages_are_even_and_cover_the_graph():
+    stages = partition_stages(chain([1] * 8), CLUSTER, 4, chunks=2)
+    assert [len(stage) for stage in stages] == [2, 2, 2, 2]
+
+
+def test_choose_schedule_uses_the_measured_costs():
+    stages = partition_stages(GRAPH, CLUSTER, 4, chunks=2)
+    costs = tuple(StageCosts(1.0, 1.0, 1.0, backward_s=1.5, saved_bytes=3) for _ in stages)
+    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path)
+    assert chosen.prediction.costs == costs
+    assert [stage.nodes for stage in chosen.stages] == list(stages)
+    assert chosen.prediction.step_s == longest_path(chosen, costs, CLUSTER).step_s
+
+
+def test_choose_schedule_keeps_to_memory():
+    stages = partition_stages(GRAPH, CLUSTER, 4)
+    costs = tuple(StageCosts(1.0, 1.0, 1.0, saved_bytes=10) for _ in stages)
+    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=20)
+    assert chosen.prediction.peak_memory_bytes == (20, 10)
+    with pytest.raises(InfeasibleError, match="may hold 9"):
+        choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=9)
+
+
+def test_choose_schedule_refuses_stages_that_do_not_fit_the_devices():
+    with pytest.raises(RequestError, match="3 stages with 3 costs for 2 devices"):
+        choose_schedule(GRAPH, [["n0"]] * 3, [StageCosts(1, 1, 1)] * 3, CLUSTER, 4, families=ALL, oracle=longest_path)
+
+
+def test_assemble_refuses_a_schedule_for_other_stages():
+    schedule = find_family("1f1b").build(ScheduleProblem(2, 2))
+    with pytest.raises(RequestError, match="places 2 stages and the partition has 3"):
+        assemble(TIED, [["embed"], ["mid"], ["head"]], schedule)
+
+
+def test_in_flight_of_1f1b():
+    schedule = find_family("1f1b").build(ScheduleProblem(4, 8))
+    assert in_flight(schedule) == (4, 3, 2, 1)
+
+
+# Shapes.
+
+
+@given(st.lists(st.integers(0, 9), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 2))
+@settings(max_examples=50)
+def test_shapes_and_moves_leave_no_stage_empty(times, devices, chunks):
+    prefix = prefix_of(chain(times))
+    shapes = [looped_cuts(prefix, devices, [1.0] * chunks), *seeds(prefix, devices, chunks)]
+    for cuts in shapes:
+        after = [move.of(prefix, cuts, devices, step) for move in moves(devices, chunks) for step in (1, 4)]
+        for result in [cuts, *(moved for moved in after if moved is not None)]:
+            assert len(result) == devices * chunks + 1
+            assert (result[0], result[-1]) == (0, len(times))
+            assert all(a < b for a, b in pairwise(result))
+
+
+def test_evened_stages_of_equal_operators():
+    assert evened(prefix_of(chain([1] * 12)), 0, 12, 4) == [0, 3, 6, 9, 12]
+
+
+def test_longest_path_by_hand():
+    # 1F1B, two devices, two microbatches, F 1, B 2, a hop of 1 each way (0.5 s and 8 bytes at 16 bytes/s), optimizers
+    # of 0.5 and 3. Device 0: F0 0–1, F1 1–2, waits for B0's gradient. Device 1: F0 2–3, B0 3–5, F1 5–6, B1 6–8.
+    # Device 0: B0 6–8, B1 9–11, optimizer to 11.5. Device 1: optimizer from 8 to 11.
+    graph = OpGraph(
+        (
+            OpNode("a", 1, 1, 1, 0.5, state_bytes=100, saved_bytes=10, workspace_bytes=3),
+            OpNode("b", 1, 1, 1, 3, state_bytes=200, saved_bytes=20, workspace_bytes=4),
+        ),
+        (OpEdge("a", "b", 8),),
+    )
+    stages = [["a"], ["b"]]
+    draft = assemble(graph, stages, find_family("1f1b").build(ScheduleProblem(2, 2)))
+    score = longest_path(draft, stage_costs(graph, stages), fully_connected(2, 1000, 16.0, 0.5))
+    assert score.step_s == 11.5
+    assert score.peak_memory_bytes == (123, 224)
+    assert score.peak_saved_bytes == (20, 20)
+    assert score.bubble_ratio == 1 - 6 / 11.5
