@@ -3,21 +3,59 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_NAMES = {
-    "pipeline": "runtimes.pipeline",
-    "Plan": "core.plan",
-}
-"""The public face: each name and the module that defines it. Loaded on first use, so that commands which do not
-need torch start without it, and so that pytest may import this file under another name."""
-
-__all__ = sorted(_NAMES)  # noqa: PLE0605 - a list of str
-
 if TYPE_CHECKING:
+    from .api import pipeline as pipeline
+    from .core.compare import compare as compare
+    from .core.errors import InfeasibleError as InfeasibleError
+    from .core.errors import PanpipeError as PanpipeError
+    from .core.errors import RequestError as RequestError
+    from .core.errors import WorkerError as WorkerError
+    from .core.perfetto import read_trace as read_trace
+    from .core.perfetto import write_trace as write_trace
     from .core.plan import Plan as Plan
-    from .runtimes.pipeline import pipeline as pipeline
+    from .core.plan import plan_json as plan_json
+    from .core.plan import read_plan as read_plan
+    from .core.report import Check as Check
+    from .core.report import ReportFacts as ReportFacts
+    from .core.report import write_report as write_report
+    from .core.trace import Trace as Trace
+    from .core.validate import validate as validate
+    from .runtimes.pipeline import Pipeline as Pipeline
+    from .runtimes.reference import reference_step as reference_step
+    from .simulators.run import simulate as simulate
+
+_HOME = {
+    "Check": "core.report",
+    "InfeasibleError": "core.errors",
+    "PanpipeError": "core.errors",
+    "Pipeline": "runtimes.pipeline",
+    "Plan": "core.plan",
+    "ReportFacts": "core.report",
+    "RequestError": "core.errors",
+    "Trace": "core.trace",
+    "WorkerError": "core.errors",
+    "compare": "core.compare",
+    "pipeline": "api",
+    "plan_json": "core.plan",
+    "read_plan": "core.plan",
+    "read_trace": "core.perfetto",
+    "reference_step": "runtimes.reference",
+    "simulate": "simulators.run",
+    "validate": "core.validate",
+    "write_report": "core.report",
+    "write_trace": "core.perfetto",
+}
+"""The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
+not need torch start without it, and so that pytest may import this file under another name."""
+
+__all__ = list(_HOME)  # noqa: PLE0605 - strings, all of them
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(__all__)}")
-    return getattr(import_module(f".{_NAMES[name]}", __name__), name)
+    if name not in _HOME:
+        raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(_HOME)}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,5 +1,6 @@
 """The gloo backend: processes, tensors on the CPU, one message after another over the process group's sockets."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,8 +11,16 @@ from ..core.errors import WorkerError
 from .contract import Backend, Handle
 
 
-class _Works:
-    """Handles of a message's tensors. gloo can only be waited for: nothing tells that it is done but `wait`."""
+LATE_BELOW_BYTES = 1 << 16
+"""Receives of messages below this size are posted when they are waited for.
+
+Posting early hands a small message from thread to thread: 155 µs an action against 78 µs with 32 bytes, two ranks and 30 µs
+of compute on two cores. At 512 KiB it is the other way round, 123 µs against 247 µs (torch 2.13, gloo over loopback).
+"""
+
+
+class _Sent:
+    """A message on its way. gloo's handles can only be waited for: nothing else tells that they are done."""
 
     __slots__ = ("_peer", "_works")
 
@@ -25,7 +34,37 @@ class _Works:
                 work.wait()
         except RuntimeError as error:
             raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error
-        self._works.clear()
+
+
+class _Receive:
+    """A receive that is posted at once or when it is waited for, and never before those in front of it."""
+
+    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_works")
+
+    def __init__(self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int) -> None:
+        self._group = group
+        self._queue = queue
+        self._buffers = buffers
+        self._peer = peer
+        self._works: list[Any] = []
+        queue.append(self)
+
+    def post(self) -> None:
+        """Post this receive and all in front of it."""
+        while True:
+            first = self._queue.popleft()
+            first._works = [first._group.recv([buffer], first._peer, 0) for buffer in first._buffers]
+            if first is self:
+                return
+
+    def wait(self) -> None:
+        try:
+            if self in self._queue:
+                self.post()
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error
 
 
 class GlooBackend(Backend):
@@ -41,18 +80,22 @@ class GlooBackend(Backend):
         self._group = group if group is not None else dist.group.WORLD
         self.device = self._group.rank()
         self.devices = self._group.size()
+        self._waiting: list[deque[_Receive]] = [deque() for _ in range(self.devices)]
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
         try:
-            return _Works([self._group.send([tensor], peer, 0) for tensor in tensors], peer)
+            return _Sent([self._group.send([tensor], peer, 0) for tensor in tensors], peer)
         except RuntimeError as error:
             raise WorkerError(f"rank {peer} stopped answering: {error}") from error
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        try:
-            return _Works([self._group.recv([buffer], peer, 0) for buffer in buffers], peer)
-        except RuntimeError as error:
-            raise WorkerError(f"rank {peer} stopped answering: {error}") from error
+        receive = _Receive(self._group, self._waiting[peer], buffers, peer)
+        if sum(buffer.nbytes for buffer in buffers) >= LATE_BELOW_BYTES:
+            try:
+                receive.post()
+            except RuntimeError as error:
+                raise WorkerError(f"rank {peer} stopped answering: {error}") from error
+        return receive
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         try:

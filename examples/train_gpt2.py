@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -69,3 +70,140 @@ def step(model: GPT2LMHeadModel, batch: dict[str, torch.Tensor]) -> torch.Tensor
 def factory() -> tuple[GPT2LMHeadModel, object, dict[str, torch.Tensor]]:
     """For ``panpipe plan --model``: model, step and an example batch."""
     return make_model(), step, batches(standard_library_text(), 1)[0]
+
+
+def quiet(message: str) -> None:
+    """For ranks that leave talking to rank 0."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for plan, traces and report")
+    parser.add_argument("--plan", default="auto", help="a plan file instead of planning")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*a tensor with a gradient was read.*")
+    console = Console(stderr=True, highlight=False)
+    rank = int(os.environ.get("RANK", "0"))
+    say = console.print if rank == 0 else quiet
+
+    data = batches(standard_library_text(), arguments.steps + 2)
+    model = make_model()
+    untouched = copy.deepcopy(model)
+    optimizer = functools.partial(torch.optim.AdamW, lr=1e-3)
+    say(f"[bold]panpipe[/] trains {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters over two workers")
+    begun = time.perf_counter()
+    pipe = panpipe.pipeline(
+        model, step, data[0], optimizer=optimizer, microbatches=MICROBATCHES, plan=arguments.plan,
+        report=lambda text: say(f"  [dim]{time.perf_counter() - begun:5.1f} s  {text}[/]"),
+    )  # fmt: skip
+    predicted = panpipe.simulate(pipe.plan)
+    say(f"  [dim]{time.perf_counter() - begun:5.1f} s  plan: {pipe.plan.schedule}, {len(pipe.plan.stages)} stages, "
+        f"predicted step {predicted.step_s * 1e3:.0f} ms[/]")  # fmt: skip
+
+    losses, reference, checks = check_against_one_process(pipe, untouched, optimizer, data[:2])
+    times, trace = train(pipe, data[2:], losses, rank == 0, console)
+    single_s = one_process_time(untouched, optimizer, data[0]) if rank == 0 else 0.0
+    if rank == 0:
+        finish(arguments.out, console, pipe, predicted, trace, losses, reference, times, single_s, checks)
+    pipe.close()
+
+
+def largest(value: float) -> float:
+    """The largest of a number over all ranks."""
+    tensor = torch.tensor(value)
+    if dist.is_initialized():
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.item()
+
+
+def check_against_one_process(pipe, untouched, optimizer, data):
+    """Two steps as a pipeline and two of the untouched eager model, same random numbers: losses, gradients, parameters."""
+    reference_optimizer = optimizer(untouched.named_parameters())
+    losses, reference, gradient_error = [], [], 0.0
+    mine = dict(pipe.model.named_parameters())
+    for index, batch in enumerate(data):
+        losses.append(pipe.step(batch).item())
+        reference.append(
+            panpipe.reference_step(untouched, step, batch, microbatches=MICROBATCHES, index=index).item()
+        )
+        for name, parameter in untouched.named_parameters():
+            if not mine[name].is_meta:
+                error = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm()
+                gradient_error = max(gradient_error, error.item())
+        reference_optimizer.step()
+    worst = largest(gradient_error)
+    loss_error = max(abs(a - b) / b for a, b in zip(losses, reference, strict=True))
+    checks = [
+        panpipe.Check("loss of two steps, against one process", f"{loss_error:.1e} relative", loss_error < 1e-5),
+        panpipe.Check("gradients, worst tensor in norm", f"{worst:.1e} relative", worst < 1e-5),
+    ]
+    return losses, reference, checks
+
+
+def train(pipe, data, losses, leads, console):
+    """Train over the batches; step times, and the trace of the step in the middle."""
+    times, trace = [], None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not leads) as progress:
+        task = progress.add_task("training", total=len(data))
+        for index, batch in enumerate(data):
+            start = time.perf_counter()
+            if index == len(data) // 2:
+                loss, trace = pipe.trace_step(batch)
+            else:
+                loss = pipe.step(batch)
+                times.append(time.perf_counter() - start)
+            losses.append(loss.item())
+            progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}")
+    return times, trace
+
+
+def one_process_time(model, optimizer, batch, repeats=2):
+    """Seconds of one training step of the eager model in this process, microbatch after microbatch."""
+    trained = optimizer(model.named_parameters())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        trained.zero_grad()
+        for part in range(MICROBATCHES):
+            rows = {name: tensor.chunk(MICROBATCHES)[part] for name, tensor in batch.items()}
+            (step(model, rows) / MICROBATCHES).backward()
+        trained.step()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def finish(out, console, pipe, predicted, measured, losses, reference, times, single_s, checks):
+    """Print the summary and write plan, traces and report."""
+    out.mkdir(parents=True, exist_ok=True)
+    median = statistics.median(times)
+    error = (predicted.step_s - median) / median
+    comparison = panpipe.compare(predicted.trace, measured)
+    checks = [*checks, panpipe.Check("predicted step time", f"{error:+.1%} of measured", abs(error) < 0.10)]
+    for peak in comparison.memory:
+        if peak.kind == "saved":
+            off = peak.peak.error or 0.0
+            checks.append(panpipe.Check(f"predicted peak of saved tensors, worker {peak.device}",
+                                        f"{off:+.1%} of measured", abs(off) < 0.05))  # fmt: skip
+    facts = panpipe.ReportFacts(
+        title="A byte-level GPT-2 over two workers", losses=losses, reference_losses=reference, step_times_s=times,
+        one_process_step_s=single_s, checks=checks,
+    )  # fmt: skip
+    (out / "plan.json").write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
+    panpipe.write_trace(predicted.trace, out / "predicted.json")
+    panpipe.write_trace(measured, out / "measured.json")
+    panpipe.write_report(out / "report.html", plan=pipe.plan, predicted=predicted.trace, measured=measured, facts=facts)
+    console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
+    console.print(f"step {median * 1e3:.0f} ms measured, {predicted.step_s * 1e3:.0f} ms predicted ({error:+.1%}); "
+                  f"one process {single_s * 1e3:.0f} ms, speed-up {single_s / median:.2f}×")  # fmt: skip
+    console.print(f"bubble {predicted.bubble_ratio:.1%} predicted")
+    for check in checks:
+        mark = "[green]✓[/]" if check.verdict else "[red]✗[/]"
+        console.print(f"{mark} {check.name}: {check.value}")
+    console.print(f"plan, traces (open in ui.perfetto.dev) and report: {out}/")
+
+
+if __name__ == "__main__":
+    main()

@@ -112,10 +112,9 @@ def _cuts(
     graph: OpGraph, cluster: Cluster, microbatches: int, families: Sequence[ScheduleFamily], oracle: Oracle,
     chunks: int, sizes: Mapping[str, int],
 ) -> tuple[tuple[str, ...], ...] | None:  # fmt: skip
-    own = [family for family in families if chunks > 1 or not family.name.startswith("interleaved")]
     try:
         found = search_plan(
-            graph, cluster, microbatches, families=own, oracle=oracle, budget=CUT_EVALUATIONS,
+            graph, cluster, microbatches, families=families, oracle=oracle, budget=CUT_EVALUATIONS,
             min_chunks=chunks, max_chunks=chunks, parameter_sizes=sizes,
         )  # fmt: skip
     except RequestError:

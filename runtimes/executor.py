@@ -14,6 +14,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ from attrs import define, field
 from torch import Tensor
 
 from ..backends.contract import Backend, Handle
-from ..core.actions import COMPUTE_KINDS, Action, Kind
+from ..core.actions import COMPUTE_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
-from ..core.trace import COMPUTE_QUEUE, MemorySample, TraceEvent, receive_queue, send_queue
+from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
 from .microbatches import Microbatch
 from .stage_run import StageRun
 from .tied import TiedReduction
@@ -54,7 +55,9 @@ class StepRecord:
     Args:
         results: (name, microbatch) → the part of the step's result computed here.
         start_ns, end_ns: on the monotonic clock.
-        events: filled when the step is traced.
+        events: (action, queue, start, end, bytes) in order, when the step is traced; a communication starts when it is
+            posted.
+        arrivals: receive → when its reader had waited for it, when the step is traced.
         memory: samples of the saved tensors alive, from their finalizers, when the step is traced.
         peak_saved: the most of them.
     """
@@ -63,6 +66,7 @@ class StepRecord:
     start_ns: int = 0
     end_ns: int = 0
     events: list[tuple[Action, str, int, int, int]] = field(factory=list)
+    arrivals: dict[Action, int] = field(factory=dict)
     memory: list[tuple[int, int]] = field(factory=list)
     peak_saved: int = 0
 
@@ -197,6 +201,8 @@ class Executor:
         buffers, handle, action = self._inbox.pop((stage, microbatch, source))
         if handle is not None:
             handle.wait()
+            if self._meter is not None and action is not None:
+                self._record.arrivals[action] = time.perf_counter_ns()
             for finished in self._releases.get(action, ()):
                 self._sending.pop(finished)[0].wait()
         return buffers
@@ -252,9 +258,15 @@ class Executor:
 
     def _note(self, action: Action, start: int, end: int) -> None:
         queue, size = COMPUTE_QUEUE, 0
-        if action.peer is not None:
+        if action.peer is not None and action.microbatch is not None:
             peer = self._placement[action.peer]
-            queue = send_queue(peer) if action.kind in (Kind.SEND_F, Kind.SEND_B) else receive_queue(peer)
+            run = self._runs[action.microbatch][action.stage]
+            if action.kind in SEND_KINDS:
+                queue, tensors = send_queue(peer), self._sending[action][1]
+                size = sum(tensor.nbytes for tensor in tensors)
+            else:
+                queue, message = receive_queue(peer), run.message(action.kind, action.peer)
+                size = sum(prod(shape) * dtype.itemsize for shape, dtype in message)
         self._record.events.append((action, queue, start, end, size))
 
 
@@ -283,13 +295,3 @@ def _finished_sends(
                 found[action.counterpart] = tuple(read)
                 read.clear()
     return found
-
-
-def trace_events(record: StepRecord, device: int, origin_ns: int) -> tuple[list[TraceEvent], list[MemorySample]]:
-    """A device's record as trace events and memory samples, in seconds from ``origin_ns``."""
-    events = [
-        TraceEvent(device, queue, action, (start - origin_ns) / 1e9, (end - origin_ns) / 1e9, size)
-        for action, queue, start, end, size in record.events
-    ]
-    memory = [MemorySample(device, (at - origin_ns) / 1e9, "saved", alive) for at, alive in record.memory]
-    return events, memory

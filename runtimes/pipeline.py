@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..core.actions import Action
 from ..core.capture.operators import Operators, operators_of
+from ..core.capture.programs import StagePrograms
 from ..core.capture.randomness import random_key
 from ..core.capture.step import StepFunction, capture_step
 from ..core.errors import RequestError
@@ -17,13 +18,14 @@ from ..core.lowering import lower
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import Compiled, compile_stages
-from .executor import Executor, StepInputs, StepRecord, trace_events
+from .executor import Executor, StepInputs, StepRecord
 from .microbatches import Microbatch, split_batch
 from .ownership import own_parameters
 from .stage_run import StageRun
 from .state import OptimizerFactory, StageState
 from .team import Team
 from .tied import TiedReduction
+from .tracing import measured_trace
 
 _MAX_SHAPES = 8
 """Shapes of microbatches compiled for one pipeline: each costs a capture and keeps its programs."""
@@ -111,16 +113,17 @@ class Pipeline:
         """
         loss, records = self._run(batch, trace=True)
         gathered = self._team.everywhere(lambda device: records[device])
-        origin = min(record.start_ns for record in gathered)
-        events, memory = [], []
-        for device, record in enumerate(gathered):
-            some, samples = trace_events(record, device, origin)
-            events += some
-            memory += samples
-        events.sort(key=lambda e: (e.start_s, e.device))
-        memory.sort(key=lambda s: s.time_s)
-        step_s = (max(record.end_ns for record in gathered) - origin) / 1e9
-        return loss, Trace("measured", self.plan.hash, self.plan.devices, tuple(events), tuple(memory), step_s)
+        return loss, measured_trace(self.plan, gathered)
+
+    @property
+    def programs(self) -> dict[int, StagePrograms]:
+        """Programs of the stages in this process, for the example's largest microbatch."""
+        return next(iter(self._compiled.values())).programs
+
+    @property
+    def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
+        """Parameters of the stages in this process, by stage and qualified name."""
+        return {index: state.parameters for index, state in self._states.items()}
 
     def close(self) -> None:
         """Let go of connections."""

@@ -5,8 +5,8 @@ Not every node of the captured graph becomes an operator of its own:
 1. *Local* nodes depend on nothing but the batch, constants, and buffers that nobody writes: positions, masks, rotary
    tables. Every worker has the batch, so a stage that needs one computes it itself; nothing of it crosses a cut.
 2. Views and unpacked results belong to the operator whose storage they show.
-3. Whatever writes a tensor in place belongs together with everything that reads the tensor, and with all that stands
-   between, because a cut in the middle would show some readers an old value.
+3. Whatever writes a computed tensor in place belongs together with what computed it, and whatever writes a buffer with
+   all that reads the buffer, and with all that stands between: a cut there would show some readers an old value.
 """
 
 import operator
@@ -18,6 +18,7 @@ from typing import Any
 from attrs import define, field
 from torch import Tensor, fx
 
+from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .randomness import KeyedRandom, random_key
 from .step import CapturedStep, is_view, written_arguments
@@ -92,6 +93,11 @@ def operators_of(step: CapturedStep, state_bytes: Callable[[int], int] | None = 
     """
     counter = DrawCounter(step)
     counter.run(*_fake_inputs(step))
+    if not counter.values[step.outputs.loss].requires_grad:
+        raise RequestError(
+            "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
+            "check requires_grad, and that the step does not detach"
+        )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     live = _live(step)
     local = _local_nodes(step, calls, counter)
@@ -152,7 +158,9 @@ def _root(node: fx.Node) -> fx.Node:
         if not isinstance(source, fx.Node):
             break
         node = source
-    if written := written_arguments(node):
+    schema = getattr(node.target, "_schema", None)
+    returned = schema.returns[0].alias_info if schema is not None and schema.returns else None
+    if returned is not None and returned.is_write and (written := written_arguments(node)):
         return _root(written[0])
     return node
 
@@ -166,12 +174,11 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
         shows = node.target is operator.getitem or is_view(node)
         if i and shows and isinstance(source, fx.Node) and source in position and _no_larger(node, counter):
             joined[i] = _between_shows(calls, position[source], i)
-        written = [_root(argument) for argument in written_arguments(node)]
-        for root in written:
-            sharing = [
-                j for j, other in enumerate(calls) if any(_root(s) is root for s in (*other.all_input_nodes, other))
-            ]
-            for j in range(min(sharing) + 1, max(sharing) + 1):
+        for argument in written_arguments(node):
+            root = _root(argument)
+            # What is computed may be read anywhere behind its last write; a buffer lives with all its readers.
+            ends = [i, position[root]] if root in position else [j for j, n in enumerate(calls) if _touches(n, root)]
+            for j in range(min(ends) + 1, max(ends) + 1):
                 joined[j] = True
     groups: list[list[fx.Node]] = []
     for node, with_previous in zip(calls, joined, strict=True):
@@ -180,6 +187,10 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
         else:
             groups.append([node])
     return groups
+
+
+def _touches(node: fx.Node, root: fx.Node) -> bool:
+    return any(_root(source) is root for source in node.all_input_nodes)
 
 
 def _no_larger(node: fx.Node, counter: DrawCounter) -> bool:

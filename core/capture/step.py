@@ -5,6 +5,7 @@ that the user wrote, and forward and backward programs are derived from a stage'
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,6 +143,10 @@ def _fake_state(
     return canonical, fakes
 
 
+_ROOT = Path(__file__).resolve().parents[2]
+_OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py"))
+
+
 def _user_line(error: BaseException, step: StepFunction) -> str:
     """The deepest line of the user's own code (not of torch or panpipe) in an error's traceback."""
     found = ""
@@ -150,12 +155,7 @@ def _user_line(error: BaseException, step: StepFunction) -> str:
         trace = current.__traceback__
         while trace is not None:
             name = trace.tb_frame.f_code.co_filename
-            if (
-                "/torch/" not in name
-                and "/panpipe/" not in name
-                and __file__.rsplit("/", 3)[0] not in name
-                and name[0] != "<"
-            ):
+            if "/torch/" not in name and not name.startswith((*_OWN_CODE, "<")):
                 found = f"{name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
             trace = trace.tb_next
         current = current.__cause__ or current.__context__
@@ -215,8 +215,6 @@ def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any]) -> StepOutput
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
-    if node.op == "placeholder":
-        raise RequestError(f"the step returns its input '{node.name}' as the loss: {rule}")
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics))
 
 

@@ -1,0 +1,107 @@
+"""The front door: what ``panpipe.pipeline`` does, with the simulator as the planner's oracle."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .core.capture.step import StepFunction
+from .core.cluster import Cluster, read_cluster
+from .core.errors import RequestError
+from .core.plan import Mesh, Plan
+from .core.planner import longest_path
+from .core.schedules.registry import families, find_family
+from .runtimes.build import build_pipeline
+from .runtimes.pipeline import Pipeline
+from .runtimes.state import OptimizerFactory
+from .simulators.oracle import simulated
+
+
+def pipeline(
+    model: nn.Module,
+    step: StepFunction,
+    example_batch: Any,
+    *,
+    optimizer: OptimizerFactory | None = None,
+    microbatches: int = 8,
+    plan: Plan | str | Path = "auto",
+    schedule: str = "auto",
+    mesh: Mesh | str | int | None = None,
+    backend: str | None = None,
+    cluster: Cluster | str | Path | None = None,
+    max_chunks: int = 2,
+    seed: int = 0,
+    report: Callable[[str], None] | None = None,
+) -> Pipeline:
+    """Make a model ready to train as a pipeline.
+
+    Under ``torchrun`` every rank calls this with the same arguments; otherwise devices are threads of this process.
+
+    Args:
+        model: any module; it is not changed, but that parameters which other processes own go to the meta device.
+        step: ``step(model, batch) -> loss``; or ``(loss, weight)``, for means over something else than samples;
+            either may be followed by a dict of metrics.
+        example_batch: a whole batch of one replica: any nesting of tensors whose dimension 0 is the batch.
+        optimizer: called with (name, parameter) pairs for each stage, such as ``torch.optim.AdamW``; None leaves the
+            gradients in the parameters.
+        microbatches: how many a batch is cut into.
+        plan: ``"auto"``, a Plan, or the path of one.
+        schedule: name of the schedule of an automatic plan, or ``"auto"``.
+        mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; the ranks there are by default, or two threads.
+        backend: ``"gloo"`` or ``"memcpy"``; by default what fits the way the process was started.
+        cluster: the machine, as a Cluster or a file; measured by default.
+        max_chunks: the most stages that a device may hold in an automatic plan.
+        seed: of all random numbers.
+        report: told what planning is doing.
+
+    Returns:
+        The pipeline; its ``step(batch)`` trains.
+
+    Raises:
+        RequestError: something asked for is wrong; the message names value, rule and fix.
+        InfeasibleError: no plan fits in memory.
+
+    Example:
+        >>> pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
+        >>> loss = pipe.step(batch)  # doctest: +SKIP
+    """
+    chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
+    if microbatches < 1:
+        raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
+    return build_pipeline(
+        model,
+        step,
+        example_batch,
+        optimizer=optimizer,
+        microbatches=microbatches,
+        plan=plan,
+        devices=_devices(mesh),
+        backend=backend,
+        cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
+        families=chosen,
+        oracle=simulated,
+        cut_oracle=longest_path,
+        max_chunks=max_chunks,
+        seed=seed,
+        report=report,
+    )
+
+
+def _devices(mesh: Mesh | str | int | None) -> int | None:
+    """Devices along the pipeline."""
+    if mesh is None or isinstance(mesh, int):
+        devices, data = mesh, 1
+    elif isinstance(mesh, Mesh):
+        devices, data = mesh.pipeline, mesh.data
+    else:
+        try:
+            parts = dict(part.split("=") for part in mesh.split(","))
+            devices, data = int(parts.pop("pp")), int(parts.pop("dp", 1))
+            if parts:
+                raise ValueError
+        except (KeyError, ValueError):
+            raise RequestError(f"mesh '{mesh}' is not a mesh: write the devices along the pipeline, as in pp=4") from None
+    if data != 1 or (devices is not None and devices < 1):
+        raise RequestError(f"mesh {mesh!r}: this version trains one replica over at least one device; write pp=4")
+    return devices

@@ -1,0 +1,183 @@
+"""What the executor costs for each compute action: stages of next to nothing, 64 microbatches, 1F1B on two gloo ranks.
+
+In one run, alternating: panpipe; a hand-written 1F1B loop over the raw process group with the same F and B programs;
+``torch.distributed.pipelining``. Times are medians over steps, the slower rank's, divided by the compute actions of a rank.
+
+    python benchmarks/action_overhead.py [--steps 60] [--rounds 3] [--record FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from recording import machine, record
+from torch import nn
+
+MICROBATCHES = 64
+ACTIONS = 2 * MICROBATCHES
+
+
+def step_function(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).pow(2).mean()
+
+
+def timed(steps: int, run: Any) -> list[float]:
+    times = []
+    for _ in range(steps):
+        dist.barrier()
+        start = time.perf_counter()
+        run()
+        dist.barrier()
+        times.append(time.perf_counter() - start)
+    return times[5:]
+
+
+def panpipe_step(batch: torch.Tensor) -> Any:
+    """A pipeline whose first stage is one Linear, and whose second is the other with the loss."""
+    import panpipe
+    from panpipe.core.capture.operators import operators_of
+    from panpipe.core.capture.step import capture_step
+    from panpipe.core.planner import assemble
+    from panpipe.core.schedules.problem import ScheduleProblem
+    from panpipe.core.schedules.registry import find_family
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    graph = operators_of(capture_step(model, step_function, batch[:1])).graph
+    names = [node.name for node in graph.nodes]
+    schedule = find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES))
+    plan = assemble(graph, [names[:1], names[1:]], schedule)
+    return panpipe.pipeline(model, step_function, batch, optimizer=None, plan=plan)
+
+
+def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
+    """1F1B over the process group, with the very programs of the pipeline's stage."""
+    [stage] = pipe.programs.values()
+    parameters = [p for p in pipe.stage_parameters[rank].values()]
+    group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
+    seed = torch.tensor(1 / MICROBATCHES)
+    shape = (1, 8)
+
+    def accumulate(gradients: list[torch.Tensor]) -> None:
+        if parameters[0].grad is None:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        else:
+            torch._foreach_add_([p.grad for p in parameters], gradients)
+
+    def first() -> None:
+        saved, sends = deque(), deque()
+        for parameter in parameters:
+            parameter.grad = None
+
+        def forward(m: int) -> None:
+            out, *kept = stage.forward([*parameters, rows[m]])
+            saved.append((kept, rows[m]))
+            sends.append((group.send([out], 1, 0), out))
+
+        def backward() -> None:
+            gradient = torch.empty(shape)
+            group.recv([gradient], 1, 0).wait()
+            sends.popleft()[0].wait()
+            kept, row = saved.popleft()
+            accumulate(run_backward(stage.backward, kept, [*parameters, row], {0: gradient}))
+
+        forward(0)
+        for m in range(1, MICROBATCHES):
+            forward(m)
+            backward()
+        backward()
+
+    def second() -> None:
+        sends = deque()
+        for parameter in parameters:
+            parameter.grad = None
+        for _ in range(MICROBATCHES):
+            arrived = torch.empty(shape)
+            group.recv([arrived], 0, 0).wait()
+            if len(sends) > 1:
+                sends.popleft()[0].wait()
+            out, *kept = stage.forward([arrived, *parameters])
+            values = run_backward(stage.backward, kept, [arrived, *parameters], {0: seed})
+            sends.append((group.send([values[0]], 0, 0), values[0]))
+            accumulate(values[1:])
+        for work, _ in sends:
+            work.wait()
+
+    return first if rank == 0 else second
+
+
+def run_backward(program: Any, saved: list[Any], inputs: list[Any], tangents: dict[int, Any]) -> list[Any]:
+    given = [saved[i] for i in program.saved] + [inputs[i] for i in program.inputs]
+    return program.run(given + [tangents[i] for i in program.tangents])
+
+
+def peer(batch: torch.Tensor, rank: int) -> Any:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda out, target: out.pow(2).mean())
+
+    def run() -> None:
+        stage.submod.zero_grad(set_to_none=True)
+        if rank == 0:
+            schedule.step(batch, return_outputs=False)
+        else:
+            schedule.step(target=batch, losses=[], return_outputs=False)
+
+    return run
+
+
+def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
+    )
+    dist.init_process_group("gloo")
+    batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
+    pipe = panpipe_step(batch)
+    loop, rival = hand_written(pipe, batch, rank), peer(batch, rank)
+    times: dict[str, list[float]] = {"panpipe": [], "hand-written loop": [], "torch 1F1B": []}
+    for _ in range(rounds):
+        times["panpipe"] += timed(steps, lambda: pipe.step(batch))
+        with torch.no_grad():
+            times["hand-written loop"] += timed(steps, loop)
+        times["torch 1F1B"] += timed(steps, rival)
+    if rank == 0:
+        out.put({name: statistics.median(series) / ACTIONS * 1e6 for name, series in times.items()})
+    dist.barrier()
+    pipe.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=29655)
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    processes = mp.spawn(worker, (arguments.steps, arguments.rounds, arguments.port, queue), nprocs=2, join=False)
+    while not processes.join(timeout=1):
+        pass
+    result = queue.get()
+    above = result["panpipe"] - result["hand-written loop"]
+    print(json.dumps({**{k: round(v, 1) for k, v in result.items()}, "above the loop": round(above, 1)}))
+    if arguments.record:
+        rows = [(name, f"{value:.1f}") for name, value in [*result.items(), ("panpipe above the loop", above)]]
+        record(arguments.record, "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)",
+               machine(), ("runner", "µs per compute action"), rows)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

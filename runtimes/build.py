@@ -1,0 +1,114 @@
+"""From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..core.capture.operators import Operators, operators_of
+from ..core.capture.step import StepFunction, capture_step
+from ..core.cluster import Cluster
+from ..core.errors import RequestError
+from ..core.plan import Plan, read_plan
+from ..core.planner import Oracle
+from ..core.schedules.problem import ScheduleFamily
+from ..core.validate import validate
+from .automatic import Report, automatic_plan
+from .microbatches import split_batch
+from .pipeline import Pipeline
+from .state import OptimizerFactory
+from .team import RankTeam, Team, ThreadTeam
+
+BACKENDS = ("gloo", "memcpy")
+
+
+def build_pipeline(
+    model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
+    microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
+    families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int,
+    report: Report | None,
+) -> Pipeline:  # fmt: skip
+    """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
+
+    Args:
+        devices: along the pipeline; None for the ranks there are, or two threads.
+        families: the schedules an automatic plan chooses among.
+        oracle, cut_oracle: score plans (see :func:`automatic_plan`).
+
+    Raises:
+        RequestError: something asked for is wrong.
+        InfeasibleError: no plan fits in memory.
+    """
+    given = None if plan == "auto" else plan if isinstance(plan, Plan) else read_plan(plan)
+    if given is not None:
+        microbatches = given.microbatches
+    pieces, spec = split_batch(example_batch, microbatches)
+    if optimizer is not None and not callable(optimizer):
+        raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
+    largest = pieces[0]
+    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec)))
+    team = make_team(devices if given is None else given.mesh.pipeline, backend)
+    try:
+        if given is None:
+            given = automatic_plan(
+                operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
+                families=families, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer, max_chunks=max_chunks,
+                cluster=cluster, report=report,
+            )  # fmt: skip
+        _check_plan(given, operators, team)
+        return Pipeline(model, step, team, given, operators, largest.shape, optimizer, seed)
+    except BaseException:
+        team.close()
+        raise
+
+
+def make_team(devices: int | None, backend: str | None) -> Team:
+    """The team for this process: ranks under ``torchrun``, threads otherwise.
+
+    Raises:
+        RequestError: the backend is unknown or not for this way of starting, or the world has another size.
+    """
+    ranks = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if backend is not None and backend not in BACKENDS:
+        raise RequestError(f"there is no backend '{backend}': known are {', '.join(BACKENDS)}")
+    if backend == "gloo" and not ranks:
+        raise RequestError("backend 'gloo' runs ranks: start the script with torchrun, or use backend='memcpy'")
+    if backend == "memcpy" and ranks and os.environ["WORLD_SIZE"] != "1":
+        raise RequestError(
+            f"backend 'memcpy' runs threads of one process and this is one of {os.environ['WORLD_SIZE']} ranks: "
+            "start the script without torchrun, or use backend='gloo'"
+        )
+    if not ranks or backend == "memcpy":
+        return ThreadTeam(devices or 2)
+    world = int(os.environ["WORLD_SIZE"])
+    if devices is not None and devices != world:
+        raise RequestError(
+            f"the plan is for {devices} devices and the job has {world} ranks: they must be equal; "
+            f"start it with torchrun --nproc-per-node {devices}, or plan again"
+        )
+    return RankTeam()
+
+
+def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
+    """Refuse a plan that is not for this model, not sound, or not the same everywhere."""
+    if plan.graph_hash != operators.graph.hash:
+        raise RequestError(
+            f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) and the captured step is "
+            f"'{operators.step.model_name}' (graph {operators.graph.hash[:12]}): model, step and shapes must be those "
+            "that the plan was made for; plan again"
+        )
+    if plan.mesh.data != 1:
+        raise RequestError(
+            f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; plan with data=1"
+        )
+    validate(plan)
+    hashes = team.everywhere(lambda _: plan.hash)
+    other = next((rank for rank, found in enumerate(hashes) if found != hashes[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same plan; "
+            "give all of them the same file"
+        )

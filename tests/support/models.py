@@ -1,0 +1,122 @@
+"""Small models with real parts, and the steps that train them; imported by tests and by the ranks that they start."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """A transformer block with dropout in attention and behind both halves."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(rows, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        rate = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(rows, length, width)), self.dropout, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout, self.training)
+
+
+class TinyGPT(nn.Module):
+    """Embedding, blocks, and an output layer whose weight is the embedding's."""
+
+    def __init__(self, layers: int = 2, width: int = 16, vocabulary: int = 32, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(16, width)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class ConvNet(nn.Module):
+    """Convolutions with BatchNorm, in-place activations, and a skip connection over the whole trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.trunk = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = start = self.stem(images)
+        for conv, norm in zip(self.trunk, self.norms, strict=True):
+            x = F.relu(norm(conv(x)), inplace=True)
+        return self.head((x + start).mean((2, 3)))
+
+
+def gpt_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+def conv_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def weighted_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+    """A mean over the tokens that count, which differ by microbatch; with metrics."""
+    logits = model(batch["x"]).flatten(0, 1)
+    target = batch["y"].flatten()
+    counted = target > 8
+    loss = F.cross_entropy(logits, target.where(counted, torch.full_like(target, -100)))
+    return loss, counted.sum(), {"confidence": logits.softmax(-1).amax(-1).mean()}
+
+
+@frozen
+class Case:
+    """A model with its step and data.
+
+    Args:
+        model: makes it in a dtype.
+        step: its training step.
+        batch: makes a batch of so many rows in a dtype.
+    """
+
+    model: Callable[[torch.dtype], nn.Module]
+    step: Callable[[nn.Module, Any], Any]
+    batch: Callable[[int, torch.dtype], Any]
+
+
+def _seeded(make: Callable[[], nn.Module]) -> Callable[[torch.dtype], nn.Module]:
+    def build(dtype: torch.dtype) -> nn.Module:
+        torch.manual_seed(0)
+        return make().to(dtype).train()
+
+    return build
+
+
+def _tokens(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randint(0, 32, (rows, 12), generator=generator) for name in ("x", "y")}
+
+
+def _images(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(rows, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return {"x": images.to(dtype), "y": torch.randint(0, 3, (rows,), generator=generator)}
+
+
+CASES = {
+    "tied gpt with dropout": Case(_seeded(TinyGPT), gpt_step, _tokens),
+    "batchnorm with a skip": Case(_seeded(ConvNet), conv_step, _images),
+    "token-weighted": Case(_seeded(TinyGPT), weighted_step, _tokens),
+}
