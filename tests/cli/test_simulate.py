@@ -1,0 +1,91 @@
+"""``panpipe simulate``: what it prints for people, for programs, what it writes, and bad input."""
+
+import json
+
+import attrs
+import pytest
+from panpipe.cli import main
+from panpipe.core.cluster import fully_connected
+from panpipe.core.perfetto import read_trace
+from panpipe.core.plan import plan_json
+from panpipe.simulators.run import simulate
+
+from ..support.plans import scheduled
+
+PLAN = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 10**9, 100.0, 0.5))
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(PLAN))
+    return str(path)
+
+
+def test_for_people(plan_file, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(["simulate", plan_file]) == 0
+    out = capsys.readouterr().out
+    result = simulate(PLAN)
+    assert f"step {result.step_s:.3g} s, bubble {result.bubble_ratio:.1%}" in out
+    assert all(word in out for word in ("warm-up", "communication", "workspace", "device0 → device1", "1.00 GB"))
+
+
+def test_for_programs(plan_file, capsys):
+    assert main(["simulate", plan_file, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    result = simulate(PLAN)
+    assert answer["step_s"] == result.step_s
+    assert answer["peak_memory_bytes"] == list(result.peak_memory_bytes)
+    assert answer["bubbles_s"] == list(result.bubbles)
+    assert answer["peak_actions"] == [str(action) for action in result.peak_actions]
+    assert [link["bytes"] for link in answer["links"]] == [40.0, 40.0]
+
+
+def test_eager_changes_the_run(tmp_path, capsys):
+    plan = scheduled("gpipe", 2, 4, cluster=fully_connected(2, 10**9, 1.0, 0.5))
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(plan))
+    assert main(["simulate", str(path), "--eager", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == simulate(plan, eager=True).step_s
+
+
+def test_trace_and_report_are_written(plan_file, tmp_path, capsys):
+    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
+    assert main(["simulate", plan_file, "--trace", str(trace), "--report", str(report), "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert read_trace(trace) == simulate(PLAN).trace
+    assert "</html>" in report.read_text()
+
+
+def test_a_folder_that_does_not_exist(plan_file, tmp_path, capsys):
+    assert main(["simulate", plan_file, "--trace", str(tmp_path / "none" / "trace.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 100.0, 0.5))))
+    assert main(["simulate", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "does not fit: device 0 holds 207 bytes at 0F1 and has 150" in captured.err
+    assert json.loads(captured.out)["peak_saved_bytes"][0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a whole JSON file"),
+        (plan_json(attrs.evolve(PLAN, prediction=None)), "holds no costs"),
+        (plan_json(PLAN).replace('"panpipe.plan/1"', '"panpipe.plan/2"'), "this panpipe reads version 1"),
+        (plan_json(PLAN).replace('"0F3"', '"0F2"'), "0F2 stands twice"),
+    ],
+)
+def test_bad_plans(text, message, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    assert main(["simulate", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1

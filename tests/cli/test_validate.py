@@ -1,0 +1,81 @@
+"""``panpipe validate``: plans and schedule files, exit statuses 0, 2 and 3."""
+
+import json
+
+import pytest
+from panpipe.cli import main
+from panpipe.core.cluster import fully_connected
+from panpipe.core.lowering import lower
+from panpipe.core.plan import plan_json
+from panpipe.core.schedule_csv import lowered_csv, schedule_csv
+
+from ..support.plans import orders, plan_of, scheduled
+
+PLAN = scheduled("1f1b", 2, 4)
+TOO_LARGE = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 1.0, 0.0))
+DEADLOCK = plan_of(orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), (0, 1))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text, newline="")
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_a_plan_for_people(write, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write("plan.json", plan_json(PLAN))
+    assert main(["validate", path]) == 0
+    out = capsys.readouterr().out.replace("\n", "")
+    assert "is valid: 2 stages on 2 devices, 4 microbatches, 16 compute actions" in out
+    assert all(word in out for word in ("peak saved", "200 B", "1.00 GB"))
+
+
+def test_a_plan_for_programs(write, capsys):
+    assert main(["validate", write("plan.json", plan_json(PLAN)), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["valid"], answer["devices"], answer["actions"], answer["warnings"]) == (True, 2, 16, [])
+    assert answer["peak_saved_bytes"] == [200, 100]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [schedule_csv(PLAN.device_actions, PLAN.placement), lowered_csv(lower(PLAN))],
+    ids=["compute-only", "lowered"],
+)
+def test_a_schedule_file(text, write, capsys):
+    assert main(["validate", write("schedule.csv", text), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stages"], answer["microbatches"], answer["actions"]) == (2, 4, 16)
+    assert answer["peak_memory_bytes"] == []
+
+
+def test_a_warning_goes_to_standard_error(write, capsys):
+    path = write("schedule.csv", "0F0,0F1,0B1,0B0\n")
+    assert main(["validate", path, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "warning: 0B0 stands behind 0B1" in captured.err
+    assert len(json.loads(captured.out)["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "status", "message"),
+    [
+        (("plan.json", plan_json(DEADLOCK)), 2, "the plan deadlocks: "),
+        (("plan.json", plan_json(PLAN)[:100]), 2, "is not a whole JSON file"),
+        (("schedule.csv", "0F0,0B0\n1F0,0F1\n"), 2, "a stage has one device"),
+        (("schedule.csv", "0F0,0B0,0F1\n"), 2, "stage 0 has no backward for microbatch 1"),
+        (("schedule.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), 2, "the plan deadlocks: "),
+        (("schedule.csv", "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n"), 2, "0SEND_F0>1 has no counterpart"),
+        (("plan.json", plan_json(TOO_LARGE)), 3, "device 0 holds 207 bytes at 0F1 and has 150: 57 too many"),
+    ],
+)
+def test_what_is_refused(file, status, message, write, capsys):
+    assert main(["validate", write(*file)]) == status
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
