@@ -46,11 +46,9 @@ def schedule(
         float | None,
         typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
     ] = None,
-    group: Annotated[
+    rounds: Annotated[
         int | None,
-        typer.Option(
-            help="interleaved-1f1b: microbatches through a stage before its device's next.", show_default=False
-        ),
+        typer.Option(help="interleaved-1f1b: groups of microbatches.", show_default=False),
     ] = None,
     microbatches_per_loop: Annotated[
         int | None, typer.Option(help="looped: microbatches through one loop before the next.", show_default=False)
@@ -73,7 +71,7 @@ def schedule(
     times = _times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else _numbers("--stage-scale", stage_scale, float)
     parameters: dict[str, Any] = {
-        "group": group,
+        "rounds": rounds,
         "microbatches_per_loop": microbatches_per_loop,
         "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
     }
@@ -224,9 +222,7 @@ def _answer(scored: Scored) -> dict[str, Any]:
 def _show(scored: Scored, searched: bool) -> None:
     answer, result = _answer(scored), scored.result
     if searched:
-        note(
-            f"auto: the fastest within the limit of {scored.evaluations} named schedules and parameters; no other orders"
-        )
+        note(f"auto: the fastest of {scored.evaluations} named schedules and parameters that fits; no other orders")
     rows = [
         (str(device), len(actions), busy, 1 - busy / result.makespan if result.makespan else 0.0, peak)
         for device, (actions, busy, peak) in enumerate(

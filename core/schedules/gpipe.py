@@ -16,7 +16,7 @@ def gpipe(problem: ScheduleProblem) -> Schedule:
     device_actions = []
     for device in range(problem.devices):
         stages = range(device, problem.stages, problem.devices)
-        device_actions.append((*grouped(stages, Kind.F, m, m), *grouped(stages[::-1], Kind.B, m, m)))
+        device_actions.append((*grouped(stages, Kind.F, [m]), *grouped(stages[::-1], Kind.B, [m])))
     name = "gpipe" if problem.chunks == 1 else f"gpipe(chunks={problem.chunks})"
     return Schedule(name, looped_placement(problem.devices, problem.chunks), m, tuple(device_actions))
 

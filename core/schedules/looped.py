@@ -43,6 +43,8 @@ def looped(
     group = problem.devices if microbatches_per_loop is None else microbatches_per_loop
     if group < 1:
         raise RequestError(f"{group} microbatches per loop: a loop takes at least 1")
+    if microbatches_per_loop is not None:
+        group = min(group, problem.microbatches)
     ahead = default_run_ahead(problem, group) if run_ahead is None else tuple(run_ahead)
     if len(ahead) != problem.devices:
         raise RequestError(
@@ -50,7 +52,7 @@ def looped(
         )
     if min(ahead) < 1:
         raise RequestError(f"run-ahead {_listed(ahead)} has {min(ahead)}: at least one forward precedes a backward")
-    device_actions = looped_order(problem, group, ahead)
+    device_actions = looped_order(problem, [group] * -(-problem.microbatches // group), ahead)
     if not _safe(problem, group, ahead):
         _refuse_deadlock(problem, ahead, device_actions)
     name = f"looped(loops={problem.chunks},microbatches_per_loop={group},run_ahead={_listed(ahead)})"
@@ -58,13 +60,15 @@ def looped(
     return Schedule(name, placement, problem.microbatches, device_actions)
 
 
-def looped_order(problem: ScheduleProblem, group: int, ahead: Sequence[int]) -> tuple[tuple[Action, ...], ...]:
-    """The compute order of every device for ``group`` microbatches per loop and ``ahead`` forwards run ahead."""
+def looped_order(
+    problem: ScheduleProblem, sizes: Sequence[int], ahead: Sequence[int]
+) -> tuple[tuple[Action, ...], ...]:
+    """The compute order of every device for groups of those sizes and ``ahead`` forwards run ahead."""
     device_actions = []
     for device in range(problem.devices):
         stages = range(device, problem.stages, problem.devices)
-        forwards = grouped(stages, Kind.F, problem.microbatches, group)
-        backwards = grouped(stages[::-1], Kind.B, problem.microbatches, group)
+        forwards = grouped(stages, Kind.F, sizes)
+        backwards = grouped(stages[::-1], Kind.B, sizes)
         device_actions.append(merge(forwards, backwards, ahead[device], problem.microbatches))
     return tuple(device_actions)
 

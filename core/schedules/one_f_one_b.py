@@ -28,7 +28,7 @@ def one_f_one_b(problem: ScheduleProblem) -> Schedule:
         )
     m = problem.microbatches
     device_actions = tuple(
-        merge(grouped([device], Kind.F, m, m), grouped([device], Kind.B, m, m), problem.devices - device, m)
+        merge(grouped([device], Kind.F, [m]), grouped([device], Kind.B, [m]), problem.devices - device, m)
         for device in range(problem.devices)
     )
     return Schedule("1f1b", looped_placement(problem.devices, 1), m, device_actions)

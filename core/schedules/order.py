@@ -6,8 +6,8 @@ s0, then through s1, and so on; backward it runs through the last stage first. W
     forwards   s0F0 s0F1 s1F0 s1F1 | s0F2 s0F3 s1F2 s1F3 | …
     backwards  s1B0 s1B1 s0B0 s0B1 | s1B2 s1B3 s0B2 s0B3 | …
 
-Microbatches are padded to whole groups first, because with every group full the two orders can be merged without a
-deadlock by counting alone; ``merge`` leaves the microbatches that do not exist out again, which removes actions from
+Groups may reach past the last microbatch, because with every group large enough the two orders can be merged without
+a deadlock by counting alone; ``merge`` leaves the microbatches that do not exist out again, which removes actions from
 an order without a cycle and so cannot make one.
 """
 
@@ -16,23 +16,20 @@ from collections.abc import Sequence
 from ..actions import Action, Kind
 
 
-def grouped(stages: Sequence[int], kind: Kind, microbatches: int, group: int) -> list[Action]:
-    """Actions of one kind, group by group, each group through ``stages`` in the given order.
-
-    The last group is padded: microbatches run up to the next multiple of ``group``.
-    """
-    return [
-        Action(stage, kind, microbatch)
-        for first in range(0, microbatches, group)
-        for stage in stages
-        for microbatch in range(first, first + group)
-    ]
+def grouped(stages: Sequence[int], kind: Kind, sizes: Sequence[int]) -> list[Action]:
+    """Actions of one kind, group by group (of those sizes), each group through ``stages`` in the given order."""
+    order: list[Action] = []
+    first = 0
+    for size in sizes:
+        order += [Action(stage, kind, microbatch) for stage in stages for microbatch in range(first, first + size)]
+        first += size
+    return order
 
 
 def merge(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int, microbatches: int) -> tuple[Action, ...]:
     """``ahead`` forwards, then one backward and one forward in turn, then the backwards that are left.
 
-    Microbatches from ``microbatches`` on are padding: they count in ``ahead`` and are left out of the result.
+    Microbatches from ``microbatches`` on do not exist: they count in ``ahead`` and are left out of the result.
     """
     ahead = min(ahead, len(forwards))
     order = list(forwards[:ahead])

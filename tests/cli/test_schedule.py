@@ -1,0 +1,199 @@
+"""``panpipe schedule``, and what all commands share: help, version, exit status, a quick start."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+from panpipe import cli
+from panpipe.core.schedule_csv import parse_schedule_csv
+
+
+def run(capsys, *words):
+    status = cli.main(["schedule", *map(str, words)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def answer(capsys, *words):
+    status, out, err = run(capsys, *words, "--json")
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+SMALL = ("--devices", 4, "--microbatches", 8)
+
+
+def test_json(capsys):
+    got = answer(capsys, "1f1b", "--devices", 2, "--microbatches", 3, "--comm", 0.5)
+    assert got["schedule"] == "1f1b"
+    assert got["makespan"] == 14
+    assert got["stage_span"] == 14
+    assert got["bubble_ratio"] == pytest.approx(1 - 9 / 14)
+    assert got["stage_span_bubble_ratio"] == pytest.approx(1 - 9 / 14)
+    assert got["peak_memory"] == [2, 1]
+    assert got["busy"] == [9, 9]
+    assert got["placement"] == [0, 1]
+    assert got["device_actions"] == [
+        ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+        ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
+    ]
+
+
+def test_costs_are_of_a_device_and_split_over_its_chunks(capsys):
+    one = answer(capsys, "interleaved-1f1b", *SMALL, "--chunks", 2, "--forward", 10, "--backward-input", 12,
+                 "--backward-weight", 8, "--comm", 1)  # fmt: skip
+    assert one["makespan"] == 299
+    assert one["peak_memory"] == [5.5, 4.5, 3.5, 2.5]
+    assert one["busy"] == [240] * 4
+
+
+def test_stage_scale_multiplies_times(capsys):
+    got = answer(capsys, "1f1b", "--devices", 2, "--microbatches", 1, "--stage-scale", "2,3")
+    assert (got["makespan"], got["busy"], got["peak_memory"]) == (15, [6, 9], [1, 1])
+    looped = answer(capsys, "interleaved-1f1b", "--devices", 2, "--microbatches", 2, "--stage-scale", "1,1,1,1,1,1")
+    assert looped["chunks"] == 3
+
+
+def test_parameters_of_families(capsys):
+    got = answer(capsys, "looped", "--devices", 2, "--microbatches", 4, "--chunks", 2, "--microbatches-per-loop", 4,
+                 "--run-ahead", "8,8")  # fmt: skip
+    assert got["schedule"] == "looped(loops=2,microbatches_per_loop=4,run_ahead=8,8)"
+    assert got["peak_memory"] == [4, 4]
+    assert (
+        answer(capsys, "interleaved-1f1b", *SMALL, "--rounds", 1)["schedule"] == "interleaved-1f1b(chunks=2,rounds=1)"
+    )
+
+
+def test_auto_is_the_fastest_named_one_within_the_limit(capsys):
+    free = answer(capsys, "auto", *SMALL, "--comm", 0.1)
+    tight = answer(capsys, "auto", *SMALL, "--comm", 0.1, "--memory-limit", 4)
+    named = answer(capsys, "1f1b", *SMALL, "--comm", 0.1)
+    assert free["makespan"] <= tight["makespan"] <= named["makespan"]
+    assert max(tight["peak_memory"]) <= 4
+    assert free["evaluations"] > 10
+    status, out, err = run(capsys, "auto", *SMALL)
+    assert status == 0
+    assert "auto: the fastest of" in err
+    assert "makespan" in out
+
+
+def test_over_the_limit_names_device_action_and_excess(capsys):
+    status, out, err = run(capsys, "1f1b", *SMALL, "--memory-limit", 3)
+    assert (status, out) == (3, "")
+    assert err.startswith("panpipe: 1f1b holds 4 on device 0 at 0F3, 1 over the limit of 3: raise --memory-limit to 4")
+    status, out, err = run(capsys, "auto", *SMALL, "--memory-limit", 0.1)
+    assert (status, out) == (3, "")
+    assert "no schedule holds at most 0.1 of saved tensors: the least is" in err
+
+
+def test_at_the_limit_is_within_it(capsys):
+    assert answer(capsys, "1f1b", *SMALL, "--memory-limit", 4)["peak_memory"] == [4, 3, 2, 1]
+
+
+def test_for_people(capsys):
+    status, out, err = run(capsys, "interleaved-1f1b", *SMALL)
+    assert (status, err) == (0, "")
+    assert "interleaved-1f1b(chunks=2)" in out
+    assert "makespan 28.5" in out
+    chart = out.splitlines()[-4:]
+    assert [line.split()[0] for line in chart] == ["0", "1", "2", "3"]
+    assert len({len(line) for line in chart}) == 1
+    assert chart[0].startswith("0 F")
+    assert chart[3].startswith("3 ···")
+
+
+def test_csv_is_written(capsys, tmp_path):
+    path = tmp_path / "order.csv"
+    got = answer(capsys, "1f1b", *SMALL, "--csv", path)
+    read = parse_schedule_csv(path.read_bytes().decode(), "x")
+    assert [[str(action) for action in actions] for actions in read.device_actions] == got["device_actions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("zb", *SMALL), "there is no schedule 'zb': known are gpipe, 1f1b"),
+        (("1f1b", "--devices", 0, "--microbatches", 2), "devices is 0"),
+        (("1f1b", "--devices", 2, "--microbatches", 0), "microbatches is 0"),
+        (("1f1b", *SMALL, "--chunks", 2), "1f1b with 2 chunks"),
+        (("gpipe", *SMALL, "--chunks", 0), "--chunks is 0"),
+        (("1f1b", *SMALL, "--forward", -1), "--forward is -1.0"),
+        (("1f1b", *SMALL, "--backward-weight", "nan"), "--backward-weight is nan"),
+        (("1f1b", *SMALL, "--comm", -1), "delay of a hop is -1.0"),
+        (("1f1b", *SMALL, "--freed-by-input", 2), "--freed-by-input is 2.0"),
+        (("1f1b", *SMALL, "--memory-limit", -1), "memory limit is -1.0"),
+        (
+            ("1f1b", *SMALL, "--stage-scale", "1,2"),
+            "--stage-scale has 2 factors: 4 devices with 1 chunks have 4 stages",
+        ),
+        (("1f1b", *SMALL, "--stage-scale", "1,x,1,1"), "--stage-scale is '1,x,1,1': write numbers"),
+        (("1f1b", *SMALL, "--stage-scale", "1,-1,1,1"), "--stage-scale has -1.0"),
+        (("looped", *SMALL, "--run-ahead", "1,2"), "run-ahead 1,2 has 2 numbers"),
+        (("looped", *SMALL, "--run-ahead", "1.5,2"), "--run-ahead is '1.5,2'"),
+        (("1f1b", *SMALL, "--run-ahead", "4,3,2,1"), "--run-ahead is no parameter of 1f1b"),
+        (("auto", *SMALL, "--rounds", "2"), "--rounds is no parameter of auto"),
+        (("1f1b", *SMALL, "--csv", "/no/such/folder/x.csv"), "cannot write '/no/such/folder/x.csv'"),
+        (("1f1b", "--devices", "x", "--microbatches", 2), "--devices"),
+        (("1f1b", "--devices", 2), "--microbatches"),
+        (("1f1b", *SMALL, "--bogus"), "--bogus"),
+        ((), "NAME"),
+    ],
+)
+def test_wrong_requests_are_one_line_and_status_2(capsys, words, message):
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.startswith("panpipe: ")
+    assert err.count("\n") == 1
+
+
+def test_help_lists_every_command(capsys):
+    assert cli.main([]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in cli.COMMANDS)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+@pytest.mark.parametrize("words", [["nope"], ["--nope"]])
+def test_unknown_commands_and_flags_are_status_2(capsys, words):
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nope" in err
+    assert err.count("\n") == 1
+
+
+def test_an_unexpected_failure_is_a_traceback_and_status_1():
+    code = (
+        "import sys, panpipe.cli as cli, panpipe.cli.schedule as s\n"
+        "s.find_family = lambda name: 1 / 0\n"
+        "sys.exit(cli.main(['schedule', '1f1b', '--devices', '1', '--microbatches', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["schedule", "--help"], ["schedule", "interleaved-1f1b", "--devices", "8", "--microbatches", "32"]],
+)
+def test_starts_quickly_and_without_torch(words):
+    code = (
+        "import sys; from panpipe.cli import main; status = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'simpy', 'scipy', 'networkx', 'numpy'} & sys.modules.keys()\n"
+        "sys.exit(f'imported {heavy}' if heavy else status)"
+    )
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stderr) == (0, "")
+    # Time on a core, which is the time a person waits unless the machine is busy with something else.
+    assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 0.7

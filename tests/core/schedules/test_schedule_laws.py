@@ -1,0 +1,135 @@
+"""Laws that every schedule keeps, and the published figures that it meets by at most the value."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.actions import Kind
+from panpipe.core.costs import StageCosts
+from panpipe.core.evaluate import evaluate
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import BUILT_IN, find_family
+
+NAMED = json.loads((Path(__file__).parents[2] / "data" / "named_schedules.json").read_text())["named"]
+
+# Zero Bubble paper, Table 9 (milliseconds) and the 1F1B and 1F1B-I columns of Table 5.
+ZERO_BUBBLE = [
+    # p, m, T_F, T_B, T_W, T_comm, 1F1B, 1F1B-I
+    (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431, 0.1055),
+    (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985, 0.0818),
+    (8, 64, 18.546, 18.097, 9.321, 0.762, 0.1240, 0.0443),
+    (16, 48, 11.347, 11.248, 8.132, 0.377, 0.2552, 0.1104),
+    (16, 64, 11.307, 11.254, 8.101, 0.379, 0.2082, 0.0852),
+    (16, 128, 11.325, 11.308, 8.109, 0.378, 0.1251, 0.0445),
+]
+
+
+def scored(name, devices, microbatches, chunks, *, times=(1, 1, 1), hop=0.0, **parameters):
+    costs = tuple(StageCosts(*(time / chunks for time in times), saved_bytes=1) for _ in range(devices * chunks))
+    problem = ScheduleProblem(devices, microbatches, chunks, costs, hop)
+    schedule = find_family(name).build(problem, **parameters)
+    return schedule, evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(BUILT_IN),
+    st.integers(1, 7),
+    st.integers(1, 17),
+    st.integers(1, 4),
+    st.data(),
+)
+def test_every_candidate_is_complete_ascending_and_free_of_deadlock(family, devices, microbatches, chunks, data):
+    chunks = family.chunks[0] if family.chunks else chunks
+    hop = data.draw(st.sampled_from([0.0, 0.05, 3.0]))
+    problem = ScheduleProblem(devices, microbatches, chunks, None, hop)
+    candidates = [{}, *family.candidates(problem)]
+    schedule = family.build(problem, **data.draw(st.sampled_from(candidates)))
+    assert schedule.microbatches == microbatches
+    assert schedule.placement == family.placement(devices, chunks)
+    for device, actions in enumerate(schedule.device_actions):
+        stages = [stage for stage, where in enumerate(schedule.placement) if where == device]
+        expected = {(stage, kind, m) for stage in stages for kind in (Kind.F, Kind.B) for m in range(microbatches)}
+        assert Counter((a.stage, a.kind, a.microbatch) for a in actions) == Counter(expected)
+        for stage in stages:
+            for kind in (Kind.F, Kind.B):
+                order = [a.microbatch for a in actions if (a.stage, a.kind) == (stage, kind)]
+                assert order == sorted(order)
+    result = evaluate(schedule.device_actions, schedule.placement, [StageCosts(1, 1, 1)] * problem.stages, hop_s=hop)
+    assert result.makespan >= 3 * microbatches * chunks
+
+
+@given(st.integers(1, 8), st.integers(1, 20), st.integers(1, 3))
+def test_gpipe_holds_every_microbatch(devices, microbatches, chunks):
+    _, result = scored("gpipe", devices, microbatches, chunks)
+    assert result.peak_memory == (microbatches * chunks,) * devices
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_1f1b_holds_as_many_microbatches_as_devices_are_left(devices, microbatches):
+    _, result = scored("1f1b", devices, microbatches, 1)
+    assert result.peak_memory == tuple(min(devices - d, microbatches) for d in range(devices))
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_1f1b_and_gpipe_take_their_published_time(devices, microbatches):
+    for name in ("1f1b", "gpipe"):
+        _, result = scored(name, devices, microbatches, 1, times=(2, 3, 1))
+        assert result.makespan == pytest.approx(6 * (microbatches + devices - 1))
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.floats(0, 0.2))
+def test_1f1b_with_hops_takes_its_published_time(devices, rounds, hop):
+    p, m = devices, devices * rounds
+    _, result = scored("1f1b", p, m, 1, hop=hop)
+    assert result.makespan <= 3 * (m + p - 1) + (2 * (p - 1) * (1 + m / p) - 2) * hop + 2 * hop * (p == 1) + 1e-9
+
+
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(2, 4))
+def test_interleaved_1f1b_divides_the_bubble_by_its_chunks(devices, more, chunks):
+    _, result = scored("interleaved-1f1b", devices, devices + more, chunks)
+    assert result.makespan == pytest.approx(3 * (devices + more) + 3 * (devices - 1) / chunks)
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(2, 4))
+def test_interleaved_1f1b_in_most_rounds_holds_its_published_peak(devices, microbatches, chunks):
+    most = -(-microbatches // devices)
+    _, result = scored("interleaved-1f1b", devices, microbatches, chunks, rounds=most)
+    for device, peak in enumerate(result.peak_memory):
+        assert peak <= (chunks - 1) * devices + 2 * (devices - 1 - device) + 1
+
+
+@pytest.mark.parametrize(
+    "row", NAMED, ids=lambda row: f"{row['schedule']}-{row['devices']}-{row['microbatches']}-{row['comm']}"
+)
+def test_public_schedulers_are_met(row):
+    times = row["forward"], row["backward_input"], row["backward_weight"]
+    chunks = row["chunks"]
+    _, result = scored(row["schedule"], row["devices"], row["microbatches"], chunks, times=times, hop=row["comm"])
+    assert result.makespan <= row["makespan"] + 1e-9
+    assert result.stage_span <= row["stage_span"] + 1e-9
+    assert all(mine <= theirs * chunks for mine, theirs in zip(result.peak_memory, row["peak_memory"], strict=True))
+
+
+@pytest.mark.parametrize("row", ZERO_BUBBLE, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_zero_bubble_table_is_met(row):
+    """T_comm is the delay of every hop, also of the one from the last device round to the first."""
+    p, m, forward, backward, weight, hop, rate_1f1b, rate_interleaved = row
+    times = forward, backward, weight
+    assert scored("1f1b", p, m, 1, times=times, hop=hop)[1].stage_span_bubble_ratio <= rate_1f1b + 5e-5
+    assert (
+        scored("interleaved-1f1b", p, m, 3, times=times, hop=hop)[1].stage_span_bubble_ratio <= rate_interleaved + 5e-5
+    )
+
+
+@pytest.mark.parametrize("family", BUILT_IN, ids=lambda family: family.name)
+def test_a_large_schedule_is_built_and_evaluated_well_under_a_second(family):
+    begin = time.process_time()
+    problem = ScheduleProblem(32, 128, (family.chunks or (2,))[0])
+    schedule = family.build(problem)
+    evaluate(schedule.device_actions, schedule.placement, [StageCosts(1, 1, 1)] * problem.stages)
+    assert time.process_time() - begin < 0.5

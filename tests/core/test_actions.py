@@ -1,0 +1,75 @@
+"""Actions as words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.actions import COMM_KINDS, SEND_KINDS, STEP_KINDS, Action, Kind, parse_action
+from panpipe.core.errors import RequestError
+
+
+def actions():
+    number = st.integers(0, 10**6)
+
+    def of(kind):
+        microbatch = st.none() if kind in STEP_KINDS else number
+        peer = number if kind in COMM_KINDS else st.none()
+        return st.builds(Action, number, st.just(kind), microbatch, peer)
+
+    return st.sampled_from(Kind).flatmap(of)
+
+
+@given(actions())
+def test_what_is_written_is_read(action):
+    assert parse_action(str(action)) == action
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("2F0", Action(2, Kind.F, 0)),
+        (" 10W12 ", Action(10, Kind.W, 12)),
+        ("0SEND_F3>2", Action(0, Kind.SEND_F, 3, 2)),
+        ("2RECV_F3<0", Action(2, Kind.RECV_F, 3, 0)),
+        ("1SEND_B3", Action(1, Kind.SEND_B, 3)),
+        ("4STEP", Action(4, Kind.STEP)),
+        ("4REDUCE_GRAD", Action(4, Kind.REDUCE_GRAD)),
+    ],
+)
+def test_grammar(text, action):
+    assert parse_action(text) == action
+
+
+@given(actions().filter(lambda action: action.peer is not None))
+def test_a_send_and_its_receive_are_each_others_counterpart(action):
+    other = action.counterpart
+    assert other.counterpart == action
+    assert (other.kind in SEND_KINDS) != (action.kind in SEND_KINDS)
+    assert (other.stage, other.peer, other.microbatch) == (action.peer, action.stage, action.microbatch)
+    assert other.kind.value[-1] == action.kind.value[-1]
+
+
+@pytest.mark.parametrize("action", [Action(0, Kind.F, 1), Action(0, Kind.STEP)])
+def test_nothing_else_has_a_counterpart(action):
+    with pytest.raises(ValueError, match="is not a communication"):
+        _ = action.counterpart
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1F0junk", "'1F0junk' is not an action: write <stage><kind><microbatch>"),
+        ("", "'' is not an action"),
+        ("F0", "'F0' is not an action"),
+        ("-1F0", "'-1F0' is not an action"),
+        ("1X0", "'1X0' is not an action"),
+        ("1F", "'1F' is not an action: F needs a microbatch"),
+        ("1STEP0", "'1STEP0' is not an action: STEP takes no microbatch"),
+        ("1F0>2", "'1F0>2' is not an action: a peer stage stands behind"),
+        ("1SEND_F0<2", "'1SEND_F0<2' is not an action: a peer stage stands behind"),
+        ("1RECV_B0>2", "'1RECV_B0>2' is not an action: a peer stage stands behind"),
+    ],
+)
+def test_other_words_are_refused(text, message):
+    with pytest.raises(RequestError) as caught:
+        parse_action(text)
+    assert message in str(caught.value)
