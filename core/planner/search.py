@@ -1,6 +1,7 @@
 """Search over schedules and cuts together: a survey, short climbs from its best points, then one long climb."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from random import Random
 
 from attrs import Factory, define, evolve, frozen
 
@@ -22,6 +23,14 @@ STARTS = 5
 are exchanged."""
 FINALISTS = 2
 """Points that go on to a longer climb."""
+SEED = 0
+ROUNDS = 20
+WANDERINGS = 400
+"""How often, at most, the search wanders from where no single move helps, and how many random moves it then tries."""
+STEPS = (1, 1, 1, 2, 2, 3, 5, 8)
+"""Operators that a random move steps over."""
+LONGER = 0.003
+"""Share by which a random move may lengthen the step, at first; less and less towards the end."""
 
 Order = tuple[tuple[Action, ...], ...]
 
@@ -38,7 +47,7 @@ class Point:
 
 @define
 class Search:
-    """One search. It is over when the judge's budget is spent, or no move improves its best point."""
+    """One search. It is over when the judge's budget is spent, or nothing around its best points is left to score."""
 
     graph: OpGraph
     cluster: Cluster
@@ -136,6 +145,17 @@ class Search:
         return point
 
     def finish(self, point: Point, options: Sequence[Option]) -> Point:
+        """Climb to where neither a move nor another schedule helps, then wander about and climb from there again."""
+        random = Random(SEED)
+        for _ in range(ROUNDS):
+            before = self.judge.left
+            point = self.settle(point, options)
+            point = min(point, self.climb(self.wander(point, random), self.judge.left), key=_rank)
+            if self.judge.left in (before, 0):
+                break  # the budget is spent, or there is nothing around that was not scored yet
+        return point
+
+    def settle(self, point: Point, options: Sequence[Option]) -> Point:
         """Climb to where no move helps, see whether another schedule is better there, and go on from it."""
         while self.judge.left > 0:
             point = self.climb(point, self.judge.left)
@@ -144,6 +164,22 @@ class Search:
                 break
             point = other
         return point
+
+    def wander(self, point: Point, random: Random) -> Point:
+        """Random moves, one to three at a time, taken unless they make the step much longer; the best point met."""
+        best, choices = point, moves(self.devices, point.option.chunks)
+        for left in range(WANDERINGS, 0, -1):
+            cuts = point.cuts
+            for _ in range(random.choice((1, 1, 2, 3)) if choices else 0):
+                cuts = random.choice(choices).of(self.prefix, cuts, self.devices, random.choice(STEPS)) or cuts
+            if self.judge.left <= 0:
+                break
+            other = self.at(point, cuts)
+            room = 1 + LONGER * random.random() * left / WANDERINGS
+            if other.rank[0] <= point.rank[0] and other.rank[1] <= point.rank[1] * room:
+                point = other
+            best = min(best, point, key=_rank)
+        return best
 
     def reschedule(self, point: Point, options: Sequence[Option]) -> Point:
         """The best of all options with as many chunks at this point's cuts."""

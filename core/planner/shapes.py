@@ -5,7 +5,7 @@ need not be between loops. A heavy operator, such as a language model's head, ma
 are better short, and the first one above all: its stages are what the pipeline fills and drains with.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
@@ -17,6 +17,8 @@ from ..partition import Cuts
 Prefix = tuple[float, ...]
 """Compute time of the nodes before each place in the order."""
 
+BISECTIONS = 30
+"""Halvings of the interval for the longest part: to a billionth."""
 HEAVY = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 FIRST = (1.0, 0.5)
 """Shares tried for the loop of the slowest stage and for the first loop, where every other loop has 1."""
@@ -39,8 +41,9 @@ def spread(prefix: Prefix, start: int, end: int, shares: Sequence[float]) -> lis
 
 
 def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
-    """Cut a range into even parts: each cut stands as near as it can to halfway between its neighbours."""
-    cuts = spread(prefix, start, end, [1.0] * parts)
+    """Cut a range into even parts: the longest is as short as it can be, and each cut stands as near as it can to
+    halfway between its neighbours."""
+    cuts = _shortest_longest(prefix, start, end, parts)
     moved = True
     while moved:
         moved = False
@@ -51,6 +54,30 @@ def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
             if abs(prefix[place] - wanted) < abs(prefix[cuts[cut]] - wanted) - 1e-9 * wanted:
                 cuts[cut], moved = place, True
     return cuts
+
+
+def _shortest_longest(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
+    """Cuts whose longest part is as short as it can be, by bisection on its length."""
+    whole = prefix[end] - prefix[start]
+    low, high = whole / parts, whole
+    best = _filled(prefix, start, end, parts, most=high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        cuts = _filled(prefix, start, end, parts, most=middle)
+        if max(prefix[b] - prefix[a] for a, b in pairwise(cuts)) <= middle:
+            best, high = cuts, middle
+        else:
+            low = middle
+    return best
+
+
+def _filled(prefix: Prefix, start: int, end: int, parts: int, *, most: float) -> list[int]:
+    """Fill part after part up to ``most``, leaving an operator for each part still to come; the last takes the rest."""
+    cuts = [start]
+    for left in range(parts - 1, 0, -1):
+        place = bisect_right(prefix, prefix[cuts[-1]] + most) - 1
+        cuts.append(max(cuts[-1] + 1, min(place, end - left)))
+    return [*cuts, end]
 
 
 def _nearest(prefix: Prefix, wanted: float, low: int, high: int) -> int:
