@@ -12,17 +12,16 @@
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from attrs import define, field
 from torch import Tensor
 
 from ..backends.contract import Backend, Handle
-from ..core.actions import COMPUTE_KINDS, SEND_KINDS, Action, Kind
+from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
 from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
@@ -71,6 +70,26 @@ class StepRecord:
     peak_saved: int = 0
 
 
+class Message(NamedTuple):
+    """A send or receive of one device: (stage, microbatch, peer stage) is its key, together with the direction.
+
+    Args:
+        stage, kind, microbatch, peer: of the action.
+        device: the peer stage's.
+        finished: keys of this device's sends that are over once this receive is.
+    """
+
+    stage: int
+    kind: Kind
+    microbatch: int
+    peer: int
+    device: int
+    finished: tuple[tuple[int, int, int], ...]
+
+
+Instruction = tuple[Action, Callable[[Any], int], Any]
+
+
 class Executor:
     """One device's part of a plan.
 
@@ -89,14 +108,20 @@ class Executor:
         self.backend = backend
         self._tied = tied
         self._placement = plan.placement
-        self._actions = list(lowered[self.device])
-        self._releases = _finished_sends(plan, lowered, self.device)
-        self._do: dict[Kind, Callable[[Action], int]] = {
-            Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward, Kind.W: self._backward_weight,
-            Kind.SEND_F: self._send, Kind.SEND_B: self._send,
-            Kind.RECV_F: self._receive, Kind.RECV_B: self._receive,
-            Kind.REDUCE_TIED: self._reduce_tied, Kind.STEP: self._step,
+        self._finished = _finished_sends(plan, lowered, self.device)
+        self._instructions = [self._instruction(action) for action in lowered[self.device]]
+
+    def _instruction(self, action: Action) -> Instruction:
+        """An action as a method and what it needs, so that nothing is looked up while the step runs."""
+        stage, kind, microbatch, peer = action.stage, action.kind, action.microbatch or 0, action.peer
+        if peer is not None:
+            message = Message(stage, kind, microbatch, peer, self._placement[peer], self._finished.get(action, ()))
+            return action, self._send if kind in SEND_KINDS else self._receive, message
+        methods: dict[Kind, Callable[[Any], int]] = {
+            Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward_input,
+            Kind.W: self._backward_weight, Kind.REDUCE_TIED: self._reduce_tied, Kind.STEP: self._step,
         }  # fmt: skip
+        return action, methods[kind], (stage, microbatch)
 
     def run(
         self, runs: Sequence[Mapping[int, StageRun]], inputs: StepInputs, *, trace: bool = False,
@@ -110,25 +135,24 @@ class Executor:
             trace: record every action, and watch the saved tensors.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
-        self._runs, self._step_inputs, self._record = runs, inputs, StepRecord()
-        self._inbox: dict[tuple[int, int, int], tuple[list[Tensor], Handle | None, Action | None]] = {}
-        self._outbox: dict[Action, list[Tensor]] = {}
-        self._sending: dict[Action, tuple[Handle, list[Tensor]]] = {}
+        self._runs, self._inputs, self._record = runs, inputs, StepRecord()
+        self._inbox: dict[tuple[int, int, int], tuple[list[Tensor], Handle | None, Message | None]] = {}
+        self._outbox: dict[tuple[int, int, int], list[Tensor]] = {}
+        self._sending: dict[tuple[int, int, int], tuple[Handle, list[Tensor]]] = {}
         self._meter = self._new_meter() if trace else None
-        states = {id(run.state): run.state for by_stage in runs for run in by_stage.values()}
-        for state in states.values():
-            state.clear_gradients()
+        for run in runs[0].values():
+            run.state.clear_gradients()
         self._reduced = False
         updating = False
-        record, clock, do = self._record, time.perf_counter_ns, self._do
+        record, clock = self._record, time.perf_counter_ns
         record.start_ns = clock()
         with torch.no_grad():
-            for action in self._actions:
+            for action, method, argument in self._instructions:
                 if not updating and action.microbatch is None:
                     updating = True
                     if before_update is not None:
                         before_update(record)
-                start = do[action.kind](action)
+                start = method(argument)
                 if trace:
                     self._note(action, start, clock())
             for handle, _ in self._sending.values():
@@ -140,16 +164,15 @@ class Executor:
 
     # Compute
 
-    def _forward(self, action: Action) -> int:
-        stage, microbatch = action.stage, action.microbatch
-        assert microbatch is not None
+    def _forward(self, where: tuple[int, int]) -> int:
+        stage, microbatch = where
         run = self._runs[microbatch][stage]
-        messages = {src: self._arrived(stage, microbatch, src) for src in dict.fromkeys(src for src, _ in run.sources)}
+        messages = {src: self._arrived(stage, microbatch, src) for src in run.senders}
         start = time.perf_counter_ns()
         boundary = [messages[src][place] for src, place in run.sources]
-        inputs = self._step_inputs
-        leaves, key = inputs.microbatches[microbatch].leaves, inputs.keys[microbatch]
-        outputs, results = run.forward(microbatch, boundary, leaves, key)
+        inputs = self._inputs
+        leaves = inputs.microbatches[microbatch].leaves
+        outputs, results = run.forward(microbatch, boundary, leaves, inputs.keys[microbatch])
         if self._meter is not None:
             self._watch(run, microbatch, leaves)
         for name, value in zip(run.programs.results, results, strict=True):
@@ -157,15 +180,19 @@ class Executor:
             if name == inputs.weight:
                 inputs.seeds[microbatch] = value.to(inputs.seeds[microbatch].dtype)
         for dst, places in run.outgoing.items():
-            self._leave(Kind.SEND_F, stage, dst, microbatch, [outputs[i] for i in places])
+            self._leave(stage, dst, microbatch, [outputs[i] for i in places])
         return start
 
-    def _backward(self, action: Action) -> int:
-        stage, microbatch = action.stage, action.microbatch
-        assert microbatch is not None
+    def _backward(self, where: tuple[int, int]) -> int:
+        return self._backwards(where, split=False)
+
+    def _backward_input(self, where: tuple[int, int]) -> int:
+        return self._backwards(where, split=True)
+
+    def _backwards(self, where: tuple[int, int], split: bool) -> int:
+        stage, microbatch = where
         run = self._runs[microbatch][stage]
-        readers = dict.fromkeys(dst for sources in run.tangents.values() for dst, _ in sources)
-        messages = {dst: self._arrived(stage, microbatch, dst) for dst in readers}
+        messages = {dst: self._arrived(stage, microbatch, dst) for dst in run.receivers}
         start = time.perf_counter_ns()
         tangents = {}
         for output, sources in run.tangents.items():
@@ -174,23 +201,22 @@ class Executor:
             for dst, place in rest:
                 total = total + messages[dst][place]
             tangents[output] = total
-        inputs = self._step_inputs
-        program = run.backward if action.kind is Kind.B else run.backward_input
+        inputs = self._inputs
         leaves = inputs.microbatches[microbatch].leaves
+        program = run.backward_input if split else run.backward
         gradients = program(microbatch, tangents, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
-        if self._meter is not None and action.kind is Kind.I:
+        if split and self._meter is not None:
             self._watch(run, microbatch, leaves)
         for src in run.returned:
-            self._leave(Kind.SEND_B, stage, src, microbatch, run.gradient_message(src, gradients))
+            self._leave(stage, src, microbatch, run.gradient_message(src, gradients))
         return start
 
-    def _backward_weight(self, action: Action) -> int:
+    def _backward_weight(self, where: tuple[int, int]) -> int:
         start = time.perf_counter_ns()
-        microbatch = action.microbatch
-        assert microbatch is not None
-        inputs = self._step_inputs
+        stage, microbatch = where
+        inputs = self._inputs
         leaves = inputs.microbatches[microbatch].leaves
-        run = self._runs[microbatch][action.stage]
+        run = self._runs[microbatch][stage]
         run.backward_weight(microbatch, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
         return start
 
@@ -198,51 +224,50 @@ class Executor:
 
     def _arrived(self, stage: int, microbatch: int, source: int) -> list[Tensor]:
         """The message of stage ``source`` for (stage, microbatch), waited for."""
-        buffers, handle, action = self._inbox.pop((stage, microbatch, source))
-        if handle is not None:
+        buffers, handle, message = self._inbox.pop((stage, microbatch, source))
+        if handle is not None and message is not None:
             handle.wait()
-            if self._meter is not None and action is not None:
+            if self._meter is not None:
+                action = Action(stage, message.kind, microbatch, source)
                 self._record.arrivals[action] = time.perf_counter_ns()
-            for finished in self._releases.get(action, ()):
+            for finished in message.finished:
                 self._sending.pop(finished)[0].wait()
         return buffers
 
-    def _leave(self, kind: Kind, stage: int, peer: int, microbatch: int, tensors: list[Tensor]) -> None:
+    def _leave(self, stage: int, peer: int, microbatch: int, tensors: list[Tensor]) -> None:
         """Leave a message for its send, or for the reader where that is on this device."""
         if self._placement[peer] == self.device:
             self._inbox[peer, microbatch, stage] = tensors, None, None
         else:
-            self._outbox[Action(stage, kind, microbatch, peer)] = tensors
+            self._outbox[stage, microbatch, peer] = tensors
 
-    def _send(self, action: Action) -> int:
+    def _send(self, message: Message) -> int:
         start = time.perf_counter_ns()
-        tensors = self._outbox.pop(action)
-        assert action.peer is not None
-        self._sending[action] = self.backend.send(tensors, self._placement[action.peer]), tensors
+        key = message.stage, message.microbatch, message.peer
+        tensors = self._outbox.pop(key)
+        self._sending[key] = self.backend.send(tensors, message.device), tensors
         return start
 
-    def _receive(self, action: Action) -> int:
+    def _receive(self, message: Message) -> int:
         start = time.perf_counter_ns()
-        stage, microbatch, peer = action.stage, action.microbatch, action.peer
-        assert microbatch is not None and peer is not None
-        message = self._runs[microbatch][stage].message(action.kind, peer)
-        buffers = [torch.empty(shape, dtype=dtype) for shape, dtype in message]
-        handle = self.backend.receive(buffers, self._placement[peer])
-        self._inbox[stage, microbatch, peer] = buffers, handle, action
+        stage, microbatch, peer = message.stage, message.microbatch, message.peer
+        shapes = self._runs[microbatch][stage].message(message.kind, peer)
+        buffers = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+        self._inbox[stage, microbatch, peer] = buffers, self.backend.receive(buffers, message.device), message
         return start
 
     # End of the step
 
-    def _reduce_tied(self, action: Action) -> int:
+    def _reduce_tied(self, where: tuple[int, int]) -> int:
         start = time.perf_counter_ns()
         if not self._reduced:  # one exchange serves all stages of this device
             self._tied.reduce(self.backend)
             self._reduced = True
         return start
 
-    def _step(self, action: Action) -> int:
+    def _step(self, where: tuple[int, int]) -> int:
         start = time.perf_counter_ns()
-        self._runs[0][action.stage].state.step()
+        self._runs[0][where[0]].state.step()
         return start
 
     # Records
@@ -262,7 +287,7 @@ class Executor:
             peer = self._placement[action.peer]
             run = self._runs[action.microbatch][action.stage]
             if action.kind in SEND_KINDS:
-                queue, tensors = send_queue(peer), self._sending[action][1]
+                queue, tensors = send_queue(peer), self._sending[action.stage, action.microbatch, action.peer][1]
                 size = sum(tensor.nbytes for tensor in tensors)
             else:
                 queue, message = receive_queue(peer), run.message(action.kind, action.peer)
@@ -272,26 +297,28 @@ class Executor:
 
 def _finished_sends(
     plan: Plan, lowered: Sequence[Sequence[Action]], device: int
-) -> dict[Action | None, tuple[Action, ...]]:
-    """For receives of one device: which of its own sends are over once the receive is.
+) -> dict[Action, tuple[tuple[int, int, int], ...]]:
+    """For receives of one device: which of its own sends, by key, are over once the receive is.
 
     A send from this device is over when the peer has run the action that reads it. The first message that the peer
     sends back afterwards proves it.
     """
-    found: dict[Action | None, tuple[Action, ...]] = {}
+    found: dict[Action, tuple[tuple[int, int, int], ...]] = {}
     placement = plan.placement
     for peer, actions in enumerate(lowered):
         if peer == device:
             continue
-        read: deque[Action] = deque()
-        arrived: dict[tuple[int, int | None, bool], list[Action]] = {}
+        read: list[tuple[int, int, int]] = []
+        arrived: dict[tuple[int, int | None, bool], list[tuple[int, int, int]]] = {}
         for action in actions:
-            if action.kind in (Kind.RECV_F, Kind.RECV_B) and placement[action.peer or 0] == device:
-                forward = action.kind is Kind.RECV_F
-                arrived.setdefault((action.stage, action.microbatch, forward), []).append(action.counterpart)
-            elif action.kind in COMPUTE_KINDS and action.kind is not Kind.W:
-                read.extend(arrived.pop((action.stage, action.microbatch, action.kind is Kind.F), []))
-            elif action.kind in (Kind.SEND_F, Kind.SEND_B) and placement[action.peer or 0] == device and read:
-                found[action.counterpart] = tuple(read)
-                read.clear()
+            stage, kind, microbatch, other = action.stage, action.kind, action.microbatch, action.peer
+            if other is not None and microbatch is not None and placement[other] == device:
+                if kind in RECV_KINDS:
+                    key = stage, microbatch, kind is Kind.RECV_F
+                    arrived.setdefault(key, []).append((other, microbatch, stage))
+                elif read:
+                    found[action.counterpart] = tuple(read)
+                    read = []
+            elif kind in COMPUTE_KINDS and kind is not Kind.W:
+                read += arrived.pop((stage, microbatch, kind is Kind.F), [])
     return found

@@ -17,17 +17,12 @@ class Microbatch:
     Args:
         leaves: the batch's leaves, flattened, with this microbatch's rows of those that have rows.
         weight: its share of the batch's samples; over a batch they sum to 1.
+        shape: what programs are specialised for: shape and dtype of every tensor, and the value of everything else.
     """
 
     leaves: tuple[Any, ...]
     weight: float
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What programs are specialised for: shape and dtype of every tensor, and the value of everything else."""
-        return tuple(
-            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves
-        )
+    shape: tuple[Any, ...]
 
 
 def split_batch(batch: Any, microbatches: int) -> tuple[list[Microbatch], pytree.TreeSpec]:
@@ -61,6 +56,13 @@ def split_batch(batch: Any, microbatches: int) -> tuple[list[Microbatch], pytree
         for leaf in leaves
     ]
     sizes = [len(part) for part in torch.tensor_split(torch.empty(samples, 0), microbatches)]
-    return [
-        Microbatch(tuple(piece[m] for piece in pieces), sizes[m] / samples) for m in range(microbatches)
-    ], spec
+    found: list[Microbatch] = []
+    for m, size in enumerate(sizes):
+        leaves_m = tuple(piece[m] for piece in pieces)
+        shape = found[-1].shape if m and size == sizes[m - 1] else _shape(leaves_m)
+        found.append(Microbatch(leaves_m, size / samples, shape))
+    return found, spec
+
+
+def _shape(leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)

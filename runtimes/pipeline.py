@@ -66,7 +66,7 @@ class Pipeline:
             )
             for i in self._local
         }
-        self._runs: dict[tuple[Any, int], StageRun] = {}
+        self._runs: dict[tuple[Any, int], dict[int, StageRun]] = {}
         self._lowered: tuple[tuple[Action, ...], ...] = lower(plan)
         tied = {w.name for w in plan.tied}
         self._replicas = {
@@ -75,6 +75,8 @@ class Pipeline:
         self._outputs = operators.step.outputs
         shared = [self._outputs.loss, self._outputs.weight, *self._outputs.metrics.values()]
         self._result_device = {n: self._device_of(operators, n) for n in shared if isinstance(n, str)}
+        self._loss_dtype = operators.values[self._outputs.loss].dtype
+        self._executors: dict[int, Executor] = {}
         self._warn_of_unused(operators)
 
     def _device_of(self, operators: Operators, node: str) -> int:
@@ -133,33 +135,31 @@ class Pipeline:
 
     def _run(self, batch: Any, trace: bool) -> tuple[Tensor, dict[int, StepRecord]]:
         pieces, spec = split_batch(batch, self.plan.microbatches)
-        for piece in pieces:
+        for piece in {piece.shape: piece for piece in pieces}.values():
             self._ensure_compiled(piece, spec)
-        weighted = self._outputs.weight is not None
-        loss_dtype = torch.get_default_dtype()
         keys = [random_key(self._seed, self.steps, m) for m in range(len(pieces))]
-        shares = [1.0 if weighted and not isinstance(self._outputs.weight, str) else p.weight for p in pieces]
+        constant = self._outputs.weight is not None and not isinstance(self._outputs.weight, str)
+        shares = [1.0 if constant else piece.weight for piece in pieces]
+        seeds = torch.tensor(shares, dtype=self._loss_dtype)
         scalars: dict[int, list[list[float]]] = {}
 
         def work(device: int) -> StepRecord:
-            backend = self._team.backend(device)
-            seeds = [torch.tensor(share, dtype=self._loss_dtype or loss_dtype) for share in shares]
+            executor = self._executor(device)
             weight = self._outputs.weight if isinstance(self._outputs.weight, str) else None
-            inputs = StepInputs(pieces, keys, seeds, weight)
-            runs = [self._stage_runs(device, piece) for piece in pieces]
-            executor = Executor(self.plan, self._lowered, backend, TiedReduction(self.plan, self._replicas))
+            inputs = StepInputs(pieces, keys, list(seeds.unbind()), weight)
 
             def share_results(record: StepRecord) -> None:
-                scalars[device] = self._share(backend, record, shares)
+                scalars[device] = self._share(executor.backend, record, shares)
+                if self._outputs.weight is not None:
+                    total = sum(row[1] for row in scalars[device])
+                    for index in (stage.index for stage in self.plan.stages_on(device)):
+                        self._states[index].scale_gradients(1 / total)
 
-            def scale(record: StepRecord) -> None:
-                share_results(record)
-                total = sum(row[1] for row in scalars[device])
-                for run in runs[0].values():
-                    run.state.scale_gradients(1 / total)
-
-            record = executor.run(runs, inputs, trace=trace, before_update=scale if weighted else None)
-            if not weighted:
+            # A weighted mean's sum of weights is known when the last microbatch is through, and needed for the update.
+            early = self._outputs.weight is not None
+            runs = [self._stage_runs(device, piece) for piece in pieces]
+            record = executor.run(runs, inputs, trace=trace, before_update=share_results if early else None)
+            if not early:
                 share_results(record)
             record.results.clear()
             return record
@@ -167,19 +167,20 @@ class Pipeline:
         records = self._team.run_local(work)
         self.steps += 1
         rows = scalars[self._team.local[0]]
-        total_weight = sum(row[1] for row in rows) if weighted else 1.0
-        loss = sum(row[0] * row[1] for row in rows) / total_weight
+        total = sum(row[1] for row in rows) if self._outputs.weight is not None else 1.0
         self.metrics = {
-            name: sum(row[2 + i] * row[1] for row in rows) / (total_weight if weighted else 1.0)
-            for i, name in enumerate(self._metric_names())
+            name: sum(row[2 + i] * row[1] for row in rows) / total for i, name in enumerate(self._metric_names())
         }
-        return torch.tensor(loss, dtype=self._loss_dtype or loss_dtype), records
+        return torch.tensor(sum(row[0] * row[1] for row in rows) / total, dtype=self._loss_dtype), records
 
-    @property
-    def _loss_dtype(self) -> torch.dtype | None:
-        compiled = next(iter(self._compiled.values()))
-        value = compiled.operators.values[self._outputs.loss]
-        return value.dtype if isinstance(value, Tensor) else None
+    def _executor(self, device: int) -> Executor:
+        """The device's executor, at the transport's end that is open now."""
+        backend = self._team.backend(device)
+        if device not in self._executors:
+            reduction = TiedReduction(self.plan, self._replicas)
+            self._executors[device] = Executor(self.plan, self._lowered, backend, reduction)
+        self._executors[device].backend = backend
+        return self._executors[device]
 
     def _metric_names(self) -> list[str]:
         return [name for name, node in self._outputs.metrics.items() if isinstance(node, str)]
@@ -202,17 +203,18 @@ class Pipeline:
         return rows
 
     def _stage_runs(self, device: int, piece: Microbatch) -> dict[int, StageRun]:
-        compiled, found = self._compiled[piece.shape], {}
-        for stage in self.plan.stages_on(device):
-            key = piece.shape, stage.index
-            if key not in self._runs:
-                step = compiled.operators.step
-                self._runs[key] = StageRun(
+        key = piece.shape, device
+        if key not in self._runs:
+            compiled = self._compiled[piece.shape]
+            step = compiled.operators.step
+            self._runs[key] = {
+                stage.index: StageRun(
                     stage.index, compiled.programs[stage.index], compiled.layout, self._states[stage.index],
                     step.constants, step.outputs.loss,
-                )  # fmt: skip
-            found[stage.index] = self._runs[key]
-        return found
+                )
+                for stage in self.plan.stages_on(device)
+            }  # fmt: skip
+        return self._runs[key]
 
     def _ensure_compiled(self, piece: Microbatch, spec: pytree.TreeSpec) -> None:
         if piece.shape in self._compiled:

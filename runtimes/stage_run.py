@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.actions import Kind
-from ..core.capture.programs import Backward, StagePrograms, backward_inputs
+from ..core.capture.programs import Backward, StagePrograms
 from ..core.capture.stage import Boundary
 from .state import StageState
+
+_KEY = -1
+"""Stands for the random key where a leaf of the batch may stand."""
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 
@@ -47,6 +50,7 @@ class StageRun:
             next((src, [b.name for b in tensors].index(wanted.name)) for src, tensors in incoming.items() if wanted in tensors)
             for wanted in inputs.boundary
         ]
+        self.senders = tuple(dict.fromkeys(src for src, _ in self.sources))
         position = {boundary.name: i for i, boundary in enumerate(programs.outputs)}
         self.outgoing = {dst: [position[b.name] for b in tensors] for dst, tensors in outgoing.items()}
         # Gradients of an output are summed from its last reader to its first, as autograd does in one process.
@@ -59,6 +63,7 @@ class StageRun:
             for b in programs.outputs
             if b.differentiable
         }
+        self.receivers = tuple(dict.fromkeys(dst for sources in self.tangents.values() for dst, _ in sources))
         place = {boundary.name: i for i, boundary in enumerate(inputs.boundary)}
         self.returned = {
             src: [place[b.name] for b in tensors if b.differentiable]
@@ -73,6 +78,16 @@ class StageRun:
             },
         }
         self._loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
+        # Gradients of boundary inputs come first: they have the lower places among the inputs.
+        halves = (programs.backward, programs.backward_input, programs.backward_weight)
+        self._fixed = {id(p): self._backward_input_getters(p) for p in halves}
+        self._split: dict[int, tuple[int, int]] = {}
+        self._trained: dict[int, list[nn.Parameter]] = {}
+        for program in halves:
+            if program is not None:
+                first = sum(place < self._kept for place in program.gradients)
+                self._split[id(program)] = first, len(program.gradients)
+                self._trained[id(program)] = [self._static[i - self._kept] for i in program.gradients[first:]]
         self._saved: dict[int, list[Any]] = {}
         self._created: dict[int, list[Any]] = {}
         self._foreign = {t.untyped_storage()._cdata for t in self._static}
@@ -81,19 +96,36 @@ class StageRun:
         """Shape and dtype of every tensor in the message that a receive from stage ``peer`` gets."""
         return self._messages[kind, peer]
 
-    def _inputs(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
+    def _forward_inputs(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
         inputs = self.programs.inputs
         values = boundary + self._static + [leaves[i] for i in inputs.batch]
         if inputs.random:
             values.append(key)
         return values
 
+    def _backward_input_getters(self, program: Backward | None) -> tuple[list[Any], list[tuple[int, int]]]:
+        """The inputs of a backward program that never change, and (place, leaf) of those that come with the batch."""
+        if program is None:
+            return [], []
+        fixed: list[Any] = []
+        fill: list[tuple[int, int]] = []
+        batch = self.programs.inputs.batch
+        for i in program.inputs:
+            place = i - self._kept
+            if place < len(self._static):
+                fixed.append(self._static[place])
+            else:
+                leaf = place - len(self._static)
+                fill.append((len(fixed), batch[leaf] if leaf < len(batch) else _KEY))
+                fixed.append(None)
+        return fixed, fill
+
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """F. Returns the outputs, and the parts of the step's result computed here."""
         programs = self.programs
-        values = programs.forward(self._inputs(boundary, leaves, key))
+        values = programs.forward(self._forward_inputs(boundary, leaves, key))
         outputs = len(programs.outputs)
         results = outputs + len(programs.results)
         mutated = results + len(programs.mutated)
@@ -154,22 +186,22 @@ class StageRun:
     ) -> tuple[dict[int, Tensor], list[Any]]:  # fmt: skip
         if self._loss is not None:
             tangents = {**tangents, self._loss: seed}
-        given = backward_inputs(program, saved, created, self._inputs([None] * self._kept, leaves, key), tangents)
-        saved.clear() if program is not self.programs.backward_input else None
-        foreign = self._foreign | {t.untyped_storage()._cdata for t in tangents.values()}
+        fixed, fill = self._fixed[id(program)]
+        given = [saved[i] for i in program.saved] + [created[i] for i in program.created] + fixed
+        for place, leaf in fill:
+            place += len(program.saved) + len(program.created)
+            given[place] = key if leaf == _KEY else leaves[leaf]
+        given += [tangents[i] for i in program.tangents]
+        if program is not self.programs.backward_input:
+            saved.clear()
+            created.clear()
         values = program.run(given)
-        boundary: dict[int, Tensor] = {}
-        parameters: list[nn.Parameter] = []
-        gradients: list[Tensor] = []
-        for place, gradient in zip(program.gradients, values, strict=False):
-            if place < self._kept:
-                boundary[place] = gradient
-                foreign.add(gradient.untyped_storage()._cdata)
-            else:
-                parameters.append(self._static[place - self._kept])
-                gradients.append(gradient)
-        self.state.accumulate(parameters, gradients, foreign)
-        return boundary, values[len(program.gradients) :]
+        ends = self._split[id(program)]
+        boundary = dict(zip(program.gradients[: ends[0]], values[: ends[0]], strict=True))
+        self.state.accumulate(
+            self._trained[id(program)], values[ends[0] : ends[1]], self._foreign, (*tangents.values(), *boundary.values())
+        )
+        return boundary, values[ends[1] :]
 
     def gradient_message(self, source: int, gradients: dict[int, Tensor]) -> list[Tensor]:
         """The message of gradients for stage ``source``: contiguous, zeros where nothing flows back."""

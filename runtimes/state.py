@@ -32,25 +32,29 @@ class StageState:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def accumulate(self, parameters: list[nn.Parameter], gradients: list[Tensor], foreign: set[int]) -> None:
+    def accumulate(
+        self, parameters: list[nn.Parameter], gradients: list[Tensor], persistent: set[int], shared: Iterable[Tensor]
+    ) -> None:
         """Add one microbatch's gradients.
 
         Args:
             parameters: whose gradients they are.
             gradients: one for each.
-            foreign: storages that somebody else still reads; a gradient in one of them is copied.
+            persistent: storages that live on, by identity.
+            shared: tensors that somebody else still reads; a gradient in the storage of one of them is copied.
         """
         if not parameters:
             return
-        if parameters[0].grad is None:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                storage = gradient.untyped_storage()
-                owned = storage._cdata not in foreign and storage.nbytes() == gradient.nbytes and gradient.is_contiguous()
-                foreign.add(storage._cdata)
-                parameter.grad = gradient if owned else gradient.clone(memory_format=torch.contiguous_format)
-        else:
+        if parameters[0].grad is not None:
             held: list[Any] = [parameter.grad for parameter in parameters]
             torch._foreach_add_(held, gradients)
+            return
+        foreign = persistent | {tensor.untyped_storage()._cdata for tensor in shared}
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            storage = gradient.untyped_storage()
+            owned = storage._cdata not in foreign and storage.nbytes() == gradient.nbytes and gradient.is_contiguous()
+            foreign.add(storage._cdata)
+            parameter.grad = gradient if owned else gradient.clone(memory_format=torch.contiguous_format)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients."""

@@ -39,7 +39,7 @@ class JointGraph:
         tangents: placeholders of incoming gradients, by position of the output they belong to.
         outputs: nodes of the stage's outputs, in order.
         mutations: position of a buffer among the inputs → the node of its new value.
-        gradients: position of an input → the node of its gradient.
+        gradients: position of an input → the node of its gradient, in the order of the inputs.
     """
 
     graph: fx.Graph
@@ -95,6 +95,7 @@ def _by_meaning(graph: fx.Graph) -> JointGraph:
         else:
             raise RuntimeError(f"an output of an unexpected kind: {meaning}")
     joint.outputs = [found[i] for i in sorted(found)]
+    joint.gradients = dict(sorted(joint.gradients.items()))
     return joint
 
 
