@@ -12,7 +12,7 @@ from .team import Team
 
 
 def own_parameters(
-    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team
+    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team, written: frozenset[str]
 ) -> dict[int, dict[str, nn.Parameter]]:
     """Give each local stage its parameters, and put everything that other processes own on the meta device.
 
@@ -24,6 +24,7 @@ def own_parameters(
         plan: the plan.
         programs: of the local stages.
         team: the devices.
+        written: buffers that the step writes; those that another process writes would go stale here.
 
     Returns:
         Stage index → name → parameter.
@@ -47,7 +48,8 @@ def own_parameters(
             used.add(name)
     _equal_replicas(plan, own, team)
     if len(team.local) < team.size:
-        _drop_others(model, used)
+        here = {name for stage in programs.values() for name in stage.inputs.buffers}
+        _drop_others(model, used, written - here)
     return own
 
 
@@ -69,7 +71,7 @@ def _equal_replicas(plan: Plan, own: dict[int, dict[str, nn.Parameter]], team: T
     team.run_local(work)
 
 
-def _drop_others(model: nn.Module, used: set[str]) -> None:
+def _drop_others(model: nn.Module, used: set[str], stale: frozenset[str]) -> None:
     kept = {id(p) for name, p in model.named_parameters() if name in used}
     dropped: dict[int, nn.Parameter] = {}  # a tied weight stays one tensor under all its names
     for module in model.modules():
@@ -77,3 +79,7 @@ def _drop_others(model: nn.Module, used: set[str]) -> None:
             if parameter is not None and id(parameter) not in kept and not parameter.is_meta:
                 meta = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
                 module._parameters[name] = dropped.setdefault(id(parameter), meta)
+    for name in stale:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        module._buffers[leaf] = model.get_buffer(name).to("meta")

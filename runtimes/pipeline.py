@@ -58,7 +58,7 @@ class Pipeline:
         self._local = [s.index for s in plan.stages if s.device in team.local]
         self._compiled: dict[Any, Compiled] = {shape: compile_stages(operators, self._stages, self._local)}
         first = self._compiled[shape]
-        parameters = own_parameters(model, plan, first.programs, team)
+        parameters = own_parameters(model, plan, first.programs, team, operators.step.mutated_buffers)
         buffers = dict(model.named_buffers())
         self._states = {
             i: StageState(

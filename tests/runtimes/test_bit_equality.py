@@ -1,0 +1,85 @@
+"""A pipeline is equal, to the last bit, to its captured graph, unsplit, over the same microbatches."""
+
+import pytest
+import torch
+from attrs import evolve
+from panpipe.core.capture.randomness import random_key
+from panpipe.core.capture.operators import Operators
+from panpipe.core.capture.stage import stage_graph
+from panpipe.core.capture.programs import stage_programs
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.stage_run import StageRun
+from panpipe.runtimes.state import StageState
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+
+from ..support.models import CASES
+from ..support.parity import build
+from ..support.plans import captured, even_plan
+
+F32 = torch.float32
+
+
+def one_placeholder_a_reader(operators: Operators) -> dict[str, str]:
+    """Give every node that reads a parameter a placeholder of its own; their names → the parameter's."""
+    graph, parameters = operators.step.graph, operators.step.parameters
+    for placeholder in [node for node in graph.nodes if node.name in parameters]:
+        for number, reader in enumerate(list(placeholder.users)[1:]):
+            with graph.inserting_after(placeholder):
+                own = graph.placeholder(f"{placeholder.name}_{number}")
+            reader.replace_input_with(placeholder, own)
+            parameters[own.name] = parameters[placeholder.name]
+            operators.values[own.name] = operators.values[placeholder.name]
+    readers = dict(parameters)
+    operators.step.parameters = {name: name for name in readers}
+    return readers
+
+
+def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, dict[int, torch.Tensor]]]:
+    """Loss, and for every parameter the gradient through each node that reads it, of the whole graph as one stage.
+
+    A tied weight's partial gradients are kept apart by reader, because a plan adds them up stage by stage.
+    """
+    case = CASES[name]
+    operators = captured(case, F32, rows, microbatches)
+    readers = one_placeholder_a_reader(operators)
+    whole = stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0)
+    programs = stage_programs(whole)
+    model = case.model(F32)
+    values = dict(model.named_parameters())
+    own = {p: nn.Parameter(values[readers[p]].detach().clone()) for p in programs.inputs.parameters}
+    state = StageState(own, {n: b for n, b in model.named_buffers() if n in programs.inputs.buffers}, None)
+    run = StageRun(0, programs, {}, state, operators.step.constants, operators.step.outputs.loss)
+    loss = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for m, piece in enumerate(split_batch(case.batch(rows, F32), microbatches)[0]):
+            key, seed = random_key(3, 0, m), torch.tensor(piece.weight)
+            _, results = run.forward(m, [], piece.leaves, key)
+            run.backward(m, {}, seed, piece.leaves, key)
+            loss += results[0].double() * piece.weight
+    nodes = list(operators.step.graph.nodes)
+    order = {node.name: nodes.index(next(iter(node.users))) for node in nodes if node.op == "placeholder" and node.users}
+    gradients: dict[str, dict[int, torch.Tensor]] = {}
+    for placeholder, parameter in own.items():
+        gradients.setdefault(readers[placeholder], {})[order[placeholder]] = parameter.grad
+    return loss.item(), gradients
+
+
+@pytest.mark.parametrize("options", [{}, {"split": True}, {"schedule_name": "interleaved-1f1b", "chunks": 2}], ids=str)
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
+def test_loss_and_gradients(name, devices, options):
+    loss, gradients = unsplit(name, 8, 4)
+    case = CASES[name]
+    operators = captured(case, F32, 8, 4)
+    plan = even_plan(operators, devices, 4, **options)
+    pipe = build(ThreadTeam(devices), name, F32, 8, evolve(plan), 4)
+    found = pipe.step(case.batch(8, F32)).item()
+    assert found == torch.tensor(loss, dtype=F32).item()
+    mine = dict(pipe.model.named_parameters())
+    for key, partial in gradients.items():
+        # The one that the graph reads first stands in the first stage that reads it.
+        total = None
+        for _, gradient in sorted(partial.items()):
+            total = gradient if total is None else total + gradient
+        assert torch.equal(mine[key].grad, total), key

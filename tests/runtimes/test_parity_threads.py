@@ -1,0 +1,39 @@
+"""Threads of one process train exactly as one process does."""
+
+import pytest
+import torch
+from panpipe.runtimes.team import ThreadTeam
+
+from ..support.models import CASES
+from ..support.parity import distance
+
+PLANS = {
+    "1f1b": {},
+    "gpipe": {"schedule_name": "gpipe"},
+    "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
+    "split backward": {"split": True},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_float64_equals_untouched_eager(name, devices, plan):
+    found = distance(ThreadTeam(devices), name, torch.float64, 8, 4, **PLANS[plan])
+    assert found.loss < 1e-12
+    assert found.gradient < 1e-12
+    assert found.parameter < 1e-9
+    assert found.buffer < 1e-9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_gradients(name):
+    assert distance(ThreadTeam(2), name, torch.float32, 8, 4).gradient < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("rows", "microbatches"), [(10, 4), (5, 5), (3, 1)])
+def test_uneven_microbatches_are_weighted_by_their_size(name, rows, microbatches):
+    found = distance(ThreadTeam(2), name, torch.float64, rows, microbatches)
+    assert found.loss < 1e-12
+    assert found.gradient < 1e-12

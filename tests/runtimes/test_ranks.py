@@ -1,0 +1,63 @@
+"""Ranks under torchrun, over gloo: real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
+
+
+def start(job: str, folder: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(SCRIPT), job, str(folder)], env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+def results(job: str, folder: Path, ranks: int = 2) -> list[dict]:
+    done = start(job, folder, ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_as_one_process_does(tmp_path, ranks):
+    for found in results("parity", tmp_path, ranks):
+        assert len(found) == 9
+        for case, distance in found.items():
+            assert distance["loss"] < 1e-12, case
+            assert distance["gradient"] < 1e-12, case
+            assert distance["parameter"] < 1e-9, case
+            assert distance["buffer"] < 1e-9, case
+
+
+def test_each_rank_holds_its_own_stages_alone(tmp_path):
+    first, second = results("ownership", tmp_path)
+    for found in (first, second):
+        assert found["here"] == found["planned"]
+        assert found["with state"] == len(found["here"])
+    assert set(first["here"]) | set(second["here"]) == set(first["all"])
+    assert set(first["here"]) & set(second["here"]) == {"embedding.weight"}  # tied: a replica in both
+
+
+def test_every_rank_gets_the_whole_trace(tmp_path):
+    first, second = results("traced", tmp_path)
+    assert first == second
+    kinds = {(device, action[1:].rstrip("0123456789<>")) for device, _, action, *_ in first["events"]}
+    assert {(0, "F"), (1, "F"), (0, "B"), (1, "B"), (0, "SEND_F"), (1, "RECV_F"), (1, "SEND_B")} <= kinds
+    assert all(start <= end for *_, start, end in first["events"])
+
+
+@pytest.mark.parametrize(("job", "said"), [("killed", "rank 1 stopped answering"), ("raising", "rank 1 stopped")])
+def test_when_one_rank_stops_all_stop_within_seconds_and_name_it(tmp_path, job, said):
+    begun = time.monotonic()
+    done = start(job, tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert time.monotonic() - begun < 60  # imports and rendezvous are most of it; a hang would be 240

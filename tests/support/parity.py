@@ -1,0 +1,66 @@
+"""Train a case as a pipeline and in one process, and tell how far they are apart."""
+
+import copy
+import functools
+
+import torch
+from attrs import frozen
+from panpipe.core.plan import Plan
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.team import Team
+
+from .models import CASES
+from .plans import captured, even_plan
+
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
+STEPS = 3
+
+
+@frozen
+class Distance:
+    """The largest distances after a few optimizer steps; gradients relative, in norm, at the first step."""
+
+    loss: float
+    gradient: float
+    parameter: float
+    buffer: float
+
+
+def build(team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, **options):
+    """A pipeline for a case, with an even plan unless one is given."""
+    case = CASES[name]
+    operators = captured(case, dtype, rows, microbatches)
+    plan = plan or even_plan(operators, team.size, microbatches, **options)
+    shape = split_batch(case.batch(rows, dtype), microbatches)[0][0].shape
+    return Pipeline(case.model(dtype), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
+
+
+def distance(team: Team, name: str, dtype: torch.dtype, rows: int, microbatches: int, **options) -> Distance:
+    """Train both for three steps. Only what this process owns is compared."""
+    case = CASES[name]
+    pipe = build(team, name, dtype, rows, None, microbatches, **options)
+    alone = copy.deepcopy(case.model(dtype))
+    optimizer = OPTIMIZER(alone.named_parameters())
+    mine = dict(pipe.model.named_parameters())
+    batch = case.batch(rows, dtype)
+    loss = gradient = 0.0
+    for index in range(STEPS):
+        found = pipe.step(batch).item()
+        wanted = reference_step(alone, case.step, batch, microbatches=microbatches, seed=3, index=index).item()
+        loss = max(loss, abs(found - wanted))
+        if index == 0:
+            for key, parameter in alone.named_parameters():
+                if not mine[key].is_meta:
+                    scale = max(parameter.grad.norm().item(), 1e-6)
+                    gradient = max(gradient, (mine[key].grad - parameter.grad).norm().item() / scale)
+        optimizer.step()
+    parameter = max(
+        ((mine[k] - p).abs().max().item() for k, p in alone.named_parameters() if not mine[k].is_meta), default=0.0
+    )
+    buffers = dict(pipe.model.named_buffers())
+    buffer = max(
+        ((buffers[k] - b).abs().max().item() for k, b in alone.named_buffers() if not buffers[k].is_meta), default=0.0
+    )
+    return Distance(loss, gradient, parameter, buffer)

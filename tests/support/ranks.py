@@ -1,0 +1,86 @@
+"""What the ranks of a test run: ``torchrun … tests/support/ranks.py JOB FOLDER``. Results go to FOLDER/<rank>.json."""
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import attrs
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.support.models import CASES  # noqa: E402
+from tests.support.parity import build, distance  # noqa: E402
+
+PLANS = {"1f1b": {}, "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2}, "split backward": {"split": True}}
+
+
+def parity(team):
+    """Every case under every plan, in float64."""
+    found = {}
+    for name in CASES:
+        for plan, options in PLANS.items():
+            found[f"{name}, {plan}"] = attrs.asdict(distance(team, name, torch.float64, 10, 4, **options))
+    return found
+
+
+def ownership(team):
+    """Which parameters have data here, and where the optimizer has state."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    pipe.step(CASES[name].batch(8, torch.float32))
+    here = {name for name, p in pipe.model.named_parameters() if not p.is_meta}
+    planned = {p for stage in pipe.plan.stages if stage.device in team.local for p in stage.parameters}
+    states = [s.optimizer for s in pipe._states.values()]
+    return {
+        "here": sorted(here),
+        "planned": sorted(planned),
+        "with state": sum(len(o.state) for o in states),
+        "all": sorted(name for name, _ in pipe.model.named_parameters()),
+    }
+
+
+def traced(team):
+    name = "batchnorm with a skip"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    _, trace = pipe.trace_step(CASES[name].batch(8, torch.float32))
+    return {"events": [[e.device, e.queue, str(e.action), e.start_s, e.end_s] for e in trace.events]}
+
+
+def killed(team):
+    """Rank 1 is killed from outside in the middle of training."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    for step in range(1000):
+        if step == 3 and team.local == (1,):
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.step(CASES[name].batch(8, torch.float32))
+
+
+def raising(team):
+    """Rank 1 fails by an error of its own."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    for step in range(1000):
+        batch = CASES[name].batch(8, torch.float32)
+        if step == 3 and team.local == (1,):
+            batch["y"] = batch["y"] + 10_000
+        pipe.step(batch)
+
+
+def main() -> None:
+    from panpipe.runtimes.team import RankTeam
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    job, folder = sys.argv[1:]
+    team = RankTeam()
+    found = globals()[job](team)
+    Path(folder, f"{team.local[0]}.json").write_text(json.dumps(found))
+    team.close()
+
+
+if __name__ == "__main__":
+    main()
