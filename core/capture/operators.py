@@ -5,7 +5,9 @@ Not every node of the captured graph becomes an operator of its own:
 1. *Local* nodes depend on nothing but the batch, constants, and buffers that nobody writes: positions, masks, rotary
    tables. Every worker has the batch, so a stage that needs one computes it itself; nothing of it crosses a cut.
 2. Views and unpacked results belong to the operator whose storage they show.
-3. Whatever writes a computed tensor in place belongs together with what computed it, and whatever writes a buffer with
+3. What reads a tensor that is not contiguous, or whose gradient is not, belongs to the operator in front of it: what
+   crosses a cut arrives contiguous, and kernels round other layouts differently in the last bit.
+4. Whatever writes a computed tensor in place belongs together with what computed it, and whatever writes a buffer with
    all that reads the buffer, and with all that stands between: a cut there would show some readers an old value.
 """
 
@@ -15,6 +17,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+import torch
 from attrs import define, field
 from torch import Tensor, fx
 
@@ -32,7 +35,8 @@ def tensor_bytes(value: Any) -> int:
 class DrawCounter(fx.Interpreter):
     """Runs the captured graph on fake tensors with autograd on.
 
-    Records per node: the fake result with its ``requires_grad``, and the ordinal of its first random draw.
+    Records per node: the fake result with its ``requires_grad``, the ordinal of its first random draw, and whether the
+    result or a gradient of it is laid out otherwise than contiguously.
     """
 
     def __init__(self, step: CapturedStep) -> None:
@@ -41,6 +45,7 @@ class DrawCounter(fx.Interpreter):
         self.random = KeyedRandom(random_key(0, 0, 0))
         self.first_draw: dict[str, int] = {}
         self.values: dict[str, Any] = {}
+        self.strided: set[str] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
@@ -49,7 +54,20 @@ class DrawCounter(fx.Interpreter):
         if self.random.ordinal != before:
             self.first_draw[n.name] = before
         self.values[n.name] = value
+        if isinstance(value, Tensor) and n.op == "call_function":
+            self._note_layout(n.name, value)
+            if value.requires_grad:
+                value.register_hook(lambda gradient, name=n.name: self._note_layout(name, gradient))
         return value
+
+    def _note_layout(self, name: str, value: Tensor) -> None:
+        if not value.is_contiguous():
+            self.strided.add(name)
+
+    def note_gradients(self, loss: str) -> None:
+        """Run the backward, for the layout of every gradient."""
+        leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
+        torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
 
 
 @define(slots=False)
@@ -98,6 +116,7 @@ def operators_of(step: CapturedStep, state_bytes: Callable[[int], int] | None = 
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
             "check requires_grad, and that the step does not detach"
         )
+    counter.note_gradients(step.outputs.loss)
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     live = _live(step)
     local = _local_nodes(step, calls, counter)
@@ -166,7 +185,7 @@ def _root(node: fx.Node) -> fx.Node:
 
 
 def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
-    """Cut the order of the nodes into operators (rules 2 and 3 of the module)."""
+    """Cut the order of the nodes into operators (rules 2 to 4 of the module)."""
     position = {node: i for i, node in enumerate(calls)}
     joined = [False] * len(calls)  # whether a node belongs together with the one in front of it
     for i, node in enumerate(calls):
@@ -174,6 +193,10 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
         shows = node.target is operator.getitem or is_view(node)
         if i and shows and isinstance(source, fx.Node) and source in position and _no_larger(node, counter):
             joined[i] = _between_shows(calls, position[source], i)
+        if i and any(
+            s.name in counter.strided and _group_end(calls, joined, position, s) == i - 1 for s in node.all_input_nodes
+        ):
+            joined[i] = True
         for argument in written_arguments(node):
             root = _root(argument)
             # What is computed may be read anywhere behind its last write; a buffer lives with all its readers.
@@ -187,6 +210,14 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
         else:
             groups.append([node])
     return groups
+
+
+def _group_end(calls: list[fx.Node], joined: list[bool], position: dict[fx.Node, int], node: fx.Node) -> int:
+    """Position of the last node, so far, of the group that a node is in; -1 for what is in none."""
+    end = position.get(node, -1)
+    while 0 <= end < len(calls) - 1 and joined[end + 1]:
+        end += 1
+    return end
 
 
 def _touches(node: fx.Node, root: fx.Node) -> bool:

@@ -58,7 +58,9 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
             run.backward(m, {}, seed, piece.leaves, key)
             loss += results[0].double() * piece.weight
     nodes = list(operators.step.graph.nodes)
-    order = {node.name: nodes.index(next(iter(node.users))) for node in nodes if node.op == "placeholder" and node.users}
+    order = {
+        node.name: nodes.index(next(iter(node.users))) for node in nodes if node.op == "placeholder" and node.users
+    }
     gradients: dict[str, dict[int, torch.Tensor]] = {}
     for placeholder, parameter in own.items():
         gradients.setdefault(readers[placeholder], {})[order[placeholder]] = parameter.grad
