@@ -177,9 +177,7 @@ def measured_stages(
 
     def measure(device: int) -> dict[int, StageCosts]:
         own = {i: compiled.programs[i] for i in mine if i % team.size == device}
-        return profile_stages(
-            own, compiled.layout, operators, parameters, buffers, microbatch.leaves, optimizer
-        )
+        return profile_stages(own, compiled.layout, operators, parameters, buffers, microbatch.leaves, optimizer)
 
     found = {i: costs for part in team.everywhere(measure) for i, costs in part.items()}
     return tuple(found[i] for i in range(len(stages)))

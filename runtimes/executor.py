@@ -76,6 +76,7 @@ class Message(NamedTuple):
     Args:
         stage, kind, microbatch, peer: of the action.
         device: the peer stage's.
+        forward: whether it goes from an earlier to a later stage.
         finished: keys of this device's sends that are over once this receive is.
     """
 
@@ -84,6 +85,7 @@ class Message(NamedTuple):
     microbatch: int
     peer: int
     device: int
+    forward: bool
     finished: tuple[tuple[int, int, int], ...]
 
 
@@ -100,9 +102,7 @@ class Executor:
         tied: reduces the gradients of tied weights.
     """
 
-    def __init__(
-        self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, tied: TiedReduction
-    ) -> None:
+    def __init__(self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, tied: TiedReduction) -> None:
         self.plan = plan
         self.device = backend.device
         self.backend = backend
@@ -115,7 +115,9 @@ class Executor:
         """An action as a method and what it needs, so that nothing is looked up while the step runs."""
         stage, kind, microbatch, peer = action.stage, action.kind, action.microbatch or 0, action.peer
         if peer is not None:
-            message = Message(stage, kind, microbatch, peer, self._placement[peer], self._finished.get(action, ()))
+            forward = kind in (Kind.SEND_F, Kind.RECV_F)
+            finished = self._finished.get(action, ())
+            message = Message(stage, kind, microbatch, peer, self._placement[peer], forward, finished)
             return action, self._send if kind in SEND_KINDS else self._receive, message
         methods: dict[Kind, Callable[[Any], int]] = {
             Kind.F: self._forward, Kind.B: self._backward, Kind.I: self._backward_input,
@@ -143,6 +145,7 @@ class Executor:
         for run in runs[0].values():
             run.state.clear_gradients()
         self._reduced = False
+        self._unsettled: StageRun | None = None
         updating = False
         record, clock = self._record, time.perf_counter_ns
         record.start_ns = clock()
@@ -150,11 +153,13 @@ class Executor:
             for action, method, argument in self._instructions:
                 if not updating and action.microbatch is None:
                     updating = True
+                    self._settle()
                     if before_update is not None:
                         before_update(record)
                 start = method(argument)
                 if trace:
                     self._note(action, start, clock())
+            self._settle()
             for handle, _ in self._sending.values():
                 handle.wait()
         record.end_ns = clock()
@@ -164,7 +169,19 @@ class Executor:
 
     # Compute
 
+    def _settle(self) -> None:
+        """Add up what the last backward left, now that its message is on its way; it belongs to that backward's time."""
+        run = self._unsettled
+        if run is None:
+            return
+        run.settle()
+        self._unsettled = None
+        if self._meter is not None:
+            events, at = self._record.events, self._last_backward
+            events[at] = (*events[at][:3], time.perf_counter_ns(), events[at][4])
+
     def _forward(self, where: tuple[int, int]) -> int:
+        self._settle()
         stage, microbatch = where
         run = self._runs[microbatch][stage]
         messages = {src: self._arrived(stage, microbatch, src) for src in run.senders}
@@ -190,6 +207,7 @@ class Executor:
         return self._backwards(where, split=True)
 
     def _backwards(self, where: tuple[int, int], split: bool) -> int:
+        self._settle()
         stage, microbatch = where
         run = self._runs[microbatch][stage]
         messages = {dst: self._arrived(stage, microbatch, dst) for dst in run.receivers}
@@ -207,17 +225,20 @@ class Executor:
         gradients = program(microbatch, tangents, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
         if split and self._meter is not None:
             self._watch(run, microbatch, leaves)
+        self._unsettled = run
         for src in run.returned:
             self._leave(stage, src, microbatch, run.gradient_message(src, gradients))
         return start
 
     def _backward_weight(self, where: tuple[int, int]) -> int:
+        self._settle()
         start = time.perf_counter_ns()
         stage, microbatch = where
         inputs = self._inputs
         leaves = inputs.microbatches[microbatch].leaves
         run = self._runs[microbatch][stage]
         run.backward_weight(microbatch, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
+        self._unsettled = run
         return start
 
     # Communication
@@ -251,7 +272,7 @@ class Executor:
     def _receive(self, message: Message) -> int:
         start = time.perf_counter_ns()
         stage, microbatch, peer = message.stage, message.microbatch, message.peer
-        shapes = self._runs[microbatch][stage].message(message.kind, peer)
+        shapes = self._runs[microbatch][stage].message(message.forward, peer)
         buffers = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
         self._inbox[stage, microbatch, peer] = buffers, self.backend.receive(buffers, message.device), message
         return start
@@ -290,8 +311,10 @@ class Executor:
                 queue, tensors = send_queue(peer), self._sending[action.stage, action.microbatch, action.peer][1]
                 size = sum(tensor.nbytes for tensor in tensors)
             else:
-                queue, message = receive_queue(peer), run.message(action.kind, action.peer)
+                queue, message = receive_queue(peer), run.message(action.kind is Kind.RECV_F, action.peer)
                 size = sum(prod(shape) * dtype.itemsize for shape, dtype in message)
+        elif action.kind in (Kind.B, Kind.I, Kind.W):
+            self._last_backward = len(self._record.events)
         self._record.events.append((action, queue, start, end, size))
 
 

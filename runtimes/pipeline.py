@@ -61,17 +61,13 @@ class Pipeline:
         parameters = own_parameters(model, plan, first.programs, team, operators.step.mutated_buffers)
         buffers = dict(model.named_buffers())
         self._states = {
-            i: StageState(
-                parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer
-            )
+            i: StageState(parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer)
             for i in self._local
         }
         self._runs: dict[tuple[Any, int], dict[int, StageRun]] = {}
         self._lowered: tuple[tuple[Action, ...], ...] = lower(plan)
         tied = {w.name for w in plan.tied}
-        self._replicas = {
-            (i, name): p for i in self._local for name, p in parameters[i].items() if name in tied
-        }
+        self._replicas = {(i, name): p for i in self._local for name, p in parameters[i].items() if name in tied}
         self._outputs = operators.step.outputs
         shared = [self._outputs.loss, self._outputs.weight, *self._outputs.metrics.values()]
         self._result_device = {n: self._device_of(operators, n) for n in shared if isinstance(n, str)}

@@ -122,7 +122,9 @@ class _OperatorTimer:
         self, nodes: list[fx.Node], activations: list[fx.Node], sources: list[fx.Node], env: dict[fx.Node, Any]
     ) -> list[float]:
         inside = set(nodes)
-        outputs = [t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad]
+        outputs = [
+            t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
+        ]
         outputs = [t for t in outputs if t.grad_fn is not None]
         parameters = [env[s] for s in sources if s.op == "placeholder" and s.name in self._operators.step.parameters]
         wanted = [
@@ -206,6 +208,7 @@ def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...],
     def timed(kind: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         result = work()
+        run.settle()
         series[kind].append(time.perf_counter() - start)
         return result
 
@@ -248,7 +251,9 @@ def _optimizer_costs(state: StageState) -> tuple[float, int]:
     return statistics.median(times[1:]), sum(storage_sizes(held).values())
 
 
-def profile_link(backend: Backend, sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22), repeats: int = 20) -> tuple[float, float]:
+def profile_link(
+    backend: Backend, sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22), repeats: int = 20
+) -> tuple[float, float]:
     """Latency and bandwidth between neighbouring devices, by ping-pong between each even device and the next.
 
     Args:

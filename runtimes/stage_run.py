@@ -5,13 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.actions import Kind
-from ..core.capture.programs import Backward, StagePrograms
+from ..core.capture.programs import StagePrograms
 from ..core.capture.stage import Boundary
+from .bound import BoundBackward
 from .state import StageState
-
-_KEY = -1
-"""Stands for the random key where a leaf of the batch may stand."""
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 
@@ -47,7 +44,11 @@ class StageRun:
         incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
         outgoing = {dst: boundary for (src, dst), boundary in layout.items() if src == index}
         self.sources = [
-            next((src, [b.name for b in tensors].index(wanted.name)) for src, tensors in incoming.items() if wanted in tensors)
+            next(
+                (src, [b.name for b in tensors].index(wanted.name))
+                for src, tensors in incoming.items()
+                if wanted in tensors
+            )
             for wanted in inputs.boundary
         ]
         self.senders = tuple(dict.fromkeys(src for src, _ in self.sources))
@@ -70,66 +71,42 @@ class StageRun:
             for src, tensors in incoming.items()
             if any(b.differentiable for b in tensors)
         }
-        self._messages: dict[tuple[Kind, int], list[tuple[tuple[int, ...], torch.dtype]]] = {
-            **{(Kind.RECV_F, src): [(b.shape, b.dtype) for b in tensors] for src, tensors in incoming.items()},
-            **{
-                (Kind.RECV_B, dst): [(b.shape, b.dtype) for b in tensors if b.differentiable]
-                for dst, tensors in outgoing.items()
-            },
+        self._forward_messages = {src: [(b.shape, b.dtype) for b in tensors] for src, tensors in incoming.items()}
+        self._backward_messages = {
+            dst: [(b.shape, b.dtype) for b in tensors if b.differentiable] for dst, tensors in outgoing.items()
         }
-        self._loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
-        # Gradients of boundary inputs come first: they have the lower places among the inputs.
-        halves = (programs.backward, programs.backward_input, programs.backward_weight)
-        self._fixed = {id(p): self._backward_input_getters(p) for p in halves}
-        self._split: dict[int, tuple[int, int]] = {}
-        self._trained: dict[int, list[nn.Parameter]] = {}
-        for program in halves:
-            if program is not None:
-                first = sum(place < self._kept for place in program.gradients)
-                self._split[id(program)] = first, len(program.gradients)
-                self._trained[id(program)] = [self._static[i - self._kept] for i in program.gradients[first:]]
+        position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
+        self._backward, self._backward_input, self._backward_weight = (
+            None if program is None else BoundBackward(program, inputs, self._static, position_of_loss)
+            for program in (programs.backward, programs.backward_input, programs.backward_weight)
+        )
+        second = programs.backward_weight
+        self._kept_for_weight = frozenset(second.saved) if second is not None else frozenset()
+        ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
+        self._ends = ends[0], ends[0] + ends[1], sum(ends)
+        self._pending: tuple[list[nn.Parameter], list[Tensor], tuple[Tensor, ...]] | None = None
         self._saved: dict[int, list[Any]] = {}
         self._created: dict[int, list[Any]] = {}
         self._foreign = {t.untyped_storage()._cdata for t in self._static}
 
-    def message(self, kind: Kind, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor in the message that a receive from stage ``peer`` gets."""
-        return self._messages[kind, peer]
-
-    def _forward_inputs(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
-        inputs = self.programs.inputs
-        values = boundary + self._static + [leaves[i] for i in inputs.batch]
-        if inputs.random:
-            values.append(key)
-        return values
-
-    def _backward_input_getters(self, program: Backward | None) -> tuple[list[Any], list[tuple[int, int]]]:
-        """The inputs of a backward program that never change, and (place, leaf) of those that come with the batch."""
-        if program is None:
-            return [], []
-        fixed: list[Any] = []
-        fill: list[tuple[int, int]] = []
-        batch = self.programs.inputs.batch
-        for i in program.inputs:
-            place = i - self._kept
-            if place < len(self._static):
-                fixed.append(self._static[place])
-            else:
-                leaf = place - len(self._static)
-                fill.append((len(fixed), batch[leaf] if leaf < len(batch) else _KEY))
-                fixed.append(None)
-        return fixed, fill
+    def message(self, forward: bool, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor in the message that this stage gets from stage ``peer``."""
+        return self._forward_messages[peer] if forward else self._backward_messages[peer]
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """F. Returns the outputs, and the parts of the step's result computed here."""
-        programs = self.programs
-        values = programs.forward(self._forward_inputs(boundary, leaves, key))
-        outputs = len(programs.outputs)
-        results = outputs + len(programs.results)
-        mutated = results + len(programs.mutated)
-        for place, value in zip(programs.mutated, values[results:mutated], strict=True):
+        inputs = self.programs.inputs
+        given = boundary + self._static
+        if inputs.batch:
+            given += [leaves[i] for i in inputs.batch]
+        if inputs.random:
+            given.append(key)
+        boundary.clear()
+        values = self.programs.forward(given)
+        outputs, results, mutated = self._ends
+        for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
             self._static[place - self._kept].copy_(value)
         self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]
@@ -146,62 +123,46 @@ class StageRun:
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> dict[int, Tensor]:
-        """B. Returns the gradients of boundary inputs, by position."""
-        saved = self._saved.pop(microbatch)
-        program = self.programs.backward
-        return {} if program is None else self._run(program, saved, [], tangents, seed, leaves, key)[0]
+        """B. Returns the gradients of boundary inputs, by position; ``settle`` adds up those of the parameters."""
+        saved, program = self._saved.pop(microbatch), self._backward
+        if program is None:
+            return {}
+        gradients, own, _ = program.run(saved, [], tangents, seed, leaves, key)
+        self._pending = program.parameters, own, (*tangents.values(), *gradients)
+        return dict(zip(program.places, gradients, strict=True))
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> dict[int, Tensor]:
         """I. A stage that has no program of its own for it does the whole backward here or in W, whichever is right:
         here where gradients go back, in W where none does."""
-        programs = self.programs
-        first, second = programs.backward_input, programs.backward_weight
-        if first is None or second is None:
+        program = self._backward_input
+        if program is None:
             if self.returned:
                 return self.backward(microbatch, tangents, seed, leaves, key)
             self._created[microbatch] = [tangents]
             return {}
         saved = self._saved[microbatch]
-        gradients, created = self._run(first, saved, [], tangents, seed, leaves, key)
-        keep = set(second.saved)
+        gradients, _, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key)
+        keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
-        self._created[microbatch] = created
-        return gradients
+        return dict(zip(program.places, gradients, strict=True))
 
     def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
         """W."""
-        created = self._created.pop(microbatch, [])
-        program = self.programs.backward_weight
-        if self.programs.backward_input is None or program is None:
-            if microbatch in self._saved:
-                self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
-            return
-        self._run(program, self._saved.pop(microbatch), created, {}, seed, leaves, key)
+        created, program = self._created.pop(microbatch, []), self._backward_weight
+        if program is not None:
+            _, own, _ = program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
+            self._pending = program.parameters, own, tuple(t for t in created if isinstance(t, Tensor))
+        elif microbatch in self._saved:
+            self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
-    def _run(
-        self, program: Backward, saved: list[Any], created: list[Any], tangents: dict[int, Tensor],
-        seed: Tensor, leaves: tuple[Any, ...], key: Tensor,
-    ) -> tuple[dict[int, Tensor], list[Any]]:  # fmt: skip
-        if self._loss is not None:
-            tangents = {**tangents, self._loss: seed}
-        fixed, fill = self._fixed[id(program)]
-        given = [saved[i] for i in program.saved] + [created[i] for i in program.created] + fixed
-        for place, leaf in fill:
-            place += len(program.saved) + len(program.created)
-            given[place] = key if leaf == _KEY else leaves[leaf]
-        given += [tangents[i] for i in program.tangents]
-        if program is not self.programs.backward_input:
-            saved.clear()
-            created.clear()
-        values = program.run(given)
-        ends = self._split[id(program)]
-        boundary = dict(zip(program.gradients[: ends[0]], values[: ends[0]], strict=True))
-        self.state.accumulate(
-            self._trained[id(program)], values[ends[0] : ends[1]], self._foreign, (*tangents.values(), *boundary.values())
-        )
-        return boundary, values[ends[1] :]
+    def settle(self) -> None:
+        """Add the parameters' gradients of the last backward to those before. It waits until what the backward sends
+        is on its way: another stage may be waiting for that."""
+        if self._pending is not None:
+            self.state.accumulate(*self._pending[:2], self._foreign, self._pending[2])
+            self._pending = None
 
     def gradient_message(self, source: int, gradients: dict[int, Tensor]) -> list[Tensor]:
         """The message of gradients for stage ``source``: contiguous, zeros where nothing flows back."""

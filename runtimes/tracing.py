@@ -26,11 +26,12 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
         arrived.update(record.arrivals)
     events, memory = [], []
     for device, record in enumerate(records):
-        for action, queue, start, end, size in record.events:
+        for action, queue, issued, returned, size in record.events:
+            start, end = issued, returned
             if action.kind in COMM_KINDS:
                 receive = action if action.kind in RECV_KINDS else action.counterpart
                 start = max(posted[action], posted[action.counterpart])
-                end = max(arrived.get(receive, end), start)
+                end = max(arrived.get(receive, returned), start)
             events.append(TraceEvent(device, queue, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
         memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
     events.sort(key=lambda event: (event.start_s, event.device))

@@ -56,6 +56,7 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
             key, seed = random_key(3, 0, m), torch.tensor(piece.weight)
             _, results = run.forward(m, [], piece.leaves, key)
             run.backward(m, {}, seed, piece.leaves, key)
+            run.settle()
             loss += results[0].double() * piece.weight
     nodes = list(operators.step.graph.nodes)
     order = {

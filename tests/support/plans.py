@@ -37,7 +37,12 @@ def split_backwards(schedule: Schedule) -> Schedule:
 
 
 def even_plan(
-    operators: Operators, devices: int, microbatches: int, schedule_name: str = "1f1b", chunks: int = 1, split: bool = False
+    operators: Operators,
+    devices: int,
+    microbatches: int,
+    schedule_name: str = "1f1b",
+    chunks: int = 1,
+    split: bool = False,
 ) -> Plan:
     """As many operators in each stage."""
     names = [node.name for node in operators.graph.nodes]

@@ -14,7 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.models import CASES  # noqa: E402
 from tests.support.parity import build, distance  # noqa: E402
 
-PLANS = {"1f1b": {}, "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2}, "split backward": {"split": True}}
+PLANS = {
+    "1f1b": {},
+    "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
+    "split backward": {"split": True},
+}
 
 
 def parity(team):

@@ -1,0 +1,80 @@
+"""A backward program bound to the tensors of its stage that never change, so that a call only fills in the rest."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..core.capture.programs import Backward
+from ..core.capture.stage import StageInputs
+
+_KEY = -1
+"""Stands for the random key where a position in the batch may stand."""
+
+
+class BoundBackward:
+    """B, I or W of one stage.
+
+    Args:
+        program: the program.
+        inputs: what the stage reads.
+        static: parameters, buffers and constants, in the order of ``inputs``.
+        loss: position of the loss among the stage's outputs, or None where it is not computed there.
+
+    Attributes:
+        places: positions among the boundary inputs of the gradients that ``run`` returns first.
+        parameters: those whose gradients it returns next.
+        saved: positions of the saved tensors that it reads.
+    """
+
+    def __init__(self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None) -> None:
+        kept = len(inputs.boundary)
+        self.saved = program.saved
+        self.places = tuple(place for place in program.gradients if place < kept)
+        self.parameters: list[nn.Parameter] = [static[i - kept] for i in program.gradients if i >= kept]
+        self._run = program.run
+        self._created = program.created
+        self._ends = len(self.places), len(program.gradients)
+        self._loss = loss
+        self._tangents = program.tangents
+        self._fixed: list[Any] = []
+        self._fill: list[tuple[int, int]] = []
+        before = len(program.saved) + len(program.created)
+        for i in program.inputs:
+            place = i - kept
+            if place < len(static):
+                self._fixed.append(static[place])
+            else:
+                leaf = place - len(static)
+                number = inputs.batch[leaf] if leaf < len(inputs.batch) else _KEY
+                self._fill.append((before + len(self._fixed), number))
+                self._fixed.append(None)
+
+    def run(
+        self, saved: list[Any], created: list[Any], tangents: dict[int, Tensor], seed: Tensor,
+        leaves: tuple[Any, ...], key: Tensor,
+    ) -> tuple[list[Tensor], list[Tensor], list[Any]]:  # fmt: skip
+        """Run the program.
+
+        Args:
+            saved: F's saved tensors.
+            created: what I created; empty for B and I.
+            tangents: position of an output → its gradient.
+            seed: the gradient of the loss.
+            leaves: the microbatch's.
+            key: its random key.
+
+        Returns:
+            Gradients of boundary inputs, of parameters, and what I creates for W.
+        """
+        given = [saved[i] for i in self.saved]
+        if self._created:
+            given += [created[i] for i in self._created]
+        given += self._fixed
+        for place, leaf in self._fill:
+            given[place] = key if leaf == _KEY else leaves[leaf]
+        loss = self._loss
+        for output in self._tangents:
+            given.append(seed if output == loss else tangents[output])
+        values = self._run(given)
+        first, last = self._ends
+        return values[:first], values[first:last], values[last:]
