@@ -48,7 +48,7 @@ _HOME = {
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
 not need torch start without it, and so that pytest may import this file under another name."""
 
-__all__ = list(_HOME)  # noqa: PLE0605 - strings, all of them
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,8 @@ def pipeline(
         microbatches: how many a batch is cut into.
         plan: ``"auto"``, a Plan, or the path of one.
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
-        mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; the ranks there are by default, or two threads.
+        mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; by default the ranks there are, or two
+            threads.
         backend: ``"gloo"`` or ``"memcpy"``; by default what fits the way the process was started.
         cluster: the machine, as a Cluster or a file; measured by default.
         max_chunks: the most stages that a device may hold in an automatic plan.
@@ -101,7 +102,8 @@ def _devices(mesh: Mesh | str | int | None) -> int | None:
             if parts:
                 raise ValueError
         except (KeyError, ValueError):
-            raise RequestError(f"mesh '{mesh}' is not a mesh: write the devices along the pipeline, as in pp=4") from None
+            rule = "write the devices along the pipeline, as in pp=4"
+            raise RequestError(f"mesh '{mesh}' is not a mesh: {rule}") from None
     if data != 1 or (devices is not None and devices < 1):
         raise RequestError(f"mesh {mesh!r}: this version trains one replica over at least one device; write pp=4")
     return devices

@@ -1,7 +1,7 @@
 """What the executor costs for each compute action: stages of next to nothing, 64 microbatches, 1F1B on two gloo ranks.
 
 In one run, alternating: panpipe; a hand-written 1F1B loop over the raw process group with the same F and B programs;
-``torch.distributed.pipelining``. Times are medians over steps, the slower rank's, divided by the compute actions of a rank.
+``torch.distributed.pipelining``. Times are medians over steps, barrier to barrier, divided by a rank's compute actions.
 
     python benchmarks/action_overhead.py [--steps 60] [--rounds 3] [--record FILE]
 """
@@ -61,7 +61,7 @@ def panpipe_step(batch: torch.Tensor) -> Any:
 def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
     """1F1B over the process group, with the very programs of the pipeline's stage."""
     [stage] = pipe.programs.values()
-    parameters = [p for p in pipe.stage_parameters[rank].values()]
+    parameters = list(pipe.stage_parameters[rank].values())
     group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
     seed = torch.tensor(1 / MICROBATCHES)
     shape = (1, 8)
@@ -105,7 +105,7 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             group.recv([arrived], 0, 0).wait()
             if len(sends) > 1:
                 sends.popleft()[0].wait()
-            out, *kept = stage.forward([arrived, *parameters])
+            _, *kept = stage.forward([arrived, *parameters])
             values = run_backward(stage.backward, kept, [arrived, *parameters], {0: seed})
             sends.append((group.send([values[0]], 0, 0), values[0]))
             accumulate(values[1:])

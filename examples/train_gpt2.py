@@ -17,13 +17,12 @@ import time
 import warnings
 from pathlib import Path
 
+import panpipe
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import GPT2Config, GPT2LMHeadModel
-
-import panpipe
 
 SEQUENCE = 128
 MICROBATCHES = 8
@@ -119,15 +118,13 @@ def largest(value: float) -> float:
 
 
 def check_against_one_process(pipe, untouched, optimizer, data):
-    """Two steps as a pipeline and two of the untouched eager model, same random numbers: losses, gradients, parameters."""
+    """Two steps as a pipeline and two of the untouched eager model with the same random numbers."""
     reference_optimizer = optimizer(untouched.named_parameters())
     losses, reference, gradient_error = [], [], 0.0
     mine = dict(pipe.model.named_parameters())
     for index, batch in enumerate(data):
         losses.append(pipe.step(batch).item())
-        reference.append(
-            panpipe.reference_step(untouched, step, batch, microbatches=MICROBATCHES, index=index).item()
-        )
+        reference.append(panpipe.reference_step(untouched, step, batch, microbatches=MICROBATCHES, index=index).item())
         for name, parameter in untouched.named_parameters():
             if not mine[name].is_meta:
                 error = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm()

@@ -102,13 +102,14 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
         )
     if plan.mesh.data != 1:
         raise RequestError(
-            f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; plan with data=1"
+            f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; "
+            "plan with data=1"
         )
     validate(plan)
     hashes = team.everywhere(lambda _: plan.hash)
     other = next((rank for rank, found in enumerate(hashes) if found != hashes[0]), None)
     if other is not None:
         raise RequestError(
-            f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same plan; "
-            "give all of them the same file"
+            f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same "
+            "plan; give all of them the same file"
         )

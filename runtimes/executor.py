@@ -170,7 +170,7 @@ class Executor:
     # Compute
 
     def _settle(self) -> None:
-        """Add up what the last backward left, now that its message is on its way; it belongs to that backward's time."""
+        """Add up what the last backward left, now that its message is on its way; part of that backward's time."""
         run = self._unsettled
         if run is None:
             return

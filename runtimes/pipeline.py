@@ -217,7 +217,7 @@ class Pipeline:
             return
         if len(self._compiled) >= _MAX_SHAPES:
             raise RequestError(
-                f"this batch has microbatches of a shape not seen before, and {_MAX_SHAPES} shapes are compiled already: "
+                f"this batch has microbatches of a new shape, and {_MAX_SHAPES} shapes are compiled already: "
                 "pad batches to a few fixed shapes"
             )
         if self.steps and 0 in self._team.local:

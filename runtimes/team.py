@@ -74,7 +74,7 @@ class ThreadTeam(Team):
             torch.set_num_threads(1)
             try:
                 results[device] = work(device)
-            except BaseException as failure:  # noqa: BLE001 - handed to the caller's thread
+            except BaseException as failure:
                 failures[device] = failure
                 self._exchange.fail(device, failure)
 
@@ -136,7 +136,7 @@ class RankTeam(Team):
         if self._rank == 0:
             try:
                 chosen[0] = choose()
-            except Exception as failure:  # noqa: BLE001 - raised on every rank
+            except Exception as failure:
                 chosen[1] = failure
         dist.broadcast_object_list(chosen, src=0)
         if chosen[1] is not None:

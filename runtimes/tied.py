@@ -3,13 +3,13 @@
 The first of the stages adds the partial gradients up, in stage order, and hands the sum back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ..backends.contract import Backend, Handle
-from ..core.plan import Plan
+from ..core.plan import Plan, TiedWeight
 
 
 class TiedReduction:
@@ -30,53 +30,72 @@ class TiedReduction:
 
         Every device sends its partial gradients before it waits for any, so the exchange cannot lock up.
         """
-        here, placement = backend.device, self._placement
-        sends: list[tuple[Handle, Sequence[Tensor]]] = []
-        partials: dict[tuple[str, int], tuple[Tensor, Handle | None]] = {}
-        totals: list[tuple[int, str, Tensor, Handle]] = []
-        for weight in self._tied:
-            owner = placement[weight.stages[0]]
-            for stage in weight.stages:
-                if placement[stage] == here:
-                    partial = self._gradient(stage, weight.name)
-                    if owner == here:
-                        partials[weight.name, stage] = partial, None
-                    else:
-                        sends.append((backend.send([partial], owner), [partial]))
-                elif owner == here:
-                    buffer = torch.empty_like(self._replicas[weight.stages[0], weight.name])
-                    partials[weight.name, stage] = buffer, backend.receive([buffer], placement[stage])
+        here, sends = backend.device, _Sends(backend)
+        partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in self._tied}
+        totals: list[tuple[nn.Parameter, Tensor, Handle]] = []
         for weight in self._tied:
             first, *others = weight.stages
-            if placement[first] == here:
-                total = self._sum([partials.pop((weight.name, stage)) for stage in weight.stages])
+            mine = [stage for stage in others if self._placement[stage] == here]
+            if self._placement[first] == here:
+                total = _sum(partials[weight.name])
                 self._replicas[first, weight.name].grad = total
+                for stage in mine:
+                    self._replicas[stage, weight.name].grad = total.clone()
                 for stage in others:
-                    if placement[stage] == here:
-                        self._replicas[stage, weight.name].grad = total.clone()
-                    else:
-                        sends.append((backend.send([total], placement[stage]), [total]))
+                    if stage not in mine:
+                        sends.add(total, self._placement[stage])
             else:
-                for stage in others:
-                    if placement[stage] == here:
-                        buffer = torch.empty_like(self._replicas[stage, weight.name])
-                        totals.append((stage, weight.name, buffer, backend.receive([buffer], placement[first])))
-        for stage, name, buffer, handle in totals:
+                for stage in mine:
+                    replica = self._replicas[stage, weight.name]
+                    buffer = torch.empty_like(replica)
+                    totals.append((replica, buffer, backend.receive([buffer], self._placement[first])))
+        for replica, buffer, handle in totals:
             handle.wait()
-            self._replicas[stage, name].grad = buffer
-        for handle, _ in sends:
-            handle.wait()
+            replica.grad = buffer
+        sends.wait()
+
+    def _exchange_partials(
+        self, weight: TiedWeight, backend: Backend, sends: "_Sends"
+    ) -> list[tuple[Tensor, Handle | None]]:
+        """Send this device's partial gradients to where they are added up; there, return all of them in stage order."""
+        here, owner = backend.device, self._placement[weight.stages[0]]
+        found: list[tuple[Tensor, Handle | None]] = []
+        for stage in weight.stages:
+            device = self._placement[stage]
+            if device == here and owner == here:
+                found.append((self._gradient(stage, weight.name), None))
+            elif device == here:
+                sends.add(self._gradient(stage, weight.name), owner)
+            elif owner == here:
+                buffer = torch.empty_like(self._replicas[weight.stages[0], weight.name])
+                found.append((buffer, backend.receive([buffer], device)))
+        return found
 
     def _gradient(self, stage: int, name: str) -> Tensor:
         replica = self._replicas[stage, name]
         return torch.zeros_like(replica) if replica.grad is None else replica.grad
 
-    @staticmethod
-    def _sum(partials: list[tuple[Tensor, Handle | None]]) -> Tensor:
-        for _, handle in partials:
-            if handle is not None:
-                handle.wait()
-        total = partials[0][0]
-        for partial, _ in partials[1:]:
-            total = total + partial
-        return total
+
+class _Sends:
+    """Messages on their way, kept until they have arrived."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._flying: list[tuple[Handle, Tensor]] = []
+
+    def add(self, tensor: Tensor, device: int) -> None:
+        self._flying.append((self._backend.send([tensor], device), tensor))
+
+    def wait(self) -> None:
+        for handle, _ in self._flying:
+            handle.wait()
+
+
+def _sum(partials: list[tuple[Tensor, Handle | None]]) -> Tensor:
+    for _, handle in partials:
+        if handle is not None:
+            handle.wait()
+    total = partials[0][0]
+    for partial, _ in partials[1:]:
+        total = total + partial
+    return total

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.capture.randomness import random_key
 from panpipe.core.capture.operators import Operators
-from panpipe.core.capture.stage import stage_graph
 from panpipe.core.capture.programs import stage_programs
+from panpipe.core.capture.randomness import random_key
+from panpipe.core.capture.stage import stage_graph
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.stage_run import StageRun
 from panpipe.runtimes.state import StageState

@@ -16,7 +16,12 @@ def start(job: str, folder: Path, ranks: int = 2) -> subprocess.CompletedProcess
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, str(SCRIPT), job, str(folder)], env=environment, capture_output=True, text=True, timeout=240
+        [*command, str(SCRIPT), job, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 

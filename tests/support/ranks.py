@@ -11,8 +11,8 @@ import attrs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.support.models import CASES  # noqa: E402
-from tests.support.parity import build, distance  # noqa: E402
+from tests.support.models import CASES
+from tests.support.parity import build, distance
 
 PLANS = {
     "1f1b": {},
