@@ -1,0 +1,62 @@
+"""The benchmark model: a GPT of 8 layers, width 256, 8 heads, vocabulary 1024, sequence 128; batches of 32 rows."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, MICROBATCHES, LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 32, 8, 8, 256, 8, 1024, 128
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        heads = (
+            part.view(rows, length, HEADS, width // HEADS).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, 2)
+        )
+        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """The whole model, or layers ``low`` to ``high`` of it with the ends that belong there."""
+
+    def __init__(self, low: int = 0, high: int = LAYERS) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, WIDTH) if low == 0 else None
+        self.place = nn.Embedding(LENGTH, WIDTH) if low == 0 else None
+        self.blocks = nn.ModuleDict({str(i): Block() for i in range(low, high)})
+        self.norm = nn.LayerNorm(WIDTH) if high == LAYERS else None
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False) if high == LAYERS else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.token is not None and self.place is not None:
+            x = self.token(x) + self.place(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+
+def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return loss_of(model(batch[0]), batch[1])
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator) for _ in range(2))
+
+
+def make() -> GPT:
+    torch.manual_seed(0)
+    return GPT()
