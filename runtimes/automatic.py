@@ -3,7 +3,8 @@
 1. Every device times every operator, all at once; the mean counts.
 2. For each number of stages a device, cuts are searched on these times.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators.
-4. A schedule is chosen for each on the times of 3; the fastest prediction becomes the plan.
+4. A schedule is chosen for each on the times of 3. They also correct the times of 1, and where another cut follows from
+   that, it goes through 3 and 4 too. The fastest prediction becomes the plan.
 """
 
 import os
@@ -28,6 +29,9 @@ from .microbatches import Microbatch
 from .profile import profile_link, profile_operators, profile_stages
 from .state import OptimizerFactory
 from .team import Team
+
+CORRECTIONS = 2
+"""How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
 Report = Callable[[str], None]
 CUT_EVALUATIONS = 300
@@ -74,33 +78,72 @@ def automatic_plan(
     tell("measuring operators")
     graph = measured_graph(operators, parameters, buffers, microbatch, team)
     sizes = {name: tensor_bytes(parameter) for name, parameter in parameters.items()}
+
+    def _plan_for_chunks(chunks: int) -> Plan | None:
+        """Cut, measure, choose; then correct the operators' times by the stages' and see whether another cut follows."""
+        count, best, corrected, tried = chunks * team.size, None, graph, []
+        for _ in range(1 + CORRECTIONS):
+            tell(f"cutting into {count} stages")
+            stages = team.decide(
+                lambda times=corrected: _cuts(times, cluster, microbatches, families, cut_oracle, chunks, sizes)
+            )
+            if stages is None or stages in tried:
+                break
+            tried.append(stages)
+            tell(f"measuring {count} stages")
+            costs = measured_stages(operators, stages, parameters, buffers, microbatch, team, optimizer)
+            choice = team.decide(
+                lambda stages=stages, costs=costs: _choose(
+                    graph, stages, costs, cluster, microbatches, families, oracle, sizes
+                )
+            )
+            if choice is not None and (best is None or _step_s(choice) < _step_s(best)):
+                best = choice
+            corrected = corrected_graph(corrected, stages, costs)
+        return best
+
     best: Plan | None = None
     failure: InfeasibleError | None = None
     for chunks in range(1, max_chunks + 1):
         if chunks * team.size > len(graph.nodes):
             break
-        tell(f"cutting into {chunks * team.size} stages")
         try:
-            stages = team.decide(
-                lambda chunks=chunks: _cuts(graph, cluster, microbatches, families, cut_oracle, chunks, sizes)  # type: ignore[misc]
-            )
+            found = _plan_for_chunks(chunks)
         except InfeasibleError as error:
             failure = error
             continue
-        if stages is None:
-            continue
-        tell(f"measuring {len(stages)} stages")
-        costs = measured_stages(operators, stages, parameters, buffers, microbatch, team, optimizer)
-        choice = team.decide(
-            lambda stages=stages, costs=costs: _choose(  # type: ignore[misc]
-                graph, stages, costs, cluster, microbatches, families, oracle, sizes
-            )
-        )
-        if choice is not None and (best is None or _step_s(choice) < _step_s(best)):
-            best = choice
+        if found is not None and (best is None or _step_s(found) < _step_s(best)):
+            best = found
     if best is None:
         raise failure or RequestError(f"no schedule is made for {team.size} devices and {microbatches} microbatches")
     return evolve(best, model=operators.step.model_name)
+
+
+def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:
+    """The graph with every operator's times scaled so that each stage's sum is what its programs took.
+
+    An operator alone is timed with work around it that a program does not have, and without the memory traffic that a
+    program does have.
+    """
+    scale = {}
+    for names, cost in zip(stages, costs, strict=True):
+        nodes = [graph.nodes[graph.index[name]] for name in names]
+        forward = sum(node.forward_s for node in nodes)
+        backward = sum(node.backward_input_s + node.backward_weight_s for node in nodes)
+        factors = cost.forward_s / (forward or 1.0), cost.full_backward_s / (backward or 1.0)
+        scale.update(dict.fromkeys(names, factors))
+    return evolve(
+        graph,
+        nodes=tuple(
+            evolve(
+                node,
+                forward_s=node.forward_s * scale[node.name][0],
+                backward_input_s=node.backward_input_s * scale[node.name][1],
+                backward_weight_s=node.backward_weight_s * scale[node.name][1],
+            )
+            for node in graph.nodes
+        ),
+    )
 
 
 def _step_s(plan: Plan) -> float:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import StepFunction, capture_step
 from ..core.cluster import Cluster
+from ..core.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
@@ -59,7 +61,12 @@ def build_pipeline(
                 cluster=cluster, report=report,
             )  # fmt: skip
         _check_plan(given, operators, team)
-        return Pipeline(model, step, team, given, operators, largest.shape, optimizer, seed)
+        pipe = Pipeline(model, step, team, given, operators, largest.shape, optimizer, seed)
+        if plan == "auto":
+            if report is not None:
+                report("rehearsing the plan")
+            pipe.plan = _with_costs(given, pipe.rehearse(example_batch), oracle)
+        return pipe
     except BaseException:
         team.close()
         raise
@@ -113,3 +120,20 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
             f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same "
             "plan; give all of them the same file"
         )
+
+
+def _with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
+    """The plan with its prediction made again from other costs."""
+    assert plan.prediction is not None
+    score = oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster)
+    return evolve(
+        plan,
+        prediction=evolve(
+            plan.prediction,
+            costs=costs,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+        ),
+    )

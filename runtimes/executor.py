@@ -126,7 +126,7 @@ class Executor:
         return action, methods[kind], (stage, microbatch)
 
     def run(
-        self, runs: Sequence[Mapping[int, StageRun]], inputs: StepInputs, *, trace: bool = False,
+        self, runs: Sequence[Mapping[int, StageRun]], inputs: StepInputs, *, trace: bool = False, update: bool = True,
         before_update: Callable[[StepRecord], None] | None = None,
     ) -> StepRecord:  # fmt: skip
         """Run one step.
@@ -135,6 +135,7 @@ class Executor:
             runs: for each microbatch, this device's stages by index.
             inputs: what the step works on.
             trace: record every action, and watch the saved tensors.
+            update: step the optimizers; without it the gradients are reduced and left.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
         self._runs, self._inputs, self._record = runs, inputs, StepRecord()
@@ -156,6 +157,8 @@ class Executor:
                     self._settle()
                     if before_update is not None:
                         before_update(record)
+                if action.kind is Kind.STEP and not update:
+                    continue
                 start = method(argument)
                 if trace:
                     self._note(action, start, clock())

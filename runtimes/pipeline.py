@@ -13,6 +13,7 @@ from ..core.capture.operators import Operators, operators_of
 from ..core.capture.programs import StagePrograms
 from ..core.capture.randomness import random_key
 from ..core.capture.step import StepFunction, capture_step
+from ..core.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.lowering import lower
 from ..core.plan import Plan
@@ -21,6 +22,7 @@ from .compiled import Compiled, compile_stages
 from .executor import Executor, StepInputs, StepRecord
 from .microbatches import Microbatch, split_batch
 from .ownership import own_parameters
+from .rehearsal import rehearse
 from .stage_run import StageRun
 from .state import OptimizerFactory, StageState
 from .team import Team
@@ -110,8 +112,7 @@ class Pipeline:
             The loss, and the trace of all devices, on every rank.
         """
         loss, records = self._run(batch, trace=True)
-        gathered = self._team.everywhere(lambda device: records[device])
-        return loss, measured_trace(self.plan, gathered)
+        return loss, self._gather(records)
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
@@ -129,7 +130,32 @@ class Pipeline:
 
     # One step
 
-    def _run(self, batch: Any, trace: bool) -> tuple[Tensor, dict[int, StepRecord]]:
+    def rehearse(self, batch: Any) -> tuple[StageCosts, ...]:
+        """Run a few steps that change nothing; what the stages cost while they run as planned.
+
+        Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
+        would have without.
+        """
+        buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
+        count = self.steps
+
+        def run() -> Trace:
+            _, records = self._run(batch, trace=True, update=False)
+            return self._gather(records)
+
+        measured = rehearse(self.plan, run)
+        costs = self._team.decide(lambda: measured)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        for state in self._states.values():
+            state.clear_gradients()
+        self.steps = count
+        return costs
+
+    def _gather(self, records: dict[int, StepRecord]) -> Trace:
+        return measured_trace(self.plan, self._team.everywhere(lambda device: records[device]))
+
+    def _run(self, batch: Any, trace: bool, update: bool = True) -> tuple[Tensor, dict[int, StepRecord]]:
         pieces, spec = split_batch(batch, self.plan.microbatches)
         for piece in {piece.shape: piece for piece in pieces}.values():
             self._ensure_compiled(piece, spec)
@@ -154,7 +180,9 @@ class Pipeline:
             # A weighted mean's sum of weights is known when the last microbatch is through, and needed for the update.
             early = self._outputs.weight is not None
             runs = [self._stage_runs(device, piece) for piece in pieces]
-            record = executor.run(runs, inputs, trace=trace, before_update=share_results if early else None)
+            record = executor.run(
+                runs, inputs, trace=trace, update=update, before_update=share_results if early else None
+            )
             if not early:
                 share_results(record)
             record.results.clear()

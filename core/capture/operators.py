@@ -4,7 +4,7 @@ Not every node of the captured graph becomes an operator of its own:
 
 1. *Local* nodes depend on nothing but the batch, constants, and buffers that nobody writes: positions, masks, rotary
    tables. Every worker has the batch, so a stage that needs one computes it itself; nothing of it crosses a cut.
-2. Views and unpacked results belong to the operator whose storage they show.
+2. Views and unpacked results belong to the operator whose storage they show, unless rule 3 has them with their reader.
 3. What reads a tensor that is not contiguous, or whose gradient is not, belongs to the operator in front of it: what
    crosses a cut arrives contiguous, and kernels round other layouts differently in the last bit.
 4. Whatever writes a computed tensor in place belongs together with what computed it, and whatever writes a buffer with
@@ -54,10 +54,10 @@ class DrawCounter(fx.Interpreter):
         if self.random.ordinal != before:
             self.first_draw[n.name] = before
         self.values[n.name] = value
-        if isinstance(value, Tensor) and n.op == "call_function":
-            self._note_layout(n.name, value)
-            if value.requires_grad:
-                value.register_hook(lambda gradient, name=n.name: self._note_layout(name, gradient))
+        for tensor in _tensors(value) if n.op == "call_function" else ():
+            self._note_layout(n.name, tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient, name=n.name: self._note_layout(name, gradient))
         return value
 
     def _note_layout(self, name: str, value: Tensor) -> None:
@@ -191,7 +191,8 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
     for i, node in enumerate(calls):
         source = node.args[0] if node.args else None
         shows = node.target is operator.getitem or is_view(node)
-        if i and shows and isinstance(source, fx.Node) and source in position and _no_larger(node, counter):
+        kept = shows and node.name not in counter.strided and isinstance(source, fx.Node) and source in position
+        if i and kept and _no_larger(node, counter):
             joined[i] = _between_shows(calls, position[source], i)
         if i and any(
             s.name in counter.strided and _group_end(calls, joined, position, s) == i - 1 for s in node.all_input_nodes
