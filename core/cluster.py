@@ -97,7 +97,9 @@ class Cluster:
                     self.network, *ends, weight=lambda a, b, data: data["link"].latency_s + 1e-12
                 )
             except networkx.NetworkXNoPath:
-                raise RequestError(f"no link connects device {src} ('{ends[0]}') to {dst} ('{ends[1]}'): add one") from None
+                raise RequestError(
+                    f"no link connects device {src} ('{ends[0]}') to {dst} ('{ends[1]}'): add one"
+                ) from None
             hops = []
             for a, b in zip(names, names[1:], strict=False):
                 link: Link = self.network.edges[a, b]["link"]

@@ -1,0 +1,189 @@
+"""What the page draws, as plain data. Times in seconds to the nanosecond, memory in bytes."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ..actions import Kind
+from ..compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
+from ..documents import as_plain
+from ..perfetto import queue_order
+from ..plan import Plan
+from ..trace import Trace, TraceEvent
+from .facts import ReportFacts
+from .operators import condensed
+
+BACKWARD = (Kind.B, Kind.I)
+
+
+def report_data(plan: Plan, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
+    """Everything that the page shows."""
+    traces = [predicted] if measured is None else [predicted, measured]
+    comparison = None if measured is None else compare(predicted, measured)
+    return {
+        "title": facts.title or plan.model,
+        "summary": facts.summary or _summary(plan),
+        "plan": _plan(plan),
+        "queues": _queues(traces),
+        "traces": [_trace(trace, name) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
+        "step": _step(predicted, measured, facts),
+        "bubble": [min(bubble_per_device(trace), default=0.0) for trace in traces],
+        "peaks": _peaks(traces),
+        "limits": _limits(plan, facts),
+        "comparison": None if comparison is None else _comparison(comparison),
+        "losses": _finite(facts.losses),
+        "referenceLosses": _finite(facts.reference_losses),
+        "stepTimes": _finite(facts.step_times_s),
+        "checks": [as_plain(check) for check in facts.checks],
+        "notes": list(facts.notes),
+    }
+
+
+def _summary(plan: Plan) -> str:
+    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
+    devices = f"{plan.devices} device{'s' if plan.devices != 1 else ''}"
+    copies = "" if plan.mesh.data == 1 else f", {plan.mesh.data} replicas"
+    batches = f"{plan.microbatches} microbatch{'es' if plan.microbatches != 1 else ''} a step"
+    return f"{plan.model} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
+
+
+def _step(predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
+    """Step times; the measured one is the median of all timed steps where they are known."""
+    times = facts.step_times_s
+    found = statistics.median(times) if times else None if measured is None else measured.step_s
+    one = facts.one_process_step_s
+    return {
+        "predicted": predicted.step_s,
+        "measured": found,
+        "error": predicted.step_s / found - 1 if found else None,
+        "timed": len(times),
+        "speedup": one / (found or predicted.step_s) if one and (found or predicted.step_s) else None,
+    }
+
+
+def _queues(traces: Sequence[Trace]) -> list[list[str]]:
+    """Per device the queues that any trace has, so that both charts have the same rows."""
+    count = max(trace.devices for trace in traces)
+    found: list[set[str]] = [set() for _ in range(count)]
+    for trace in traces:
+        for event in trace.events:
+            found[event.device].add(event.queue)
+    return [sorted(queues, key=lambda queue: (queue_order(queue), queue)) for queues in found]
+
+
+def _trace(trace: Trace, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "step": trace.step_s,
+        "events": _columns(trace.events),
+        "phases": [_phases(trace, device) for device in range(trace.devices)],
+        "bubbles": list(bubble_per_device(trace)),
+        "memory": _memory(trace),
+    }
+
+
+def _columns(events: Sequence[TraceEvent]) -> dict[str, list[Any]]:
+    """Events column by column: a third of the size of a list of objects."""
+    return {
+        "device": [e.device for e in events],
+        "queue": [e.queue for e in events],
+        "kind": [e.action.kind.value for e in events],
+        "stage": [e.action.stage for e in events],
+        "microbatch": [e.action.microbatch for e in events],
+        "peer": [e.action.peer for e in events],
+        "start": [round(e.start_s, 9) for e in events],
+        "end": [round(e.end_s, 9) for e in events],
+        "bytes": [round(e.bytes) for e in events],
+    }
+
+
+def _phases(trace: Trace, device: int) -> dict[str, float] | None:
+    """Warm-up lasts until the device's first backward, cool-down begins when its last forward ends."""
+    forward = [e.end_s for e in trace.events if e.device == device and e.action.kind is Kind.F]
+    backward = [e for e in trace.events if e.device == device and e.action.kind in BACKWARD]
+    if not forward or not backward:
+        return None
+    first = min(e.start_s for e in backward)
+    end = max(e.end_s for e in trace.events if e.device == device)
+    return {"warm": round(first, 9), "cool": round(max(first, *forward), 9), "end": round(end, 9)}
+
+
+def _memory(trace: Trace) -> dict[str, Any]:
+    """Per device one row of held bytes, by kind, for every moment at which something changes."""
+    kinds = memory_kinds(trace)
+    times: list[list[float]] = [[] for _ in range(trace.devices)]
+    held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
+    now = [[0] * len(kinds) for _ in range(trace.devices)]
+    for sample in trace.memory:
+        device, time = sample.device, round(sample.time_s, 9)
+        now[device][kinds.index(sample.kind)] = round(sample.bytes)
+        if times[device] and times[device][-1] == time:
+            held[device][-1] = list(now[device])
+        else:
+            times[device].append(time)
+            held[device].append(list(now[device]))
+    return {"kinds": list(kinds), "times": times, "held": held}
+
+
+def _peaks(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Peak per device, over the kinds that every trace with samples knows, so that both say the same thing."""
+    known = [set(memory_kinds(trace)) for trace in traces if trace.memory]
+    if not known:
+        return {"kinds": [], "devices": []}
+    common = [
+        kind for kind in memory_kinds(traces[0] if traces[0].memory else traces[-1]) if kind in set.intersection(*known)
+    ]
+    columns = [[row["total"] for row in peak_memory(trace, common)] if trace.memory else None for trace in traces]
+    return {"kinds": common, "whole": all(set(common) == kinds for kinds in known), "devices": columns}
+
+
+def _limits(plan: Plan, facts: ReportFacts) -> list[float]:
+    if facts.limits_bytes is not None:
+        return list(facts.limits_bytes)
+    if plan.prediction is None:
+        return []
+    return [device.memory_bytes for device in plan.prediction.cluster.devices[: plan.devices]]
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    plain: dict[str, Any] = as_plain(comparison)
+    # The charts hold every action already.
+    del plain["actions"]
+    return plain
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    costs = plan.prediction.costs if plan.prediction is not None else None
+    stages = [
+        {
+            "index": stage.index,
+            "device": stage.device,
+            "operators": len(stage.nodes),
+            "groups": [{"name": name, "count": count} for name, count in condensed(stage.nodes)],
+            "parameters": len(stage.parameters),
+            "parameterBytes": costs[stage.index].parameter_bytes if costs else None,
+            "savedBytes": costs[stage.index].saved_bytes if costs else None,
+            "forward": costs[stage.index].forward_s if costs else None,
+            "backward": costs[stage.index].full_backward_s if costs else None,
+        }
+        for stage in plan.stages
+    ]
+    return {
+        "model": plan.model,
+        "schedule": plan.schedule,
+        "hash": plan.hash,
+        "devices": plan.devices,
+        "replicas": plan.mesh.data,
+        "microbatches": plan.microbatches,
+        "stages": stages,
+        "edges": [as_plain(edge) for edge in plan.edges],
+        "tied": [as_plain(tied) for tied in plan.tied],
+        "recompute": list(plan.memory.recompute),
+        "offload": list(plan.memory.offload),
+    }
+
+
+def _finite(values: Sequence[float]) -> list[float | None]:
+    """A loss that blew up is a gap in the curve, not a page that does not open."""
+    return [float(value) if math.isfinite(value) else None for value in values]

@@ -1,0 +1,224 @@
+// Gantt charts: a group of rows for each device; in it a strip of phases, the compute row, and a thin row for each
+// other queue. Hue is the kind, lighter shades are a device's later stages, the label is the microbatch.
+
+const COMPUTE = "compute";
+const ROW = { phase: 3, compute: 28, queue: 9, gap: 3, group: 16, axis: 26 };
+const chunks = new Map();
+for (const stage of DATA.plan.stages) {
+  chunks.set(stage.index, DATA.plan.stages.filter((s) => s.device === stage.device && s.index < stage.index).length);
+}
+const MOST_CHUNKS = Math.max(1, ...[...chunks.values()].map((chunk) => chunk + 1));
+let communication = DATA.queues.length <= 4;
+let shades = new Map();
+
+function shade(kind, stage, microbatch) {
+  const chunk = chunks.get(stage) || 0;
+  const key = `${kind} ${chunk} ${microbatch === null ? 0 : microbatch % 2}`;
+  if (!shades.has(key)) {
+    const lighter = MOST_CHUNKS > 1 ? (0.5 * chunk) / (MOST_CHUNKS - 1) : 0;
+    const odd = microbatch !== null && microbatch % 2 === 1 ? 0.13 : 0;
+    const rgb = mixed(mixed(colour(KIND_COLOURS[kind]), colour("--surface"), lighter), colour("--surface"), odd);
+    const ink = luminance(rgb) > 0.6 ? [20, 24, 28] : [255, 255, 255];
+    shades.set(key, { fill: css(rgb), dim: css(rgb, 0.2), ink: css(ink) });
+  }
+  return shades.get(key);
+}
+
+// Events of each row, by start; found again from the other chart by their key.
+function indexed(trace) {
+  const events = trace.events;
+  const rows = new Map();
+  const keys = new Map();
+  for (let i = 0; i < events.start.length; i += 1) {
+    const row = `${events.device[i]} ${events.queue[i]}`;
+    if (!rows.has(row)) rows.set(row, []);
+    rows.get(row).push(i);
+    keys.set(keyOf(events, i), i);
+  }
+  for (const row of rows.values()) row.sort((a, b) => events.start[a] - events.start[b] || a - b);
+  return { trace, rows, keys };
+}
+
+function keyOf(events, i) {
+  return [events.device[i], events.kind[i], events.stage[i], events.microbatch[i], events.peer[i]].join(" ");
+}
+
+function layout(narrow) {
+  const rows = [];
+  let y = ROW.axis;
+  DATA.queues.forEach((queues, device) => {
+    const top = y;
+    y += ROW.phase + ROW.gap;
+    const names = queues.includes(COMPUTE) ? queues : [COMPUTE, ...queues];
+    for (const queue of names) {
+      if (queue !== COMPUTE && !communication) continue;
+      const height = queue === COMPUTE ? ROW.compute : ROW.queue;
+      rows.push({ device, queue, y, height, key: `${device} ${queue}`, top });
+      y += height + ROW.gap;
+    }
+    y += ROW.group - ROW.gap;
+  });
+  return { rows, height: y - ROW.group + 6, left: narrow ? 62 : 116 };
+}
+
+function gantt(parent, index, other) {
+  const { trace } = index;
+  const canvas = element("canvas", { role: "img", "aria-label": `Gantt chart, ${trace.name}`, "data-chart": trace.name });
+  const label = trace.name === "predicted" ? "Predicted" : "Measured";
+  const detail = `step ${seconds(trace.step)}`;
+  parent.append(element("div", { class: "chart" }, element("h3", {}, label, element("span", {}, detail)), canvas));
+  let shape = layout(false);
+  const plot = () => ({ left: shape.left, width: Math.max(canvas.clientWidth - shape.left - 2, 10) });
+
+  painters.push(() => {
+    shape = layout(canvas.clientWidth < 560);
+    const { context, width } = prepared(canvas, shape.height);
+    paintGantt(context, width, shape, plot(), index);
+  });
+  follow(canvas, plot, (x, y, time) => {
+    const row = shape.rows.find((r) => y >= r.y - 1 && y < r.y + r.height + 2);
+    if (!row || x < shape.left) return null;
+    const hit = hitEvent(index, row, time, (view.to - view.from) / plot().width);
+    return hit === null ? null : describeEvent(index, other, hit);
+  });
+}
+
+function hitEvent(index, row, time, pixel) {
+  const { events } = index.trace;
+  let best = null;
+  for (const i of index.rows.get(row.key) || []) {
+    if (events.start[i] > time + pixel) break;
+    if (Math.max(events.end[i], events.start[i] + pixel) >= time) best = i;
+  }
+  return best;
+}
+
+function describeEvent(index, other, i) {
+  const { events } = index.trace;
+  const kind = events.kind[i];
+  const length = events.end[i] - events.start[i];
+  const batch = events.microbatch[i] === null ? "" : ` · microbatch ${events.microbatch[i]}`;
+  const rows = [["stage", `${events.stage[i]} on device ${events.device[i]}`]];
+  if (events.peer[i] !== null) rows.push([kind.startsWith("SEND") ? "to" : "from", `stage ${events.peer[i]}`]);
+  if (events.bytes[i]) rows.push(["bytes", bytes(events.bytes[i])]);
+  rows.push([`${index.trace.name} start`, seconds(events.start[i])], ["end", seconds(events.end[i])]);
+  rows.push(["duration", seconds(length)]);
+  const j = other ? other.keys.get(keyOf(events, i)) : undefined;
+  if (j !== undefined) {
+    const found = other.trace.events;
+    const theirs = found.end[j] - found.start[j];
+    rows.push([`${other.trace.name} start`, seconds(found.start[j])], ["duration", seconds(theirs)]);
+    const [guess, truth] = other.trace.name === "measured" ? [length, theirs] : [theirs, length];
+    if (truth > 0) rows.push(["error", signed(guess / truth - 1)]);
+  } else if (other) rows.push([`not ${other.trace.name}`, ""]);
+  return { title: `${KIND_NAMES[kind]}${batch}`, colour: shade(kind, events.stage[i], null).fill, rows,
+    microbatch: events.microbatch[i] };
+}
+
+function paintGantt(context, width, shape, plot, index) {
+  const scale = plot.width / (view.to - view.from);
+  const x = (time) => plot.left + (time - view.from) * scale;
+  paintAxis(context, plot, shape.height, x, index.trace.step);
+  paintNames(context, shape);
+  context.save();
+  context.beginPath();
+  context.rect(plot.left, 0, plot.width, shape.height);
+  context.clip();
+  for (const row of shape.rows) {
+    context.fillStyle = css(colour("--lane"));
+    context.fillRect(plot.left, row.y, plot.width, row.height);
+    if (row.queue === COMPUTE) paintPhases(context, row, index.trace.phases[row.device], x);
+    paintRow(context, row, index, x, scale);
+  }
+  paintPointer(context, plot, ROW.axis - 4, shape.height);
+  context.restore();
+}
+
+function paintAxis(context, plot, height, x, step) {
+  context.textBaseline = "alphabetic";
+  for (const tick of ticks(view.from, view.to, plot.width)) {
+    const at = Math.round(x(tick.time));
+    context.fillStyle = css(colour("--line"));
+    context.fillRect(at, ROW.axis - 8, 1, height - ROW.axis + 8);
+    context.fillStyle = css(colour("--faint"));
+    context.textAlign = at - plot.left < 30 ? "left" : at > plot.left + plot.width - 34 ? "right" : "center";
+    context.fillText(tick.text, at, 13);
+  }
+  const end = Math.round(x(step));
+  if (end >= plot.left && end <= plot.left + plot.width) {
+    context.fillStyle = css(colour("--ink"), 0.7);
+    context.fillRect(end, ROW.axis - 8, 1.5, height - ROW.axis + 8);
+  }
+}
+
+function paintNames(context, shape) {
+  const narrow = shape.left < 100;
+  for (const row of shape.rows) {
+    context.textBaseline = "middle";
+    if (row.queue === COMPUTE) {
+      const held = DATA.plan.stages.filter((s) => s.device === row.device).map((s) => s.index);
+      context.textAlign = "left";
+      context.fillStyle = css(colour("--ink"));
+      context.font = "600 13px system-ui, sans-serif";
+      context.fillText(narrow ? `dev ${row.device}` : `device ${row.device}`, 0, row.y + 8);
+      context.fillStyle = css(colour("--faint"));
+      context.font = "12px system-ui, sans-serif";
+      const word = narrow ? "st" : held.length === 1 ? "stage" : "stages";
+      context.fillText(`${word} ${held.join(", ")}`, 0, row.y + 23);
+    } else {
+      context.textAlign = "right";
+      context.fillStyle = css(colour("--faint"));
+      context.font = "10px system-ui, sans-serif";
+      const short = row.queue.replace("send to ", "→ ").replace("receive from ", "← ");
+      context.fillText(narrow ? short : row.queue, shape.left - 8, row.y + row.height / 2 + 0.5);
+    }
+  }
+  context.font = "12px system-ui, sans-serif";
+}
+
+function paintPhases(context, row, phases, x) {
+  if (!phases) return;
+  const parts = [[0, phases.warm, "--phase-warm"], [phases.warm, phases.cool, "--phase-steady"],
+    [phases.cool, phases.end, "--phase-cool"]];
+  for (const [from, to, name] of parts) {
+    if (to <= from) continue;
+    context.fillStyle = css(colour(name));
+    context.fillRect(x(from) + 0.5, row.top, Math.max(x(to) - x(from) - 1, 1), ROW.phase);
+  }
+}
+
+function paintRow(context, row, index, x, scale) {
+  const { events } = index.trace;
+  const bright = view.lit !== null ? view.lit : view.kept;
+  const labelled = row.queue === COMPUTE;
+  let painted = -Infinity;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (const i of index.rows.get(row.key) || []) {
+    if (events.start[i] > view.to) break;
+    if (events.end[i] < view.from) continue;
+    const left = x(events.start[i]);
+    const wide = (events.end[i] - events.start[i]) * scale;
+    const right = left + Math.max(wide - (wide > 4 ? 1 : 0), 0.8);
+    const isLit = bright === null || events.microbatch[i] === bright;
+    // Below a third of a pixel of new ink nothing would be seen.
+    if (right - painted < 0.34 && !(bright !== null && isLit)) continue;
+    painted = Math.max(painted, right);
+    const tone = shade(events.kind[i], events.stage[i], events.microbatch[i]);
+    context.fillStyle = isLit ? tone.fill : tone.dim;
+    context.fillRect(left, row.y, right - left, row.height);
+    if (labelled && wide > 13 && isLit) paintLabel(context, row, events, i, Math.max(left, x(view.from)), right, tone);
+  }
+}
+
+function paintLabel(context, row, events, i, left, right, tone) {
+  const kind = events.kind[i];
+  const batch = events.microbatch[i] === null ? "" : ` ${events.microbatch[i]}`;
+  const stage = MOST_CHUNKS > 1 ? `  stage ${events.stage[i]}` : "";
+  const choices = [`${kind}${batch}${stage}`, `${kind}${batch}`, batch.trim()];
+  const room = Math.min(right, row.right || right) - left - 4;
+  const text = choices.find((choice) => choice && context.measureText(choice).width <= room);
+  if (!text) return;
+  context.fillStyle = tone.ink;
+  context.fillText(text, (left + right) / 2, row.y + row.height / 2 + 0.5);
+}

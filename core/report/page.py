@@ -1,0 +1,61 @@
+"""The page itself: templates and data in one file that loads nothing.
+
+The scripts draw everything from the data; Python computes it. They are joined in the order below and share one scope.
+"""
+
+import html
+import json
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from ..plan import Plan
+from ..trace import Trace
+from .data import report_data
+from .facts import ReportFacts
+
+SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "curves.js", "tables.js", "page.js")
+
+
+def write_report(
+    path: str | Path,
+    *,
+    plan: Plan,
+    predicted: Trace,
+    measured: Trace | None = None,
+    facts: ReportFacts | None = None,
+) -> None:
+    """Write the report to one HTML file. The same input gives the same bytes.
+
+    Args:
+        path: of the file.
+        plan: that both traces ran.
+        predicted: the simulated step.
+        measured: a measured step; without it the page shows the prediction alone.
+        facts: what else is known.
+    """
+    text = report_html(plan=plan, predicted=predicted, measured=measured, facts=facts)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def report_html(
+    *, plan: Plan, predicted: Trace, measured: Trace | None = None, facts: ReportFacts | None = None
+) -> str:
+    """The report's text; arguments as of ``write_report``."""
+    data = report_data(plan, predicted, measured, facts or ReportFacts())
+    return Template(_template("page.html")).substitute(
+        title=html.escape(str(data["title"])),
+        style=_template("page.css"),
+        data=_embedded(data),
+        script="\n".join(_template(name) for name in SCRIPTS),
+    )
+
+
+def _embedded(data: dict[str, object]) -> str:
+    # "</script>" inside a string must not end the element that holds the data.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def _template(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,165 @@
+// Everything that is text: key figures, errors, checks, the plan.
+
+function figure(title, value, unit, ...below) {
+  const big = element("p", { class: "big" }, value, ...(unit ? [element("small", {}, unit)] : []));
+  return element("div", { class: "figure" }, element("h3", {}, title), big, ...below);
+}
+
+function figures() {
+  const box = byId("figures");
+  const { predicted, measured, error, timed, speedup } = DATA.step;
+  const time = quantity(measured === null ? predicted : measured, TIME_UNITS, 4);
+  const step = element("p");
+  if (measured === null) step.append("predicted");
+  else step.append("predicted ", element("strong", {}, seconds(predicted)), `, error ${signed(error)}`);
+  box.append(figure("Step time", time.number, time.unit, step));
+  if (timed > 1) step.after(element("p", {}, `median of ${timed} timed steps`));
+  const [first, second] = DATA.bubble;
+  const bubble = element("p", {}, second === undefined ? "predicted, on the busiest device" : "predicted ");
+  if (second !== undefined) bubble.append(element("strong", {}, percent(first)), ", on the busiest device");
+  box.append(figure("Bubble", percent(second === undefined ? first : second), "", bubble));
+  if (DATA.peaks.kinds.length) box.append(peakFigure());
+  if (speedup !== null) {
+    const ideal = DATA.plan.devices * DATA.plan.replicas;
+    const words = `over one process, on ${plural(ideal, "device")}`;
+    box.append(figure("Speed-up", `${speedup.toFixed(2)} ×`, "", element("p", {}, words)));
+  }
+}
+
+function peakFigure() {
+  const [predicted, measured] = DATA.peaks.devices;
+  const shown = measured || predicted;
+  const worst = Math.max(...shown);
+  const size = quantity(worst, BYTE_UNITS, 3);
+  const list = element("dl");
+  if (shown.length <= 4) {
+    shown.forEach((value, device) => {
+      const both = measured && predicted && value > 0;
+      const words = both ? `predicted ${bytes(predicted[device])}, ${signed(predicted[device] / value - 1)}` : "";
+      list.append(element("dt", {}, `device ${device}`), element("dd", {}, bytes(value)), element("dd", { class: "error" }, words));
+    });
+  } else {
+    const device = shown.indexOf(worst);
+    list.append(element("dt", {}, `on device ${device}`), element("dd", {}, measured && predicted
+      ? `predicted ${bytes(predicted[device])}` : ""), element("dd"));
+  }
+  const title = DATA.peaks.whole ? "Peak memory" : `Peak of ${DATA.peaks.kinds.join(", ")}`;
+  return figure(title, size.number, size.unit, list);
+}
+
+function legend() {
+  const found = new Set(DATA.traces.flatMap((trace) => trace.events.kind));
+  const box = byId("legend");
+  const entries = new Map();
+  for (const kind of Object.keys(KIND_NAMES)) {
+    if (!found.has(kind)) continue;
+    const name = { SEND_F: "activations sent", RECV_F: "activations sent", SEND_B: "gradients sent",
+      RECV_B: "gradients sent" }[kind] || KIND_NAMES[kind];
+    const letter = /^[FBIW]$/.test(kind) ? `${kind} ` : "";
+    entries.set(`${letter}${name}`, [KIND_COLOURS[kind], /^(SEND|RECV)/.test(kind) ? "thin" : ""]);
+  }
+  for (const [name, [tone, shape]] of entries) {
+    box.append(element("span", { class: "item" },
+      element("span", { class: `swatch ${shape}`, style: { background: `var(${tone})` } }), name));
+  }
+  if (MOST_CHUNKS > 1) box.append(element("span", { class: "item" }, "lighter: later stages of a device"));
+  if (DATA.traces.some((trace) => trace.phases.some(Boolean))) {
+    for (const [name, tone] of [["warm-up, cool-down", "--phase-warm"], ["steady", "--phase-steady"]]) {
+      box.append(element("span", { class: "item" },
+        element("span", { class: "swatch phase", style: { background: `var(${tone})` } }), name));
+    }
+  }
+}
+
+function table(caption, columns, rows) {
+  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, cell))));
+  return element("div", { class: "scroll" }, element("table", {}, element("caption", {}, caption),
+    element("thead", {}, head), element("tbody", {}, ...body)));
+}
+
+function kindCell(kind) {
+  const cell = element("span", {}, element("span", { class: "swatch", style: { background: `var(${KIND_COLOURS[kind]})` } }));
+  cell.append(KIND_NAMES[kind]);
+  return cell;
+}
+
+function accuracy() {
+  const found = DATA.comparison;
+  if (!found) return;
+  show("accuracy");
+  const box = byId("accuracy-tables");
+  const share = (value) => (value === null ? "–" : percent(value));
+  box.append(table("Durations", ["kind", "actions", "predicted", "measured", "bias", "median error", "worst error", "worst action"],
+    found.kinds.map((kind) => [kindCell(kind.kind), String(kind.count), seconds(kind.predicted_s), seconds(kind.measured_s),
+      signed(kind.bias), share(kind.median_error), signed(kind.worst_error),
+      kind.worst ? `${kind.worst.action}, device ${kind.worst.device}` : "–"])));
+  const devices = found.bubbles.map((bubble) => [`device ${bubble.device}, bubble`, percent(bubble.predicted),
+    percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(" %", "")} points`]);
+  for (const row of found.memory) {
+    devices.push([`device ${row.device}, peak ${row.kind}`, bytes(row.peak.predicted), bytes(row.peak.measured), signed(row.peak.error)]);
+  }
+  box.append(table("Devices", ["", "predicted", "measured", "error"], devices));
+  box.append(...statements(found));
+}
+
+function statements(found) {
+  const lines = [];
+  if (!found.same_plan) lines.push(["Plans", "the two traces ran different plans"]);
+  lines.push(["Order", found.order.length === 0 ? "every queue ran in the predicted order"
+    : found.order.map((d) => `device ${d.device}, ${d.queue}: ${d.differing} positions differ, first ${d.position} `
+      + `(${d.predicted} predicted, ${d.measured} ran)`).join("; ")]);
+  for (const [name, only] of [["Only predicted", found.only_predicted], ["Only measured", found.only_measured]]) {
+    if (only.length === 0) continue;
+    const some = only.slice(0, 6).map((item) => `${item.action} on device ${item.device}`).join(", ");
+    lines.push([name, only.length > 6 ? `${some} and ${only.length - 6} more` : some]);
+  }
+  return lines.map(([name, text]) => element("p", { class: "statement" }, element("strong", {}, `${name} `), text));
+}
+
+function checks() {
+  if (DATA.checks.length === 0) return;
+  show("checks");
+  for (const check of DATA.checks) {
+    const [state, mark, word] = check.verdict === null ? ["told", "·", "noted"]
+      : check.verdict ? ["passed", "✓", "passed"] : ["failed", "✗", "failed"];
+    byId("check-list").append(element("li", { class: state },
+      element("span", { class: "mark", title: word, "aria-label": word }, mark),
+      element("span", {}, check.name), element("span", { class: "value" }, check.value)));
+  }
+}
+
+function plan() {
+  const { stages, schedule, edges, tied, recompute, offload } = DATA.plan;
+  const words = [`Schedule ${schedule}.`];
+  if (edges.length) words.push(`${plural(edges.length, "edge")} between stages, ${bytes(edges.reduce((sum, e) => sum + e.bytes, 0))} of activations a microbatch.`);
+  for (const weight of tied) words.push(`${weight.name} is shared by stages ${weight.stages.join(" and ")}.`);
+  if (recompute.length) words.push(`Recomputed: ${recompute.map((s) => `stage ${s}`).join(", ")}.`);
+  if (offload.length) words.push(`Offloaded: ${offload.map((s) => `stage ${s}`).join(", ")}.`);
+  byId("plan-hint").textContent = words.join(" ");
+  const most = Math.max(...stages.map((s) => (s.forward || 0) + (s.backward || 0)), 0);
+  for (const stage of stages) byId("plan-stages").append(stageCard(stage, most));
+}
+
+function stageCard(stage, most) {
+  const facts = [plural(stage.operators, "operator")];
+  if (stage.parameterBytes !== null) facts.push(`${bytes(stage.parameterBytes)} of parameters`);
+  else facts.push(plural(stage.parameters, "parameter"));
+  const card = element("div", { class: "stage" },
+    element("h3", {}, `Stage ${stage.index}`, element("span", {}, `device ${stage.device}`)), element("p", {}, facts.join(", ")));
+  if (most > 0) {
+    const width = (time) => ({ width: `${(100 * time) / most}%` });
+    card.append(element("p", {}, `forward ${seconds(stage.forward, 3)}, backward ${seconds(stage.backward, 3)}`),
+      element("div", { class: "weight", title: "forward and backward time, next to the slowest stage's" }, element("i", {},
+        element("b", { style: { ...width(stage.forward), background: "var(--kind-f)" } }),
+        element("b", { style: { ...width(stage.backward), background: "var(--kind-b)" } }))));
+  }
+  card.append(element("ul", {}, ...stage.groups.map((group) => element("li", {}, element("code", {}, group.name),
+    element("span", {}, String(group.count))))));
+  return card;
+}
+
+function notes() {
+  if (DATA.notes.length) show("notes");
+  for (const note of DATA.notes) byId("note-list").append(element("li", {}, note));
+}
