@@ -76,7 +76,8 @@ class GlooBackend(Backend):
     name: ClassVar[str] = "gloo"
 
     def __init__(self, group: Any = None) -> None:
-        self._group = group if group is not None else dist.group.WORLD
+        world: Any = dist.group.WORLD
+        self._group: Any = world if group is None else group
         self.device = self._group.rank()
         self.devices = self._group.size()
         self._waiting: list[deque[_Receive]] = [deque() for _ in range(self.devices)]

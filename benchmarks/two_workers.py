@@ -156,7 +156,8 @@ def main() -> None:
         fastest = min(t for run in runs for t in run[0]["times"])
         rows.append((f"{job}: {plan}", f"{step:.3f}", f"{alone / step:.2f}", "/".join(f"{mb:.0f}" for mb in above)))
         extra = {"predicted_s": round(runs[0][0]["predicted_s"], 3)} if job == "panpipe" else {}
-        print(json.dumps({"runner": job, "schedule": plan, "step_s": round(step, 4), "fastest_s": round(fastest, 4), "speed_up": round(alone / step, 3),
+        print(json.dumps({"runner": job, "schedule": plan, "step_s": round(step, 4),
+                          "fastest_s": round(fastest, 4), "speed_up": round(alone / step, 3),
                           "peak_above_start_mb": [round(mb) for mb in above], **extra}), flush=True)  # fmt: skip
     if arguments.record:
         header = ("runner", "step s", "speed-up over one process", "peak resident MB above the start, rank 0/1")

@@ -14,7 +14,7 @@ from ..core.capture.step import capture_step
 from ..core.errors import RequestError
 from ..core.graph import OpGraph
 from ..runtimes.microbatches import split_batch
-from ..runtimes.profile import profile_operators
+from ..runtimes.operator_profile import profile_operators
 
 Factory = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]]
 

@@ -1,5 +1,6 @@
 """A cluster: devices, the hubs between them and the links that they share. Documents of ``panpipe.cluster/1``."""
 
+import itertools
 from functools import cached_property
 from pathlib import Path
 
@@ -70,9 +71,9 @@ class Cluster:
                 )
 
     @cached_property
-    def network(self) -> networkx.Graph:
+    def network(self) -> "networkx.Graph[str]":
         """The links as a graph; each edge carries its ``link``."""
-        graph = networkx.Graph()
+        graph: networkx.Graph[str] = networkx.Graph()
         graph.add_nodes_from([device.name for device in self.devices] + list(self.hubs))
         for link in self.links:
             graph.add_edge(link.a, link.b, link=link)
@@ -101,7 +102,7 @@ class Cluster:
                     f"no link connects device {src} ('{ends[0]}') to {dst} ('{ends[1]}'): add one"
                 ) from None
             hops = []
-            for a, b in zip(names, names[1:], strict=False):
+            for a, b in itertools.pairwise(names):
                 link: Link = self.network.edges[a, b]["link"]
                 hops.append((link, link.a == a))
             self._paths[src, dst] = tuple(hops)

@@ -60,7 +60,7 @@ class TiedWeight:
 
 @frozen
 class MemoryPolicy:
-    """What is done to save memory: stages that recompute their forward, and stages whose saved tensors go to the host."""
+    """What saves memory: stages that recompute their forward, and stages whose saved tensors go to the host."""
 
     recompute: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()

@@ -7,16 +7,15 @@
    that, it goes through 3 and 4 too. The fastest prediction becomes the plan.
 """
 
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ..core.capture.operators import Operators, tensor_bytes
-from ..core.cluster import Cluster, fully_connected
+from ..core.cluster import Cluster
 from ..core.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
@@ -25,26 +24,25 @@ from ..core.planner import Oracle, choose_schedule
 from ..core.planner import plan as search_plan
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
+from .link_profile import measured_cluster
 from .microbatches import Microbatch
-from .profile import profile_link, profile_operators, profile_stages
+from .operator_profile import profile_operators
+from .stage_profile import profile_stages
 from .state import OptimizerFactory
 from .team import Team
 
+CUT_EVALUATIONS = 300
+"""Evaluations of the search for cuts, for each number of stages a device."""
 CORRECTIONS = 2
 """How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
 Report = Callable[[str], None]
-CUT_EVALUATIONS = 300
-"""Evaluations of the search for cuts, for each number of stages a device."""
+Stages = tuple[tuple[str, ...], ...]
 
 
-def automatic_plan(
-    operators: Operators, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], microbatch: Microbatch,
-    microbatches: int, team: Team, *, families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle,
-    optimizer: OptimizerFactory | None, max_chunks: int = 2, cluster: Cluster | None = None,
-    report: Report | None = None,
-) -> Plan:  # fmt: skip
-    """Measure, search and choose.
+@frozen
+class Planning:
+    """What an automatic plan is made from.
 
     Args:
         operators: the captured step.
@@ -59,64 +57,145 @@ def automatic_plan(
         max_chunks: most stages a device.
         cluster: the machine; measured if None.
         report: told what is going on.
-
-    Returns:
-        The plan, the same on every rank, with its prediction.
-
-    Raises:
-        RequestError: the model has fewer operators than there are devices.
-        InfeasibleError: nothing fits in memory.
     """
-    tell = report or (lambda _: None)
-    if team.size > len(operators.graph.nodes):
-        raise RequestError(
-            f"{team.size} stages for {len(operators.graph.nodes)} operators: a stage needs at least one; "
-            f"use at most {len(operators.graph.nodes)} devices"
-        )
-    tell("measuring links")
-    cluster = cluster or measured_cluster(team)
-    tell("measuring operators")
-    graph = measured_graph(operators, parameters, buffers, microbatch, team)
-    sizes = {name: tensor_bytes(parameter) for name, parameter in parameters.items()}
 
-    def _plan_for_chunks(chunks: int) -> Plan | None:
-        """Cut, measure, choose; then correct the operators' times by the stages' and see whether another cut follows."""
-        count, best, corrected, tried = chunks * team.size, None, graph, []
-        for _ in range(1 + CORRECTIONS):
-            tell(f"cutting into {count} stages")
-            stages = team.decide(
-                lambda times=corrected: _cuts(times, cluster, microbatches, families, cut_oracle, chunks, sizes)
+    operators: Operators
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    microbatch: Microbatch
+    microbatches: int
+    team: Team
+    families: Sequence[ScheduleFamily]
+    oracle: Oracle
+    cut_oracle: Oracle
+    optimizer: OptimizerFactory | None
+    max_chunks: int = 2
+    cluster: Cluster | None = None
+    report: Report = lambda _: None
+
+    def plan(self) -> Plan:
+        """Measure, search and choose.
+
+        Returns:
+            The plan, the same on every rank, with its prediction.
+
+        Raises:
+            RequestError: the model has fewer operators than there are devices.
+            InfeasibleError: nothing fits in memory.
+        """
+        devices, operators = self.team.size, len(self.operators.graph.nodes)
+        if devices > operators:
+            raise RequestError(
+                f"{devices} stages for {operators} operators: a stage needs at least one; "
+                f"use at most {operators} devices"
             )
+        self.report("measuring links")
+        cluster = self.cluster or measured_cluster(self.team)
+        self.report("measuring operators")
+        graph = self.measured_graph()
+        found: list[Plan] = []
+        failure: InfeasibleError | None = None
+        for chunks in range(1, min(self.max_chunks, operators // devices) + 1):
+            try:
+                found += self.plans_for(chunks, graph, cluster)
+            except InfeasibleError as error:
+                failure = error
+        if not found:
+            raise failure or RequestError(
+                f"no schedule is made for {devices} devices and {self.microbatches} microbatches"
+            )
+        return evolve(min(found, key=_step_s), model=self.operators.step.model_name)
+
+    def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
+        """Cut, measure, choose; then correct operators' times by the stages' and see whether another cut follows."""
+        count = chunks * self.team.size
+        plans: list[Plan] = []
+        tried: list[Stages] = []
+        for _ in range(1 + CORRECTIONS):
+            self.report(f"cutting into {count} stages")
+            stages = self.team.decide(Cutting(self, graph, cluster, chunks).run)
             if stages is None or stages in tried:
                 break
             tried.append(stages)
-            tell(f"measuring {count} stages")
-            costs = measured_stages(operators, stages, parameters, buffers, microbatch, team, optimizer)
-            choice = team.decide(
-                lambda stages=stages, costs=costs: _choose(
-                    graph, stages, costs, cluster, microbatches, families, oracle, sizes
-                )
-            )
-            if choice is not None and (best is None or _step_s(choice) < _step_s(best)):
-                best = choice
-            corrected = corrected_graph(corrected, stages, costs)
-        return best
+            self.report(f"measuring {count} stages")
+            costs = self.measured_stages(stages)
+            plan = self.team.decide(Choosing(self, graph, cluster, stages, costs).run)
+            plans += [plan] if plan is not None else []
+            graph = corrected_graph(graph, stages, costs)
+        return plans
 
-    best: Plan | None = None
-    failure: InfeasibleError | None = None
-    for chunks in range(1, max_chunks + 1):
-        if chunks * team.size > len(graph.nodes):
-            break
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every parameter."""
+        return {name: tensor_bytes(parameter) for name, parameter in self.parameters.items()}
+
+    def measured_graph(self) -> OpGraph:
+        """The operator graph with times measured on all devices at once; their mean."""
+        graphs = self.team.everywhere(
+            lambda _: profile_operators(self.operators, self.parameters, self.buffers, self.microbatch.leaves)
+        )
+        nodes = zip(*(graph.nodes for graph in graphs), strict=True)
+        return evolve(graphs[0], nodes=tuple(_mean_node(same) for same in nodes))
+
+    def measured_stages(self, stages: Stages) -> tuple[StageCosts, ...]:
+        """Costs of stages placed round robin, each from its own programs on its own device, all devices busy."""
+        devices = self.team.size
+        mine = [i for i in range(len(stages)) if i % devices in self.team.local]
+        compiled = compile_stages(self.operators, stages, mine)  # compilation is not for threads
+
+        def measure(device: int) -> dict[int, StageCosts]:
+            own = {i: compiled.programs[i] for i in mine if i % devices == device}
+            return profile_stages(
+                own, compiled.layout, self.operators, self.parameters, self.buffers, self.microbatch.leaves,
+                self.optimizer,
+            )  # fmt: skip
+
+        found = {i: costs for part in self.team.everywhere(measure) for i, costs in part.items()}
+        return tuple(found[i] for i in range(len(stages)))
+
+
+@frozen
+class Cutting:
+    """One search for cuts."""
+
+    planning: Planning
+    graph: OpGraph
+    cluster: Cluster
+    chunks: int
+
+    def run(self) -> Stages | None:
+        """The operators of each stage; None where no schedule is made for so many stages."""
+        p = self.planning
         try:
-            found = _plan_for_chunks(chunks)
-        except InfeasibleError as error:
-            failure = error
-            continue
-        if found is not None and (best is None or _step_s(found) < _step_s(best)):
-            best = found
-    if best is None:
-        raise failure or RequestError(f"no schedule is made for {team.size} devices and {microbatches} microbatches")
-    return evolve(best, model=operators.step.model_name)
+            found = search_plan(
+                self.graph, self.cluster, p.microbatches, families=p.families, oracle=p.cut_oracle,
+                budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks, parameter_sizes=p.sizes,
+            )  # fmt: skip
+        except RequestError:
+            return None
+        return tuple(stage.nodes for stage in found.stages)
+
+
+@frozen
+class Choosing:
+    """One choice of a schedule for measured stages."""
+
+    planning: Planning
+    graph: OpGraph
+    cluster: Cluster
+    stages: Stages
+    costs: tuple[StageCosts, ...]
+
+    def run(self) -> Plan | None:
+        """The plan; None where no schedule is made for these stages or fits."""
+        p = self.planning
+        try:
+            return choose_schedule(
+                self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
+                oracle=p.oracle, parameter_sizes=p.sizes,
+            )  # fmt: skip
+        except (InfeasibleError, RequestError):
+            return None
 
 
 def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:
@@ -146,60 +225,6 @@ def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequ
     )
 
 
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s
-
-
-def _cuts(
-    graph: OpGraph, cluster: Cluster, microbatches: int, families: Sequence[ScheduleFamily], oracle: Oracle,
-    chunks: int, sizes: Mapping[str, int],
-) -> tuple[tuple[str, ...], ...] | None:  # fmt: skip
-    try:
-        found = search_plan(
-            graph, cluster, microbatches, families=families, oracle=oracle, budget=CUT_EVALUATIONS,
-            min_chunks=chunks, max_chunks=chunks, parameter_sizes=sizes,
-        )  # fmt: skip
-    except RequestError:
-        return None
-    return tuple(stage.nodes for stage in found.stages)
-
-
-def _choose(
-    graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts], cluster: Cluster, microbatches: int,
-    families: Sequence[ScheduleFamily], oracle: Oracle, sizes: Mapping[str, int],
-) -> Plan | None:  # fmt: skip
-    try:
-        return choose_schedule(
-            graph, stages, costs, cluster, microbatches, families=families, oracle=oracle, parameter_sizes=sizes
-        )
-    except (InfeasibleError, RequestError):
-        return None
-
-
-def measured_cluster(team: Team) -> Cluster:
-    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
-    if team.size == 1:
-        return fully_connected(1, _host_memory(), 1e9, 1e-6)
-    measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d))) if pair[1] > 0]
-    latency = statistics.median(pair[0] for pair in measured)
-    rate = statistics.median(pair[1] for pair in measured)
-    return team.decide(lambda: fully_connected(team.size, _host_memory() // team.size, rate, latency))
-
-
-def _host_memory() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def measured_graph(
-    operators: Operators, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], microbatch: Microbatch,
-    team: Team,
-) -> OpGraph:  # fmt: skip
-    """The operator graph with times measured on all devices at once; their mean."""
-    graphs = team.everywhere(lambda _: profile_operators(operators, parameters, buffers, microbatch.leaves))
-    return evolve(graphs[0], nodes=tuple(_mean_node(same) for same in zip(*(g.nodes for g in graphs), strict=True)))
-
-
 def _mean_node(same: Sequence[Any]) -> Any:
     return evolve(
         same[0],
@@ -210,17 +235,6 @@ def _mean_node(same: Sequence[Any]) -> Any:
     )
 
 
-def measured_stages(
-    operators: Operators, stages: Sequence[Sequence[str]], parameters: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor], microbatch: Microbatch, team: Team, optimizer: OptimizerFactory | None,
-) -> tuple[StageCosts, ...]:  # fmt: skip
-    """Costs of stages placed round robin, each from its own programs on its own device, all devices busy."""
-    mine = [i for i in range(len(stages)) if i % team.size in team.local]
-    compiled = compile_stages(operators, stages, mine)  # compilation is not for threads
-
-    def measure(device: int) -> dict[int, StageCosts]:
-        own = {i: compiled.programs[i] for i in mine if i % team.size == device}
-        return profile_stages(own, compiled.layout, operators, parameters, buffers, microbatch.leaves, optimizer)
-
-    found = {i: costs for part in team.everywhere(measure) for i, costs in part.items()}
-    return tuple(found[i] for i in range(len(stages)))
+def _step_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_s

@@ -18,7 +18,7 @@ from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
-from .automatic import Report, automatic_plan
+from .automatic import Planning, Report
 from .microbatches import split_batch
 from .pipeline import Pipeline
 from .state import OptimizerFactory
@@ -38,7 +38,7 @@ def build_pipeline(
     Args:
         devices: along the pipeline; None for the ranks there are, or two threads.
         families: the schedules an automatic plan chooses among.
-        oracle, cut_oracle: score plans (see :func:`automatic_plan`).
+        oracle, cut_oracle: score plans (see :class:`Planning`).
 
     Raises:
         RequestError: something asked for is wrong.
@@ -55,11 +55,11 @@ def build_pipeline(
     team = make_team(devices if given is None else given.mesh.pipeline, backend)
     try:
         if given is None:
-            given = automatic_plan(
+            given = Planning(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer, max_chunks=max_chunks,
-                cluster=cluster, report=report,
-            )  # fmt: skip
+                cluster=cluster, report=report or (lambda _: None),
+            ).plan()  # fmt: skip
         _check_plan(given, operators, team)
         pipe = Pipeline(model, step, team, given, operators, largest.shape, optimizer, seed)
         if plan == "auto":

@@ -7,6 +7,7 @@ from torch.utils import _pytree as pytree
 
 from ..core.capture.randomness import KeyedRandom, random_key
 from ..core.capture.step import StepFunction
+from ..core.errors import RequestError
 from .microbatches import split_batch
 
 
@@ -37,7 +38,8 @@ def reference_step(
         weights = weights + weight
         part = loss.detach() * weight
         total = part if total is None else total + part
-    assert total is not None
+    if not isinstance(total, Tensor):
+        raise RequestError(f"the step returns {type(total).__name__} and no tensor: return a scalar loss")
     if isinstance(weights, Tensor):
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -191,9 +191,8 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
     for i, node in enumerate(calls):
         source = node.args[0] if node.args else None
         shows = node.target is operator.getitem or is_view(node)
-        kept = shows and node.name not in counter.strided and isinstance(source, fx.Node) and source in position
-        if i and kept and _no_larger(node, counter):
-            joined[i] = _between_shows(calls, position[source], i)
+        if i and shows and node.name not in counter.strided and isinstance(source, fx.Node) and source in position:
+            joined[i] = _no_larger(node, source, counter) and _between_shows(calls, position[source], i)
         if i and any(
             s.name in counter.strided and _group_end(calls, joined, position, s) == i - 1 for s in node.all_input_nodes
         ):
@@ -225,9 +224,9 @@ def _touches(node: fx.Node, root: fx.Node) -> bool:
     return any(_root(source) is root for source in node.all_input_nodes)
 
 
-def _no_larger(node: fx.Node, counter: DrawCounter) -> bool:
-    size = sum(tensor_bytes(t) for t in _tensors(counter.values[node.name]))
-    return size <= sum(tensor_bytes(t) for t in _tensors(counter.values[node.args[0].name]))
+def _no_larger(node: fx.Node, source: fx.Node, counter: DrawCounter) -> bool:
+    shown, whole = ([tensor_bytes(t) for t in _tensors(counter.values[n.name])] for n in (node, source))
+    return sum(shown) <= sum(whole)
 
 
 def _between_shows(calls: list[fx.Node], start: int, end: int) -> bool:

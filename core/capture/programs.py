@@ -17,8 +17,8 @@ class Backward:
     """A backward program.
 
     Args:
-        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of outputs;
-            returns gradients, then what it created for a later program.
+        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
+            outputs; returns gradients, then what it created for a later program.
         saved: positions in F's saved tensors of those it reads.
         created: positions in I's created tensors of those it reads (W alone).
         inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.

@@ -34,7 +34,7 @@ _library = torch.library.Library("panpipe", "DEF")
 
 
 def _define(name: str, arguments: str, draw: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Define ``panpipe::name(Tensor like, <arguments>, Tensor key, int ordinal)``: shape, dtype and device of ``like``."""
+    """Define ``panpipe::name(Tensor like, <arguments>, Tensor key, int ordinal)``; the result looks like ``like``."""
     _library.define(f"{name}(Tensor like, {arguments}, Tensor key, int ordinal) -> Tensor")
 
     def real(like: Tensor, *rest: Any) -> Tensor:
@@ -88,7 +88,7 @@ class KeyedRandom(TorchDispatchMode):
     """
 
     def __init__(self, key: Tensor, first_ordinal: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.key = key
         self.ordinal = first_ordinal
 
@@ -104,7 +104,8 @@ class KeyedRandom(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _draws_nothing(func, args, kwargs):
             raise RequestError(
                 f"operator {func} draws random numbers in a way that panpipe cannot key: "
-                "random numbers must not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
+                "random numbers must not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal_ "
+                "or multinomial"
             )
         return func(*args, **kwargs)
 
@@ -114,7 +115,7 @@ def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in ("dropout_p", "p", "dropout"):
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            return value == 0
+            return bool(value == 0)
         if argument.name == "train":
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             if not value:

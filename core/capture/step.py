@@ -1,7 +1,7 @@
 """Capture: an ordinary training step becomes one operator graph, loss included, with no tensor on any device.
 
 The step is exported (`torch.export`, not strict) over fake tensors *before* autograd: what is captured is the program
-that the user wrote, and forward and backward programs are derived from a stage's part of it on the machine that runs it.
+that the user wrote. Forward and backward programs are derived from a stage's part of it on the machine that runs it.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ class CapturedStep:
     """A captured step.
 
     Args:
-        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a fake
-            tensor that tells shape, dtype, device and whether a gradient flows.
+        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a
+            fake tensor that tells shape, dtype and device.
         batch: name of the placeholder → position of that tensor in the flattened batch.
         parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
         buffers: the same for buffers.
@@ -219,12 +219,12 @@ def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any]) -> StepOutput
 
 
 def _mutated_buffers(step: CapturedStep) -> set[str]:
-    """Buffers that some operator writes, through its schema's alias annotations (and BatchNorm's running statistics)."""
+    """Buffers that some operator writes, by its schema's alias annotations or as BatchNorm's running statistics."""
     written = set()
     for node in step.graph.nodes:
         for argument in written_arguments(node):
             root = argument
-            while root.op == "call_function" and is_view(root):
+            while root.op == "call_function" and is_view(root) and isinstance(root.args[0], fx.Node):
                 root = root.args[0]
             if root.name in step.buffers:
                 written.add(step.buffers[root.name])
@@ -235,14 +235,14 @@ _NORM_WITH_STATISTICS = {
     torch.ops.aten.batch_norm.default: (3, 4, 5),
     torch.ops.aten.instance_norm.default: (3, 4, 5),
 }
-"""Composite normalisations write running statistics that their schema does not mark: (mean, variance, training flag)."""
+"""Composite normalisations write running statistics that their schema does not mark: (mean, variance, training)."""
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """Arguments that an operator writes in place."""
     if node.op != "call_function":
         return []
-    found = []
+    found: list[Any] = []
     if node.target in _NORM_WITH_STATISTICS:
         *positions, flag = _NORM_WITH_STATISTICS[node.target]
         if node.args[flag]:

@@ -67,7 +67,7 @@ class WatchEverything(TorchDispatchMode):
     """A dispatch mode that has a `StorageMeter` watch every result, so that its peak is a program's workspace."""
 
     def __init__(self, meter: StorageMeter, ignored: dict[int, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter
         self._ignored = ignored
 

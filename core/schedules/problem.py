@@ -1,7 +1,7 @@
 """What a schedule is built for, and what building one gives."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
@@ -71,14 +71,10 @@ class Schedule:
     device_actions: tuple[tuple[Action, ...], ...]
 
 
-class Builder(Protocol):
-    """A schedule's builder: pure, deterministic. It gives a complete order that cannot deadlock.
-
-    Raises:
-        RequestError: the problem is one that this schedule is not made for, or a parameter is wrong.
-    """
-
-    def __call__(self, problem: ScheduleProblem, **parameters: Any) -> Schedule: ...
+Builder = Callable[..., Schedule]
+"""A schedule's builder, ``(problem, **parameters) -> Schedule``: pure, deterministic. It gives a complete order that
+cannot deadlock, and raises RequestError where the problem is one that the schedule is not made for, or a parameter is
+wrong."""
 
 
 def no_parameters(problem: ScheduleProblem) -> Iterable[Mapping[str, Any]]:

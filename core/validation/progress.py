@@ -135,7 +135,7 @@ def run_order(waits: Waits) -> list[Node]:
 
 
 def _report_cycle(waits: Waits, done: set[Node]) -> None:
-    graph = networkx.DiGraph()
+    graph: networkx.DiGraph[Node] = networkx.DiGraph()
     for node, before in enumerate(waits.before):
         if node not in done:
             graph.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)

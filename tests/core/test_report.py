@@ -65,7 +65,12 @@ class Synthetic:
             self.events.append(TraceEvent(device, "compute", Action(device, Kind.STEP), free[device], ends[-1]))
         events = sorted(self.events, key=lambda e: (e.start_s, e.device, e.queue))
         return Trace(
-            source, plan_hash, self.devices, tuple(events), tuple(sorted(self.memory, key=lambda s: s.time_s)), max(ends)
+            source,
+            plan_hash,
+            self.devices,
+            tuple(events),
+            tuple(sorted(self.memory, key=lambda s: s.time_s)),
+            max(ends),
         )
 
     def run(self, device: int, action: Action, free: list[float], saved: list[int]) -> None:
@@ -93,9 +98,7 @@ def synthetic_plan(devices: int, microbatches: int) -> Plan:
     nodes = [f"transformer.h.{layer}.{part}/addmm" for layer in range(8) for part in ("attn.c_attn", "mlp.c_fc")]
     size = len(nodes) // devices
     stages = tuple(Stage(d, d, tuple(nodes[d * size : (d + 1) * size]), ("w",) * 6) for d in range(devices))
-    cost = StageCosts(
-        FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2, parameter_bytes=STATE["parameters"], saved_bytes=SAVED
-    )
+    cost = StageCosts(FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2, parameter_bytes=STATE["parameters"], saved_bytes=SAVED)
     cluster = fully_connected(devices, 320_000_000, 1e10, 1e-5)
     return Plan(
         "gpt2",

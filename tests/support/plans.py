@@ -1,5 +1,7 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
+import itertools
+
 import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
@@ -51,5 +53,5 @@ def even_plan(
     schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
     schedule = split_backwards(schedule) if split else schedule
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    parts = [names[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
     return assemble(operators.graph, parts, schedule, parameter_sizes=sizes)

@@ -1,0 +1,160 @@
+"""Measuring what every operator of a training step costs on the device at hand."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor, fx
+
+from ..core.capture.operators import Operators
+from ..core.capture.randomness import KeyedRandom, random_key
+from ..core.capture.storages import storage_sizes
+from ..core.graph import OpGraph, OpNode
+
+Values = Mapping[str, Tensor]
+
+
+def materialised(tensor: Tensor) -> Tensor:
+    """The tensor itself, or small random numbers in its shape where it has no data: times do not depend on values."""
+    if not tensor.is_meta:
+        return tensor.detach()
+    like = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return like.normal_(0, 0.02) if tensor.is_floating_point() else like.zero_()
+
+
+def profile_operators(
+    operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int = 5
+) -> OpGraph:
+    """Time every operator of one microbatch: F, and its backward towards inputs and towards parameters.
+
+    Args:
+        operators: the captured step's operators.
+        parameters, buffers: by qualified name; may be on meta.
+        leaves: one real microbatch, flattened.
+        repeats: how often each is timed; the median counts.
+
+    Returns:
+        The graph with times and saved bytes filled in.
+    """
+    runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats)
+    nodes = tuple(runner.time(node) for node in operators.graph.nodes)
+    return evolve(operators.graph, nodes=nodes)
+
+
+class _OperatorTimer:
+    def __init__(
+        self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int
+    ) -> None:
+        step = operators.step
+        self._operators = operators
+        self._repeats = repeats
+        self._interpreter = fx.Interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
+        self._key = random_key(0, 0, 0)
+        self._seen: set[int] = set()
+        env = self._interpreter.env
+        for node in step.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in step.parameters:
+                    value = materialised(parameters[step.parameters[node.name]])
+                    env[node] = value.requires_grad_(operators.values[node.name].requires_grad)
+                elif node.name in step.buffers:
+                    env[node] = materialised(buffers[step.buffers[node.name]]).clone()
+                elif node.name in step.constants:
+                    env[node] = step.constants[node.name]
+                elif node.name in step.batch:
+                    env[node] = leaves[step.batch[node.name]]
+            elif node.op == "get_attr":
+                env[node] = step.modules[str(node.target)]
+        self._seen.update(storage_sizes(env.values()))
+        with torch.no_grad():
+            for node in step.graph.nodes:
+                if node.name in operators.local:
+                    env[node] = self._interpreter.run_node(node)
+
+    def _run(self, members: Sequence[str]) -> None:
+        with KeyedRandom(self._key):
+            for name in members:
+                node = self._operators.nodes[name]
+                self._interpreter.env[node] = self._interpreter.run_node(node)
+
+    def time(self, op: OpNode) -> OpNode:
+        members = self._operators.members[op.name]
+        env, nodes = self._interpreter.env, [self._operators.nodes[name] for name in members]
+        inside = set(nodes)
+        sources = [s for s in dict.fromkeys(s for n in nodes for s in n.all_input_nodes) if s not in inside]
+        activations = [s for s in sources if s.name in self._operators.owner]
+        series: tuple[list[float], ...] = ([], [], [])
+        saved: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            saved.append(tensor)
+            return tensor
+
+        # One run that is not timed warms caches up and tells what is saved.
+        for repeat in range(self._repeats + 1):
+            for s in activations:
+                env[s] = _leaf(env[s])
+            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
+            start = time.perf_counter()
+            with torch.enable_grad(), hooks:
+                self._run(members)
+            times = [time.perf_counter() - start]
+            times += self._backward(nodes, activations, sources, env)
+            if repeat:
+                for kind, value in zip(series, times, strict=True):
+                    kind.append(value)
+        for node in nodes:
+            env[node] = _detached(env[node])
+        fresh = {key: size for key, size in storage_sizes(saved).items() if key not in self._seen}
+        self._seen.update(fresh)
+        return evolve(
+            op, forward_s=statistics.median(series[0]),
+            backward_input_s=statistics.median(series[1]),
+            backward_weight_s=statistics.median(series[2]), saved_bytes=sum(fresh.values()),
+        )  # fmt: skip
+
+    def _backward(
+        self, nodes: list[fx.Node], activations: list[fx.Node], sources: list[fx.Node], env: dict[fx.Node, Any]
+    ) -> list[float]:
+        inside = set(nodes)
+        outputs = [
+            t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
+        ]
+        outputs = [t for t in outputs if t.grad_fn is not None]
+        parameters = [env[s] for s in sources if s.op == "placeholder" and s.name in self._operators.step.parameters]
+        wanted = [
+            [t for s in activations for t in _flat(env[s]) if t.requires_grad],
+            [p for p in parameters if p.requires_grad],
+        ]
+        if not outputs:
+            return [0.0, 0.0]
+        gradients = [torch.ones_like(t) for t in outputs]
+        times = []
+        for i, towards in enumerate(wanted):
+            start = time.perf_counter()
+            if towards:
+                torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
+            times.append(time.perf_counter() - start if towards else 0.0)
+        return times
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _flat(v)] if isinstance(value, tuple | list) else []
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.requires_grad or value.is_floating_point())
+    return type(value)(_leaf(v) for v in value) if isinstance(value, tuple | list) else value
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(_detached(v) for v in value) if isinstance(value, tuple | list) else value

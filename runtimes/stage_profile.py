@@ -1,0 +1,124 @@
+"""Measuring what the programs of stages cost on the device at hand.
+
+All devices measure at the same time, because they share memory bandwidth and caches.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core.capture.operators import Operators
+from ..core.capture.programs import StagePrograms
+from ..core.capture.randomness import random_key
+from ..core.capture.storages import storage_sizes
+from ..core.costs import StageCosts
+from .operator_profile import Values, materialised
+from .stage_run import Layout, StageRun
+from .state import OptimizerFactory, StageState
+
+T = TypeVar("T")
+
+
+def profile_stages(
+    programs: Mapping[int, StagePrograms], layout: Layout, operators: Operators, parameters: Values, buffers: Values,
+    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 7,
+) -> dict[int, StageCosts]:  # fmt: skip
+    """Time the programs of stages, with what the executor does around them.
+
+    Args:
+        programs: by stage index.
+        layout: the tensors of every message.
+        operators: the captured step's operators.
+        parameters, buffers: by qualified name; may be on meta. They are not changed.
+        leaves: one real microbatch.
+        optimizer: makes an optimizer; None where the stages are not trained.
+        repeats: how often each is timed, after one run that is not.
+
+    Returns:
+        Costs by stage index.
+    """
+    costs = {}
+    for index, stage in programs.items():
+        own = {
+            name: nn.Parameter(materialised(parameters[name]).clone(), requires_grad=parameters[name].requires_grad)
+            for name in stage.inputs.parameters
+        }
+        state = StageState(own, {n: materialised(buffers[n]).clone() for n in stage.inputs.buffers}, optimizer)
+        run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
+        costs[index] = _stage_costs(run, _stand_ins(stage), tuple(leaves), repeats)
+    return costs
+
+
+def _stand_ins(stage: StagePrograms) -> list[Tensor]:
+    """Random tensors in the shapes of what earlier stages send; zeros for integers, which are indices somewhere."""
+    return [
+        torch.randn(b.shape, dtype=b.dtype) if b.dtype.is_floating_point else torch.zeros(b.shape, dtype=b.dtype)
+        for b in stage.inputs.boundary
+    ]
+
+
+class _Stopwatch:
+    """Times of F, B, I and W of one stage, with the addition of gradients that belongs to a backward."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run = run
+        self._series: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
+
+    def time(self, kind: str, work: Callable[..., T], *arguments: Any) -> T:
+        start = time.perf_counter()
+        result = work(*arguments)
+        self._run.settle()
+        self._series[kind].append(time.perf_counter() - start)
+        return result
+
+    def median(self, kind: str) -> float:
+        """Of all runs but the first."""
+        return statistics.median(self._series[kind][1:] or [0.0])
+
+
+def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], repeats: int) -> StageCosts:
+    key, seed = random_key(0, 0, 0), torch.ones(())
+    programs = run.programs
+    halves = programs.backward_input is not None and programs.backward_weight is not None
+    watch = _Stopwatch(run)
+    with torch.no_grad():
+        for _ in range(repeats + 1):
+            outputs, _results = watch.time("F", run.forward, 0, list(boundary), leaves, key)
+            tangents = {i: torch.ones_like(outputs[i]) for i in run.tangents}
+            watch.time("B", run.backward, 0, tangents, seed, leaves, key)
+            if halves:
+                run.forward(0, list(boundary), leaves, key)
+                watch.time("I", run.backward_input, 0, tangents, seed, leaves, key)
+                watch.time("W", run.backward_weight, 0, seed, leaves, key)
+    median = {kind: watch.median(kind) for kind in ("F", "B", "I", "W")}
+    optimizer_s, optimizer_bytes = _optimizer_costs(run.state)
+    size = sum(p.nbytes for p in run.state.parameters.values())
+    memory = programs.memory
+    # Without I and W of its own, a stage does all of its backward in the one that the executor does it in.
+    first, second = (median["I"], median["W"]) if halves else (median["B"], 0.0) if run.returned else (0.0, median["B"])
+    return StageCosts(
+        forward_s=median["F"], backward_input_s=first, backward_weight_s=second, backward_s=median["B"],
+        optimizer_s=optimizer_s, parameter_bytes=size,
+        gradient_bytes=sum(p.nbytes for p in run.state.parameters.values() if p.requires_grad),
+        optimizer_bytes=optimizer_bytes, saved_bytes=memory.saved, freed_by_input_bytes=memory.freed_by_input,
+        created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace,
+    )  # fmt: skip
+
+
+def _optimizer_costs(state: StageState) -> tuple[float, int]:
+    """Time of a step, and bytes of the optimizer's state. The state is the profile's own copy."""
+    if state.optimizer is None:
+        return 0.0, 0
+    for parameter in state.parameters.values():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        state.step()
+        times.append(time.perf_counter() - start)
+    held = [value for per in state.optimizer.state.values() for value in per.values()]
+    return statistics.median(times[1:]), sum(storage_sizes(held).values())
