@@ -15,7 +15,7 @@ from torch import nn
 
 from ..support.models import CASES
 from ..support.parity import build
-from ..support.plans import captured, even_plan
+from ..support.cuts import captured, even_plan
 
 F32 = torch.float32
 

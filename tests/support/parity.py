@@ -12,7 +12,7 @@ from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 
 from .models import CASES
-from .plans import captured, even_plan
+from .cuts import captured, even_plan
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 STEPS = 3

@@ -1,57 +1,133 @@
-"""Plans made by hand, for tests that need a certain cut and schedule."""
+"""Plans for tests of what reads plans: chains of stages by any schedule, with costs, a cluster and extra edges."""
 
-import itertools
+from collections.abc import Sequence
 
-import torch
-from attrs import evolve
-from panpipe.core.actions import Action, Kind
-from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
-from panpipe.core.capture.step import capture_step
-from panpipe.core.plan import Plan
-from panpipe.core.planner import assemble
-from panpipe.core.schedules.problem import Schedule, ScheduleProblem
+from hypothesis import settings
+from hypothesis import strategies as st
+from panpipe.core.actions import Action, Kind, parse_action
+from panpipe.core.cluster import Cluster, fully_connected
+from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.plan import Mesh, Plan, Prediction, Stage, TiedWeight
+from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.microbatches import split_batch
-from torch.utils import _pytree as pytree
 
-from .models import Case
+# No limit on the time of one example: the machine is shared, and one collection of garbage outlasts any limit.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
-
-def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int) -> Operators:
-    """The case's step for the largest of its microbatches."""
-    pieces, spec = split_batch(case.batch(rows, dtype), microbatches)
-    batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
-    return operators_of(capture_step(case.model(dtype), case.step, batch))
+UNIT = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=7)
 
 
-def split_backwards(schedule: Schedule) -> Schedule:
-    """The schedule with every B as an I and, one action later, its W."""
-    orders = []
-    for actions in schedule.device_actions:
-        order: list[Action] = []
-        for action in actions:
-            order.append(evolve(action, kind=Kind.I) if action.kind is Kind.B else action)
-            order += [evolve(late, kind=Kind.W) for late in order[-2:-1] if late.kind is Kind.I]
-        done = {(a.stage, a.microbatch) for a in order if a.kind is Kind.W}
-        order += [evolve(a, kind=Kind.W) for a in order if a.kind is Kind.I and (a.stage, a.microbatch) not in done]
-        orders.append(tuple(order))
-    return evolve(schedule, device_actions=tuple(orders))
+def orders(*rows: str) -> tuple[tuple[Action, ...], ...]:
+    """Per device its actions, from text: ``"0F0 0B0"``."""
+    return tuple(tuple(parse_action(word) for word in row.split()) for row in rows)
 
 
-def even_plan(
-    operators: Operators,
-    devices: int,
-    microbatches: int,
-    schedule_name: str = "1f1b",
-    chunks: int = 1,
-    split: bool = False,
+def plan_of(
+    device_actions: tuple[tuple[Action, ...], ...],
+    placement: Sequence[int],
+    *,
+    costs: Sequence[StageCosts] | None = None,
+    cluster: Cluster | None = None,
+    edges: Sequence[StageEdge] | None = None,
+    tied: tuple[TiedWeight, ...] = (),
+    data: int = 1,
 ) -> Plan:
-    """As many operators in each stage."""
-    names = [node.name for node in operators.graph.nodes]
-    stages = devices * chunks
-    cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
-    schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
-    schedule = split_backwards(schedule) if split else schedule
-    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
-    return assemble(operators.graph, parts, schedule, parameter_sizes=sizes)
+    """A plan of these orders. By default a chain of 10 bytes a hop, unit costs and own links without any delay."""
+    stages = len(placement)
+    devices = len(device_actions)
+    chain = [StageEdge(i, i + 1, 10, 10) for i in range(stages - 1)]
+    return Plan(
+        model="test",
+        graph_hash="",
+        mesh=Mesh(devices, data),
+        microbatches=1 + max((a.microbatch or 0 for row in device_actions for a in row), default=0),
+        schedule="by hand",
+        stages=tuple(Stage(index, device, (f"operator{index}",)) for index, device in enumerate(placement)),
+        edges=tuple(chain if edges is None else edges),
+        device_actions=device_actions,
+        tied=tied,
+        prediction=Prediction(
+            costs=tuple(costs or [UNIT] * stages),
+            cluster=cluster or fully_connected(devices, 10**9, float("inf"), 0.0),
+            step_s=1.0,
+            peak_memory_bytes=(0.0,) * devices,
+            peak_saved_bytes=(0.0,) * devices,
+            bubble_ratio=0.0,
+        ),
+    )
+
+
+def scheduled(name: str, devices: int, microbatches: int, chunks: int = 1, **options: object) -> Plan:
+    """A plan by a schedule's name; options as of ``plan_of``."""
+    schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks))
+    return plan_of(schedule.device_actions, schedule.placement, **options)  # type: ignore[arg-type]
+
+
+def split_backward(actions: Sequence[Action], delay: int) -> tuple[Action, ...]:
+    """Every B as I, and its W up to ``delay`` actions later."""
+    result: list[Action] = []
+    waiting: list[Action] = []
+    for action in actions:
+        if action.kind is Kind.B:
+            result.append(Action(action.stage, Kind.I, action.microbatch))
+            waiting.append(Action(action.stage, Kind.W, action.microbatch))
+        else:
+            result.append(action)
+        if len(waiting) > delay:
+            result.append(waiting.pop(0))
+    return (*result, *waiting)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> StageCosts:
+    times = st.integers(0, 20).map(lambda ticks: ticks / 4)
+    sizes = st.integers(0, 50)
+    saved = draw(sizes)
+    return StageCosts(
+        forward_s=draw(times) + 0.25,
+        backward_input_s=draw(times),
+        backward_weight_s=draw(times),
+        optimizer_s=draw(times),
+        parameter_bytes=draw(sizes),
+        gradient_bytes=draw(sizes),
+        optimizer_bytes=draw(sizes),
+        saved_bytes=saved,
+        freed_by_input_bytes=draw(st.integers(0, saved)),
+        created_by_input_bytes=draw(sizes),
+        workspace_bytes=draw(sizes),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Valid plans: four schedules, uneven costs, skip edges, split and full backward, tied weights, own links."""
+    devices = draw(st.integers(1, 4))
+    name = draw(st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b", "looped"]))
+    chunks = 1 if name == "1f1b" else draw(st.integers(1, 3))
+    if name == "interleaved-1f1b":
+        chunks = max(chunks, 2)
+    microbatches = draw(st.integers(1, 5))
+    schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks))
+    stages = len(schedule.placement)
+    pairs = [(i, i + 1) for i in range(stages - 1)]
+    if stages > 2:
+        far = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
+        pairs = sorted({*pairs, *draw(st.lists(st.sampled_from(far), max_size=3))})
+    edges = [
+        StageEdge(a, b, draw(st.integers(0, 40)), draw(st.integers(1, 40)) if b == a + 1 else draw(st.integers(0, 40)))
+        for a, b in pairs
+    ]
+    orders = schedule.device_actions
+    if draw(st.booleans()):
+        orders = tuple(split_backward(actions, draw(st.integers(0, 3))) for actions in orders)
+    tied = (TiedWeight("embedding", (0, stages - 1), draw(st.integers(0, 40))),) if stages > 1 else ()
+    rate, latency_s = draw(st.sampled_from([1.0, 16.0, float("inf")])), draw(st.sampled_from([0.0, 0.5, 3.0]))
+    return plan_of(
+        orders,
+        schedule.placement,
+        costs=[draw(costs()) for _ in range(stages)],
+        cluster=fully_connected(devices, 10**9, rate, latency_s),
+        edges=edges,
+        tied=draw(st.sampled_from([(), tied])),
+    )

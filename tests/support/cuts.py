@@ -1,0 +1,57 @@
+"""Plans made by hand, for tests that need a certain cut and schedule."""
+
+import itertools
+
+import torch
+from attrs import evolve
+from panpipe.core.actions import Action, Kind
+from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
+from panpipe.core.capture.step import capture_step
+from panpipe.core.plan import Plan
+from panpipe.core.planner import assemble
+from panpipe.core.schedules.problem import Schedule, ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.runtimes.microbatches import split_batch
+from torch.utils import _pytree as pytree
+
+from .models import Case
+
+
+def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int) -> Operators:
+    """The case's step for the largest of its microbatches."""
+    pieces, spec = split_batch(case.batch(rows, dtype), microbatches)
+    batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
+    return operators_of(capture_step(case.model(dtype), case.step, batch))
+
+
+def split_backwards(schedule: Schedule) -> Schedule:
+    """The schedule with every B as an I and, one action later, its W."""
+    orders = []
+    for actions in schedule.device_actions:
+        order: list[Action] = []
+        for action in actions:
+            order.append(evolve(action, kind=Kind.I) if action.kind is Kind.B else action)
+            order += [evolve(late, kind=Kind.W) for late in order[-2:-1] if late.kind is Kind.I]
+        done = {(a.stage, a.microbatch) for a in order if a.kind is Kind.W}
+        order += [evolve(a, kind=Kind.W) for a in order if a.kind is Kind.I and (a.stage, a.microbatch) not in done]
+        orders.append(tuple(order))
+    return evolve(schedule, device_actions=tuple(orders))
+
+
+def even_plan(
+    operators: Operators,
+    devices: int,
+    microbatches: int,
+    schedule_name: str = "1f1b",
+    chunks: int = 1,
+    split: bool = False,
+) -> Plan:
+    """As many operators in each stage."""
+    names = [node.name for node in operators.graph.nodes]
+    stages = devices * chunks
+    cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
+    schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
+    schedule = split_backwards(schedule) if split else schedule
+    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+    parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
+    return assemble(operators.graph, parts, schedule, parameter_sizes=sizes)
