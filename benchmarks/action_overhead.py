@@ -66,12 +66,12 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
     seed = torch.tensor(1 / MICROBATCHES)
     shape = (1, 8)
 
-    def accumulate(gradients: list[torch.Tensor]) -> None:
-        if parameters[0].grad is None:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+    def accumulate(number: int, gradient: torch.Tensor) -> None:
+        parameter = parameters[number]
+        if parameter.grad is None:
+            parameter.grad = gradient
         else:
-            torch._foreach_add_([p.grad for p in parameters], gradients)
+            parameter.grad.add_(gradient)
 
     def first() -> None:
         saved, sends = deque(), deque()
@@ -79,7 +79,7 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             parameter.grad = None
 
         def forward(m: int) -> None:
-            out, *kept = stage.forward([*parameters, rows[m]])
+            out, *kept = stage.forward([*parameters, rows[m]], accumulate)
             saved.append((kept, rows[m]))
             sends.append((group.send([out], 1, 0), out))
 
@@ -88,7 +88,7 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             group.recv([gradient], 1, 0).wait()
             sends.popleft()[0].wait()
             kept, row = saved.popleft()
-            accumulate(run_backward(stage.backward, kept, [*parameters, row], {0: gradient}))
+            run_backward(stage.backward, kept, [*parameters, row], {0: gradient}, accumulate)
 
         forward(0)
         for m in range(1, MICROBATCHES):
@@ -105,19 +105,20 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             group.recv([arrived], 0, 0).wait()
             if len(sends) > 1:
                 sends.popleft()[0].wait()
-            _, *kept = stage.forward([arrived, *parameters])
-            values = run_backward(stage.backward, kept, [arrived, *parameters], {0: seed})
+            _, *kept = stage.forward([arrived, *parameters], accumulate)
+            values = run_backward(stage.backward, kept, [arrived, *parameters], {0: seed}, accumulate)
             sends.append((group.send([values[0]], 0, 0), values[0]))
-            accumulate(values[1:])
         for work, _ in sends:
             work.wait()
 
     return first if rank == 0 else second
 
 
-def run_backward(program: Any, saved: list[Any], inputs: list[Any], tangents: dict[int, Any]) -> list[Any]:
+def run_backward(
+    program: Any, saved: list[Any], inputs: list[Any], tangents: dict[int, Any], accumulate: Any
+) -> list[Any]:
     given = [saved[i] for i in program.saved] + [inputs[i] for i in program.inputs]
-    return program.run(given + [tangents[i] for i in program.tangents])
+    return program.run(given + [tangents[i] for i in program.tangents], accumulate)
 
 
 def peer(batch: torch.Tensor, rank: int) -> Any:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..core.capture.programs import Backward
@@ -21,19 +22,18 @@ class BoundBackward:
         loss: position of the loss among the stage's outputs, or None where it is not computed there.
 
     Attributes:
-        places: positions among the boundary inputs of the gradients that ``run`` returns first.
-        parameters: those whose gradients it returns next.
+        places: positions among the boundary inputs of the gradients that ``run`` returns.
         saved: positions of the saved tensors that it reads.
     """
 
     def __init__(self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None) -> None:
         kept = len(inputs.boundary)
         self.saved = program.saved
-        self.places = tuple(place for place in program.gradients if place < kept)
-        self.parameters: list[nn.Parameter] = [static[i - kept] for i in program.gradients if i >= kept]
+        self.places = program.gradients
+        self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
+        self._owned = program.owned
         self._run = program.run
         self._created = program.created
-        self._ends = len(self.places), len(program.gradients)
         self._loss = loss
         self._tangents = program.tangents
         self._fixed: list[Any] = []
@@ -51,9 +51,9 @@ class BoundBackward:
 
     def run(
         self, saved: list[Any], created: list[Any], tangents: dict[int, Tensor], seed: Tensor,
-        leaves: tuple[Any, ...], key: Tensor,
-    ) -> tuple[list[Tensor], list[Tensor], list[Any]]:  # fmt: skip
-        """Run the program.
+        leaves: tuple[Any, ...], key: Tensor, release: bool = True,
+    ) -> tuple[list[Tensor], list[Any]]:  # fmt: skip
+        """Run the program, and add the gradients of parameters to those that they have.
 
         Args:
             saved: F's saved tensors.
@@ -62,9 +62,10 @@ class BoundBackward:
             seed: the gradient of the loss.
             leaves: the microbatch's.
             key: its random key.
+            release: empty ``saved`` and ``created``, so that each tensor goes with its last use.
 
         Returns:
-            Gradients of boundary inputs, of parameters, and what I creates for W.
+            Gradients of boundary inputs, and what I creates for W.
         """
         given = [saved[i] for i in self.saved]
         if self._created:
@@ -75,6 +76,17 @@ class BoundBackward:
         loss = self._loss
         for output in self._tangents:
             given.append(seed if output == loss else tangents[output])
-        values = self._run(given)
-        first, last = self._ends
-        return values[:first], values[first:last], values[last:]
+        if release:
+            saved.clear()
+            created.clear()
+        values = self._run(given, self._add)
+        count = len(self.places)
+        return values[:count], values[count:]
+
+    def _add(self, number: int, gradient: Tensor) -> None:
+        parameter = self._parameters[number]
+        held = parameter.grad
+        if held is not None:
+            held.add_(gradient)
+        else:
+            parameter.grad = gradient if self._owned[number] else gradient.clone(memory_format=torch.contiguous_format)

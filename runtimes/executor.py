@@ -146,7 +146,6 @@ class Executor:
         for run in runs[0].values():
             run.state.clear_gradients()
         self._reduced = False
-        self._unsettled: StageRun | None = None
         updating = False
         record, clock = self._record, time.perf_counter_ns
         record.start_ns = clock()
@@ -154,7 +153,6 @@ class Executor:
             for action, method, argument in self._instructions:
                 if not updating and action.microbatch is None:
                     updating = True
-                    self._settle()
                     if before_update is not None:
                         before_update(record)
                 if action.kind is Kind.STEP and not update:
@@ -162,7 +160,6 @@ class Executor:
                 start = method(argument)
                 if trace:
                     self._note(action, start, clock())
-            self._settle()
             for handle, _ in self._sending.values():
                 handle.wait()
         record.end_ns = clock()
@@ -172,19 +169,7 @@ class Executor:
 
     # Compute
 
-    def _settle(self) -> None:
-        """Add up what the last backward left, now that its message is on its way; part of that backward's time."""
-        run = self._unsettled
-        if run is None:
-            return
-        run.settle()
-        self._unsettled = None
-        if self._meter is not None:
-            events, at = self._record.events, self._last_backward
-            events[at] = (*events[at][:3], time.perf_counter_ns(), events[at][4])
-
     def _forward(self, where: tuple[int, int]) -> int:
-        self._settle()
         stage, microbatch = where
         run = self._runs[microbatch][stage]
         messages = {src: self._arrived(stage, microbatch, src) for src in run.senders}
@@ -210,7 +195,6 @@ class Executor:
         return self._backwards(where, split=True)
 
     def _backwards(self, where: tuple[int, int], split: bool) -> int:
-        self._settle()
         stage, microbatch = where
         run = self._runs[microbatch][stage]
         messages = {dst: self._arrived(stage, microbatch, dst) for dst in run.receivers}
@@ -228,20 +212,17 @@ class Executor:
         gradients = program(microbatch, tangents, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
         if split and self._meter is not None:
             self._watch(run, microbatch, leaves)
-        self._unsettled = run
         for src in run.returned:
             self._leave(stage, src, microbatch, run.gradient_message(src, gradients))
         return start
 
     def _backward_weight(self, where: tuple[int, int]) -> int:
-        self._settle()
         start = time.perf_counter_ns()
         stage, microbatch = where
         inputs = self._inputs
         leaves = inputs.microbatches[microbatch].leaves
         run = self._runs[microbatch][stage]
         run.backward_weight(microbatch, inputs.seeds[microbatch], leaves, inputs.keys[microbatch])
-        self._unsettled = run
         return start
 
     # Communication
@@ -316,8 +297,6 @@ class Executor:
             else:
                 queue, message = receive_queue(peer), run.message(action.kind is Kind.RECV_F, action.peer)
                 size = sum(prod(shape) * dtype.itemsize for shape, dtype in message)
-        elif action.kind in (Kind.B, Kind.I, Kind.W):
-            self._last_backward = len(self._record.events)
         self._record.events.append((action, queue, start, end, size))
 
 

@@ -62,16 +62,14 @@ def _stand_ins(stage: StagePrograms) -> list[Tensor]:
 
 
 class _Stopwatch:
-    """Times of F, B, I and W of one stage, with the addition of gradients that belongs to a backward."""
+    """Times of F, B, I and W of one stage."""
 
-    def __init__(self, run: StageRun) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._series: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
 
     def time(self, kind: str, work: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
         result = work(*arguments)
-        self._run.settle()
         self._series[kind].append(time.perf_counter() - start)
         return result
 
@@ -84,7 +82,7 @@ def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...],
     key, seed = random_key(0, 0, 0), torch.ones(())
     programs = run.programs
     halves = programs.backward_input is not None and programs.backward_weight is not None
-    watch = _Stopwatch(run)
+    watch = _Stopwatch()
     with torch.no_grad():
         for _ in range(repeats + 1):
             outputs, _results = watch.time("F", run.forward, 0, list(boundary), leaves, key)

@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..core.capture.code import no_sink
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stage import Boundary
 from .bound import BoundBackward
@@ -84,7 +85,6 @@ class StageRun:
         self._kept_for_weight = frozenset(second.saved) if second is not None else frozenset()
         ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
         self._ends = ends[0], ends[0] + ends[1], sum(ends)
-        self._pending: tuple[list[nn.Parameter], list[Tensor], tuple[Tensor, ...]] | None = None
         self._saved: dict[int, list[Any]] = {}
         self._created: dict[int, list[Any]] = {}
         self._foreign = {t.untyped_storage()._cdata for t in self._static}
@@ -104,7 +104,7 @@ class StageRun:
         if inputs.random:
             given.append(key)
         boundary.clear()
-        values = self.programs.forward(given)
+        values = self.programs.forward(given, no_sink)
         outputs, results, mutated = self._ends
         for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
             self._static[place - self._kept].copy_(value)
@@ -123,12 +123,11 @@ class StageRun:
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> dict[int, Tensor]:
-        """B. Returns the gradients of boundary inputs, by position; ``settle`` adds up those of the parameters."""
+        """B. Returns the gradients of boundary inputs, by position."""
         saved, program = self._saved.pop(microbatch), self._backward
         if program is None:
             return {}
-        gradients, own, _ = program.run(saved, [], tangents, seed, leaves, key)
-        self._pending = program.parameters, own, (*tangents.values(), *gradients)
+        gradients, _ = program.run(saved, [], tangents, seed, leaves, key)
         return dict(zip(program.places, gradients, strict=True))
 
     def backward_input(
@@ -143,7 +142,7 @@ class StageRun:
             self._created[microbatch] = [tangents]
             return {}
         saved = self._saved[microbatch]
-        gradients, _, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key)
+        gradients, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key, release=False)
         keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
         return dict(zip(program.places, gradients, strict=True))
@@ -152,17 +151,9 @@ class StageRun:
         """W."""
         created, program = self._created.pop(microbatch, []), self._backward_weight
         if program is not None:
-            _, own, _ = program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
-            self._pending = program.parameters, own, tuple(t for t in created if isinstance(t, Tensor))
+            program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
-
-    def settle(self) -> None:
-        """Add the parameters' gradients of the last backward to those before. It waits until what the backward sends
-        is on its way: another stage may be waiting for that."""
-        if self._pending is not None:
-            self.state.accumulate(*self._pending[:2], self._foreign, self._pending[2])
-            self._pending = None
 
     def gradient_message(self, source: int, gradients: dict[int, Tensor]) -> list[Tensor]:
         """The message of gradients for stage ``source``: contiguous, zeros where nothing flows back."""

@@ -1,7 +1,6 @@
 """What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,30 +30,6 @@ class StageState:
         """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
-
-    def accumulate(
-        self, parameters: list[nn.Parameter], gradients: list[Tensor], persistent: set[int], shared: Iterable[Tensor]
-    ) -> None:
-        """Add one microbatch's gradients.
-
-        Args:
-            parameters: whose gradients they are.
-            gradients: one for each.
-            persistent: storages that live on, by identity.
-            shared: tensors that somebody else still reads; a gradient in the storage of one of them is copied.
-        """
-        if not parameters:
-            return
-        if parameters[0].grad is not None:
-            held: list[Any] = [parameter.grad for parameter in parameters]
-            torch._foreach_add_(held, gradients)
-            return
-        foreign = persistent | {tensor.untyped_storage()._cdata for tensor in shared}
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            storage = gradient.untyped_storage()
-            owned = storage._cdata not in foreign and storage.nbytes() == gradient.nbytes and gradient.is_contiguous()
-            foreign.add(storage._cdata)
-            parameter.grad = gradient if owned else gradient.clone(memory_format=torch.contiguous_format)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients."""

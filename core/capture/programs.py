@@ -1,12 +1,13 @@
 """The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
 
+from collections import Counter
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import fx
+from torch import Tensor, fx
 
-from .code import Program, compile_program
+from .code import Program, compile_program, no_sink
 from .joint import JointGraph, ancestors, closed_over, ordered, split_masked, trace_joint
 from .stage import Boundary, StageGraph, StageInputs
 from .storages import StorageMeter, WatchEverything, storage_sizes
@@ -18,12 +19,15 @@ class Backward:
 
     Args:
         run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
-            outputs; returns gradients, then what it created for a later program.
+            outputs; hands gradients of parameters to its sink, and returns those of boundary inputs, then what it
+            created for a later program.
         saved: positions in F's saved tensors of those it reads.
         created: positions in I's created tensors of those it reads (W alone).
         inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.
         tangents: positions of the outputs whose gradient it reads.
-        gradients: positions of the stage inputs whose gradient it returns, in order.
+        gradients: positions of the boundary inputs whose gradient it returns, in order.
+        parameters: positions of the parameters whose gradient its sink gets, by number.
+        owned: for each of these, whether nobody else holds the gradient's memory, so that it may be kept and added to.
     """
 
     run: Program
@@ -32,6 +36,8 @@ class Backward:
     inputs: tuple[int, ...]
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
+    parameters: tuple[int, ...]
+    owned: tuple[bool, ...] = ()
 
 
 @frozen
@@ -96,7 +102,7 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [joint.primals[i] for i in sorted(joint.primals)]
     forward = compile_program(ordered(joint.graph, forward_nodes), inputs, [*returned, *saved], stage.modules)
-    cut = _Cut(joint, stage.modules, saved, persistent)
+    cut = _Cut(joint, stage.modules, saved, persistent, kept)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
     backward_input = backward_weight = None
@@ -106,7 +112,7 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
         stage.inputs, stage.outputs, stage.results, forward, tuple(joint.mutations),
         backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
     )  # fmt: skip
-    return evolve(programs, memory=_measure(stage, joint, programs))
+    return _measured(stage, joint, programs)
 
 
 @frozen
@@ -117,6 +123,7 @@ class _Cut:
     modules: dict[str, Any]
     saved: list[fx.Node]
     persistent: dict[fx.Node, int]
+    kept: int
 
     def program(
         self, nodes: set[fx.Node], gradients: dict[int, fx.Node], created: tuple[fx.Node, ...],
@@ -132,10 +139,13 @@ class _Cut:
         tangents = [(node, i) for i, node in self.joint.tangents.items() if node in reads and node not in created]
         order = [self.saved[i] for i in saved] + [created[i] for i in made]
         order += [node for node, _ in inputs] + [node for node, _ in tangents]
-        function = compile_program(run, order, [*gradients.values(), *(extra or [])], self.modules)
+        boundary = {i: node for i, node in gradients.items() if i < self.kept}
+        own = {i: node for i, node in gradients.items() if i >= self.kept}
+        outputs = [*boundary.values(), *(extra or [])]
+        function = compile_program(run, order, outputs, self.modules, list(own.values()))
         return Backward(
             function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
-            tuple(gradients),
+            tuple(boundary), tuple(own),
         )  # fmt: skip
 
 
@@ -157,8 +167,8 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     return first, second
 
 
-def _measure(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StageMemory:
-    """Run the programs over fake tensors and count storages."""
+def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StagePrograms:
+    """Run the programs over fake tensors: what they hold, and which gradients nobody else holds."""
     fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
     kept = len(stage.inputs.boundary)
     returned = len(joint.outputs) + len(joint.mutations)
@@ -170,16 +180,36 @@ def _measure(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> S
         saved = results[returned:]
         held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
         tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
-        if programs.backward is not None:
-            given = backward_inputs(programs.backward, saved, [], inputs, tangents)
-            workspace = max(workspace, _run(programs.backward.run, given, persistent, 0)[1])
+        backward = programs.backward
+        if backward is not None:
+            given = backward_inputs(backward, saved, [], inputs, tangents)
+            workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
+            backward = evolve(backward, owned=_owned(backward, given))
         if first is None or second is None:
-            return StageMemory(sum(held.values()), 0, 0, workspace)
-        made = first.run(backward_inputs(first, saved, [], inputs, tangents))[len(first.gradients) :]
+            memory = StageMemory(sum(held.values()), 0, 0, workspace)
+            return evolve(programs, backward=backward, memory=memory)
+        made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
+        second = evolve(second, owned=_owned(second, backward_inputs(second, saved, made, inputs, tangents)))
         still = storage_sizes([saved[i] for i in second.saved] + made)
         freed = sum(size for key, size in held.items() if key not in still)
         created = sum(size for key, size in still.items() if key not in held and key not in persistent)
-    return StageMemory(sum(held.values()), freed, created, workspace)
+    memory = StageMemory(sum(held.values()), freed, created, workspace)
+    return evolve(programs, backward=backward, backward_weight=second, memory=memory)
+
+
+def _owned(program: Backward, given: list[Any]) -> tuple[bool, ...]:
+    """For each gradient of a parameter, whether it fills a storage that nothing else given or returned is in."""
+    found: list[Tensor] = []
+    shared = [*given, *program.run(list(given), lambda _, gradient: found.append(gradient))]
+    foreign = storage_sizes(shared)
+    uses = Counter(gradient.untyped_storage()._cdata for gradient in found)
+    return tuple(
+        uses[gradient.untyped_storage()._cdata] == 1
+        and gradient.untyped_storage()._cdata not in foreign
+        and gradient.untyped_storage().nbytes() == gradient.nbytes
+        and gradient.is_contiguous()
+        for gradient in found
+    )
 
 
 def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:
@@ -187,7 +217,7 @@ def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: 
     ignored = ignored | storage_sizes(given)
     meter = StorageMeter()
     with WatchEverything(meter, ignored):
-        results = program(given)
+        results = program(given, no_sink)
     kept = sum(size for key, size in storage_sizes(results[returned:]).items() if key not in ignored)
     return results, max(meter.peak - kept, 0)
 

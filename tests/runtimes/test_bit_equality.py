@@ -13,9 +13,9 @@ from panpipe.runtimes.state import StageState
 from panpipe.runtimes.team import ThreadTeam
 from torch import nn
 
+from ..support.cuts import captured, even_plan
 from ..support.models import CASES
 from ..support.parity import build
-from ..support.cuts import captured, even_plan
 
 F32 = torch.float32
 
@@ -56,7 +56,6 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
             key, seed = random_key(3, 0, m), torch.tensor(piece.weight)
             _, results = run.forward(m, [], piece.leaves, key)
             run.backward(m, {}, seed, piece.leaves, key)
-            run.settle()
             loss += results[0].double() * piece.weight
     nodes = list(operators.step.graph.nodes)
     order = {

@@ -11,8 +11,8 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 
-from .models import CASES
 from .cuts import captured, even_plan
+from .models import CASES
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 STEPS = 3
