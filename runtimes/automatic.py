@@ -33,7 +33,7 @@ from .team import Team
 
 CUT_EVALUATIONS = 300
 """Evaluations of the search for cuts, for each number of stages a device."""
-CORRECTIONS = 2
+CORRECTIONS = 1
 """How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
 Report = Callable[[str], None]
@@ -73,11 +73,11 @@ class Planning:
     cluster: Cluster | None = None
     report: Report = lambda _: None
 
-    def plan(self) -> Plan:
+    def plan(self) -> tuple[Plan, OpGraph]:
         """Measure, search and choose.
 
         Returns:
-            The plan, the same on every rank, with its prediction.
+            The plan, the same on every rank, with its prediction; and the graph of measured operators.
 
         Raises:
             RequestError: the model has fewer operators than there are devices.
@@ -104,7 +104,19 @@ class Planning:
             raise failure or RequestError(
                 f"no schedule is made for {devices} devices and {self.microbatches} microbatches"
             )
-        return evolve(min(found, key=_step_s), model=self.operators.step.model_name)
+        return min(found, key=step_s), graph
+
+    def another(self, plan: Plan, graph: OpGraph, tried: Sequence[Stages]) -> Plan | None:
+        """A plan with as many stages and other cuts, where the costs of ``plan`` speak for one that was not tried."""
+        assert plan.prediction is not None
+        times = corrected_graph(graph, [stage.nodes for stage in plan.stages], plan.prediction.costs)
+        cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
+        self.report("cutting on rehearsed times")
+        stages = self.team.decide(Cutting(self, times, cluster, chunks).run)
+        if stages is None or stages in tried:
+            return None
+        costs = self.measured_stages(stages)
+        return self.team.decide(Choosing(self, graph, cluster, stages, costs).run)
 
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Cut, measure, choose; then correct operators' times by the stages' and see whether another cut follows."""
@@ -235,6 +247,7 @@ def _mean_node(same: Sequence[Any]) -> Any:
     )
 
 
-def _step_s(plan: Plan) -> float:
+def step_s(plan: Plan) -> float:
+    """The predicted step time."""
     assert plan.prediction is not None
     return plan.prediction.step_s

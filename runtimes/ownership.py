@@ -12,19 +12,18 @@ from .team import Team
 
 
 def own_parameters(
-    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team, written: frozenset[str]
+    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team
 ) -> dict[int, dict[str, nn.Parameter]]:
-    """Give each local stage its parameters, and put everything that other processes own on the meta device.
+    """Give each local stage its parameters.
 
     The first local stage that reads a parameter gets the user's tensor; a further one gets a replica. Replicas of a
     tied weight start equal everywhere: from the first stage's.
 
     Args:
-        model: the user's module; parameters that no local stage reads are replaced by meta ones.
+        model: the user's module.
         plan: the plan.
         programs: of the local stages.
         team: the devices.
-        written: buffers that the step writes; those that another process writes would go stale here.
 
     Returns:
         Stage index → name → parameter.
@@ -43,14 +42,24 @@ def own_parameters(
                     f"parameter '{name}' is on the meta device and has no data: "
                     "materialise it before building the pipeline"
                 )
-            replica = nn.Parameter(parameters[name].detach().clone(), parameters[name].requires_grad)
-            own[index][name] = replica if name in used else parameters[name]
+            tensor = parameters[name]
+            own[index][name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad) if name in used else tensor
             used.add(name)
     _equal_replicas(plan, own, team)
-    if len(team.local) < team.size:
-        here = {name for stage in programs.values() for name in stage.inputs.buffers}
-        _drop_others(model, used, written - here)
     return own
+
+
+def release_others(model: nn.Module, programs: Mapping[int, StagePrograms], written: frozenset[str]) -> None:
+    """Put what other processes own on the meta device.
+
+    Args:
+        model: the user's module; parameters that no local stage reads are replaced by meta ones.
+        programs: of the local stages.
+        written: buffers that the step writes; those that another process writes would go stale here.
+    """
+    used = {name for stage in programs.values() for name in stage.inputs.parameters}
+    here = {name for stage in programs.values() for name in stage.inputs.buffers}
+    _drop_others(model, used, written - here)
 
 
 def _equal_replicas(plan: Plan, own: dict[int, dict[str, nn.Parameter]], team: Team) -> None:

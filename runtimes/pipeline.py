@@ -21,7 +21,7 @@ from ..core.trace import Trace
 from .compiled import Compiled, compile_stages
 from .executor import Executor, StepInputs, StepRecord
 from .microbatches import Microbatch, split_batch
-from .ownership import own_parameters
+from .ownership import own_parameters, release_others
 from .rehearsal import rehearse
 from .stage_run import StageRun
 from .state import OptimizerFactory, StageState
@@ -60,7 +60,7 @@ class Pipeline:
         self._local = [s.index for s in plan.stages if s.device in team.local]
         self._compiled: dict[Any, Compiled] = {shape: compile_stages(operators, self._stages, self._local)}
         first = self._compiled[shape]
-        parameters = own_parameters(model, plan, first.programs, team, operators.step.mutated_buffers)
+        parameters = own_parameters(model, plan, first.programs, team)
         buffers = dict(model.named_buffers())
         self._states = {
             i: StageState(parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer)
@@ -123,6 +123,12 @@ class Pipeline:
     def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
         """Parameters of the stages in this process, by stage and qualified name."""
         return {index: state.parameters for index, state in self._states.items()}
+
+    def release_others(self) -> None:
+        """Let go of the parameters that other processes own; what is left of them here is meta tensors."""
+        if len(self._team.local) < self._team.size:
+            written = next(iter(self._compiled.values())).operators.step.mutated_buffers
+            release_others(self.model, self.programs, written)
 
     def close(self) -> None:
         """Let go of connections."""

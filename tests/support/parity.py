@@ -34,7 +34,9 @@ def build(team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | Non
     operators = captured(case, dtype, rows, microbatches)
     plan = plan or even_plan(operators, team.size, microbatches, **options)
     shape = split_batch(case.batch(rows, dtype), microbatches)[0][0].shape
-    return Pipeline(case.model(dtype), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
+    pipe = Pipeline(case.model(dtype), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
+    pipe.release_others()
+    return pipe
 
 
 def distance(team: Team, name: str, dtype: torch.dtype, rows: int, microbatches: int, **options) -> Distance:
