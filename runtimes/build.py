@@ -128,7 +128,7 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
 
 
 def _rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
-    """The best of a few plans by how they rehearse: each rehearsal corrects the times that the next cuts follow from."""
+    """The best of a few plans by how they rehearse; each rehearsal corrects the times that the next cut is made on."""
     plan, graph = planning.plan()
     best: Pipeline | None = None
     tried: list[Stages] = []
