@@ -165,7 +165,9 @@ class Pipeline:
         pieces, spec = split_batch(batch, self.plan.microbatches)
         for piece in {piece.shape: piece for piece in pieces}.values():
             self._ensure_compiled(piece, spec)
-        keys = [random_key(self._seed, self.steps, m) for m in range(len(pieces))]
+        random = any(stage.inputs.random for stage in self.programs.values())
+        one = random_key(self._seed, self.steps, 0)
+        keys = [random_key(self._seed, self.steps, m) if random else one for m in range(len(pieces))]
         constant = self._outputs.weight is not None and not isinstance(self._outputs.weight, str)
         shares = [1.0 if constant else piece.weight for piece in pieces]
         seeds = torch.tensor(shares, dtype=self._loss_dtype)
@@ -224,8 +226,8 @@ class Pipeline:
             own = [i for i, name in enumerate(columns) if self._result_device.get(name) == source]
             table = torch.zeros(len(shares), len(own), dtype=torch.float64)
             if backend.device == source:
-                found = [[record.results[columns[i], m].double().mean() for i in own] for m in range(len(shares))]
-                table = torch.tensor(found, dtype=torch.float64)
+                found = [_means([record.results[columns[i], m] for m in range(len(shares))]) for i in own]
+                table = torch.stack(found, dim=1)
             backend.broadcast(table, source)
             for m, values in enumerate(table.tolist()):
                 for i, value in zip(own, values, strict=True):
@@ -265,3 +267,10 @@ class Pipeline:
                 "the plan does not fit; give batches of the example's shape"
             )
         self._compiled[piece.shape] = compile_stages(operators, self._stages, self._local)
+
+
+def _means(values: list[Tensor]) -> Tensor:
+    """The mean of each tensor, as float64."""
+    if all(value.ndim == 0 for value in values):
+        return torch.stack(values).double()
+    return torch.stack([value.double().mean() for value in values])

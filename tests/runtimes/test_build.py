@@ -1,0 +1,122 @@
+"""Building a pipeline: what is refused, in one line with value, rule and fix; and an automatic plan, whole."""
+
+import panpipe
+import pytest
+import torch
+from attrs import evolve
+from panpipe.core.planner import assemble
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from torch import nn
+
+from ..support.cuts import captured, even_plan
+from ..support.models import CASES
+
+NAME = "batchnorm with a skip"
+F32 = torch.float32
+
+
+def build(rows: int = 8, **options):
+    case = CASES[NAME]
+    return panpipe.pipeline(case.model(F32), case.step, case.batch(rows, F32), **{"microbatches": 4, **options})
+
+
+def plan(devices: int = 2):
+    return even_plan(captured(CASES[NAME], F32, 8, 4), devices, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rows": 3}, "3 samples for 4 microbatches.*at most 3 microbatches"),
+        ({"microbatches": 0}, "0 microbatches"),
+        ({"mesh": "pp=99"}, r"99 stages for \d+ operators.*use at most"),
+        ({"mesh": "four"}, "'four' is not a mesh"),
+        ({"mesh": "pp=2,dp=2"}, "one replica"),
+        ({"backend": "gloo"}, "torchrun"),
+        ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are gloo, memcpy"),
+        ({"schedule": "perfect"}, "no schedule 'perfect'"),
+        ({"optimizer": 3}, "optimizer is 3"),
+        ({"plan": "/nowhere/plan.json"}, "cannot read '/nowhere/plan.json'"),
+    ],
+)
+def test_refused_in_one_line(options, said):
+    with pytest.raises(panpipe.RequestError, match=said) as refusal:
+        build(**options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_plan_for_another_model_is_refused():
+    other = even_plan(captured(CASES["tied gpt with dropout"], F32, 8, 4), 2, 4)
+    with pytest.raises(panpipe.RequestError, match=r"the plan was made for 'TinyGPT'.*plan again"):
+        build(plan=other)
+
+
+def test_a_truncated_plan_file_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(panpipe.plan_json(plan())[:-200])
+    with pytest.raises(panpipe.RequestError, match=r"plan\.json is not a whole JSON file"):
+        build(plan=path)
+
+
+def test_a_plan_edited_into_a_deadlock_is_refused():
+    good = plan()
+    first, second = good.device_actions
+    with pytest.raises(panpipe.RequestError):
+        build(plan=evolve(good, device_actions=(first, second[1:] + second[:1])))
+
+
+def test_a_plan_for_another_world_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(panpipe.RequestError, match=r"for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
+        build(plan=plan())
+
+
+def test_a_parameter_that_nobody_reads_is_a_warning_and_keeps_no_gradient():
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.also, self.pooler = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.also(self.used(x))
+
+    model, batch = Extra(), torch.ones(4, 4)
+    from panpipe.core.capture.operators import operators_of
+    from panpipe.core.capture.step import capture_step
+
+    def step(model, batch):
+        return model(batch).pow(2).mean()
+
+    graph = operators_of(capture_step(model, step, batch[:2])).graph
+    names = [node.name for node in graph.nodes]
+    schedule = find_family("1f1b").build(ScheduleProblem(2, 2))
+    with pytest.warns(UserWarning, match="pooler.weight, pooler.bias"):
+        pipe = panpipe.pipeline(model, step, batch, plan=assemble(graph, [names[:1], names[1:]], schedule))
+    pipe.step(batch)
+    assert model.pooler.weight.grad is None
+    assert model.used.weight.grad is not None
+
+
+def test_an_automatic_plan_trains_and_its_file_trains_again(tmp_path):
+    case = CASES[NAME]
+    pipe = build(optimizer=torch.optim.SGD)
+    assert pipe.plan.prediction.step_s > 0
+    before = {name: buffer.clone() for name, buffer in case.model(F32).named_buffers()}
+    assert all(torch.equal(b, before[n]) for n, b in pipe.model.named_buffers())  # rehearsals leave no trace
+    first = [pipe.step(case.batch(8, F32)).item() for _ in range(3)]
+    path = tmp_path / "plan.json"
+    path.write_text(panpipe.plan_json(pipe.plan))
+    again = build(optimizer=torch.optim.SGD, plan=path)
+    assert [again.step(case.batch(8, F32)).item() for _ in range(3)] == first
+
+
+def test_the_traced_peak_of_saved_tensors_is_the_predicted_one():
+    case = CASES["tied gpt with dropout"]
+    pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), microbatches=4)
+    predicted = panpipe.simulate(pipe.plan).peak_saved_bytes
+    _, trace = pipe.trace_step(case.batch(8, F32))
+    for device, wanted in enumerate(predicted):
+        measured = max(s.bytes for s in trace.memory if s.device == device and s.kind == "saved")
+        assert measured == pytest.approx(wanted, rel=0.05)

@@ -1,0 +1,33 @@
+"""The package: every folder with code is listed, and the public face is what it says."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import panpipe
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_package_is_listed():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {path.parent.relative_to(ROOT) for top in ("cli", "core", "simulators", "backends", "runtimes")
+               for path in (ROOT / top).rglob("__init__.py")}  # fmt: skip
+    assert listed == {"panpipe"} | {"panpipe." + ".".join(folder.parts) for folder in folders}
+
+
+@pytest.mark.parametrize("name", panpipe.__all__)
+def test_public_names_are_there(name):
+    assert getattr(panpipe, name) is not None
+
+
+def test_an_unknown_name_lists_the_known():
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'; it has .*pipeline"):
+        _ = panpipe.nothing
+
+
+def test_importing_panpipe_imports_no_torch():
+    code = "import panpipe, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
