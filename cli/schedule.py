@@ -1,7 +1,8 @@
 """``panpipe schedule``: a schedule for uniform stages, evaluated."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from ..core.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
 from ..core.schedules.fastest import Scored, exceeds, fastest, score
-from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
+from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import families, find_family
 from .gantt import gantt
 from .output import note, print_json, print_table
@@ -23,12 +24,7 @@ AUTO_CHUNKS = (1, 2, 3, 4)
 
 def schedule(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="gpipe, 1f1b, interleaved-1f1b, looped, one of a plug-in; or auto: the fastest of those named, "
-            "each with the parameters that it proposes.",
-        ),
+        str, typer.Argument(metavar="NAME", help="A schedule; or auto: the fastest of all, each as it proposes itself.")
     ],
     *,
     devices: Annotated[int, typer.Option(help="Devices along the pipeline.")],
@@ -47,8 +43,7 @@ def schedule(
         typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
     ] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(help="interleaved-1f1b: groups of microbatches.", show_default=False),
+        int | None, typer.Option(help="interleaved-1f1b: groups of microbatches.", show_default=False)
     ] = None,
     microbatches_per_loop: Annotated[
         int | None, typer.Option(help="looped: microbatches through one loop before the next.", show_default=False)
@@ -76,34 +71,31 @@ def schedule(
         "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
     }
     given = {key: value for key, value in parameters.items() if value is not None}
-
-    def problem(count: int) -> ScheduleProblem:
-        return _problem(
-            devices=devices,
-            microbatches=microbatches,
-            chunks=count,
-            device=times,
-            scales=scales,
-            comm=comm,
-            limit=memory_limit,
-        )
-
-    if name == "auto":
-        _check_parameters("auto", {}, given)
-        scored = fastest([problem(count) for count in _auto_chunks(chunks, scales, devices)], families().values())
-    else:
-        family = find_family(name)
-        _check_parameters(name, inspect.signature(family.build).parameters, given)
-        count = chunks if chunks is not None else _usual_chunks(family, scales, devices)
-        task = problem(count)
-        scored = score(task, family.build(task, **given))
-        _check_limit(scored)
+    problem = partial(
+        _problem, devices=devices, microbatches=microbatches, device=times, scales=scales, comm=comm, limit=memory_limit
+    )
+    scored = _choose(name, problem, given, _chunks_to_try(name, chunks, scales, devices))
     if csv is not None:
         _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if json:
         print_json(_answer(scored))
     else:
         _show(scored, searched=name == "auto")
+
+
+def _choose(
+    name: str, problem: Callable[[int], ScheduleProblem], given: Mapping[str, Any], chunks: tuple[int, ...]
+) -> Scored:
+    """The named schedule, or the fastest for ``auto``; ``problem`` makes the problem for a number of chunks."""
+    if name == "auto":
+        _check_parameters("auto", {}, given)
+        return fastest([problem(count) for count in chunks], families().values())
+    family = find_family(name)
+    _check_parameters(name, inspect.signature(family.build).parameters, given)
+    task = problem(chunks[0])
+    scored = score(task, family.build(task, **given))
+    _check_limit(scored)
+    return scored
 
 
 def _times(forward: float, backward_input: float, backward_weight: float, freed: float) -> StageCosts:
@@ -117,10 +109,10 @@ def _times(forward: float, backward_input: float, backward_weight: float, freed:
 
 
 def _problem(
+    chunks: int,
     *,
     devices: int,
     microbatches: int,
-    chunks: int,
     device: StageCosts,
     scales: tuple[float, ...] | None,
     comm: float,
@@ -167,17 +159,16 @@ def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, A
         raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
 
 
-def _auto_chunks(chunks: int | None, scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
+def _chunks_to_try(name: str, chunks: int | None, scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
+    """Those given; else with a factor for each stage as many as their number says; else the usual ones."""
     if chunks is not None:
         return (chunks,)
-    return AUTO_CHUNKS if scales is None else (max(len(scales) // max(devices, 1), 1),)
-
-
-def _usual_chunks(family: ScheduleFamily, scales: tuple[float, ...] | None, devices: int) -> int:
-    """With a factor for each stage their number says how many chunks a device has."""
-    if scales is not None and family.chunks is None and devices > 0 and len(scales) % devices == 0:
-        return len(scales) // devices
-    return family.usual_chunks
+    whole = scales is not None and devices > 0 and len(scales) % devices == 0
+    from_scales = len(scales or ()) // devices if whole else 1
+    if name == "auto":
+        return AUTO_CHUNKS if scales is None else (from_scales,)
+    family = find_family(name)
+    return (from_scales if whole and family.chunks is None else family.usual_chunks,)
 
 
 def _check_limit(scored: Scored) -> None:
