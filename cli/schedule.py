@@ -24,7 +24,7 @@ AUTO_CHUNKS = (1, 2, 3, 4)
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A schedule; or auto: the fastest of all, each as it proposes itself.")
+        str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, interleaved-1f1b, looped; or auto: the fastest of all.")
     ],
     *,
     devices: Annotated[int, typer.Option(help="Devices along the pipeline.")],
