@@ -8,13 +8,10 @@ compute is what it waits for; from then on, communication (a rendezvous and the 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..core.actions import Kind
 from ..core.messages import Exchange
-
-if TYPE_CHECKING:
-    from .result import ReductionTimes
+from .times import ReductionTimes
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"
@@ -37,7 +34,7 @@ def device_bubbles(
     exchange: Exchange,
     operation_times: OperationTimes,
     transfer_times: TransferTimes,
-    reductions: Sequence["ReductionTimes"],
+    reductions: Sequence[ReductionTimes],
     step_s: float,
 ) -> tuple[dict[str, float], ...]:
     """Per device idle seconds by cause, all of ``CAUSES`` in order; with the seconds of its operations they add up to

@@ -14,17 +14,8 @@ from ..core.residency import Timeline, device_timelines
 from ..core.trace import Trace
 from .bubbles import device_bubbles
 from .links import LinkUse, link_uses
+from .times import ReductionTimes, StepTimes
 from .tracing import build_trace
-
-
-@frozen
-class ReductionTimes:
-    """One REDUCE_TIED: its device, its stage, when it was issued and when the sums were there. Seconds."""
-
-    device: int
-    stage: int
-    issued_s: float
-    end_s: float
 
 
 @frozen(slots=False, eq=False)
@@ -112,4 +103,5 @@ class SimulationResult:
     @cached_property
     def trace(self) -> Trace:
         """Action by action. Trace.source is ``simulated``."""
-        return build_trace(self)
+        times = StepTimes(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
+        return build_trace(self.plan, times, self.timelines)

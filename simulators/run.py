@@ -18,7 +18,8 @@ from ..core.plan import Plan
 from .device import DeviceQueue
 from .network import Network
 from .reduction import TiedReduction, reduction_s
-from .result import ReductionTimes, SimulationResult
+from .result import SimulationResult
+from .times import ReductionTimes
 
 
 def simulate(

@@ -1,45 +1,41 @@
 """The trace of a simulated step, in the schema that every runner writes."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from ..core.actions import Action, Kind
+from ..core.plan import Plan
 from ..core.residency import MOVING_KINDS, STATE_KINDS, Timeline
 from ..core.trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
-
-if TYPE_CHECKING:
-    from .result import SimulationResult
+from .times import StepTimes
 
 
-def build_trace(result: "SimulationResult") -> Trace:
+def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline]) -> Trace:
     """The events of all queues in order of start, and a memory sample for every change."""
-    events = [*_operations(result), *_reductions(result), *_transfers(result)]
+    events = [*_operations(times), *_reductions(times), *_transfers(times)]
     events.sort(key=lambda event: (event.start_s, event.device))
-    samples = [
-        sample for device, timeline in enumerate(result.timelines) for sample in _memory_samples(device, timeline)
-    ]
+    samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
-    return Trace("simulated", result.plan.hash, result.plan.devices, tuple(events), tuple(samples), result.step_s)
+    return Trace("simulated", plan.hash, plan.devices, tuple(events), tuple(samples), times.step_s)
 
 
-def _operations(result: "SimulationResult") -> Iterator[TraceEvent]:
-    for device, actions in enumerate(result.exchange.operations):
-        for action, start_s, end_s in zip(actions, *result.operation_times[device], strict=True):
+def _operations(times: StepTimes) -> Iterator[TraceEvent]:
+    for device, actions in enumerate(times.exchange.operations):
+        for action, start_s, end_s in zip(actions, *times.operations[device], strict=True):
             yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
 
 
-def _reductions(result: "SimulationResult") -> Iterator[TraceEvent]:
+def _reductions(times: StepTimes) -> Iterator[TraceEvent]:
     """Reductions of one device one behind the other, as the steps wait for them, and in front of those steps."""
     free_s: dict[int, float] = {}
-    for reduction in sorted(result.reductions, key=lambda reduction: (reduction.device, reduction.stage)):
+    for reduction in sorted(times.reductions, key=lambda reduction: (reduction.device, reduction.stage)):
         start_s = max(reduction.issued_s, free_s.get(reduction.device, 0.0))
         end_s = free_s[reduction.device] = max(start_s, reduction.end_s)
         yield TraceEvent(reduction.device, COMPUTE_QUEUE, Action(reduction.stage, Kind.REDUCE_TIED), start_s, end_s)
 
 
-def _transfers(result: "SimulationResult") -> Iterator[TraceEvent]:
-    for (src, dst), messages in result.exchange.queues.items():
-        for message, start_s, end_s in zip(messages, *result.transfer_times[src, dst], strict=True):
+def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
+    for (src, dst), messages in times.exchange.queues.items():
+        for message, start_s, end_s in zip(messages, *times.transfers[src, dst], strict=True):
             yield TraceEvent(src, send_queue(dst), message.send, start_s, end_s, message.bytes)
             yield TraceEvent(dst, receive_queue(src), message.receive, start_s, end_s, message.bytes)
 
