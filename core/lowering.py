@@ -15,6 +15,7 @@ around it, for every runner alike::
 
 import sys
 from collections.abc import Iterable
+from operator import itemgetter
 
 from .actions import Action, Kind
 from .errors import RequestError
@@ -139,9 +140,12 @@ def _merged(
     lowered: list[Action] = []
     for position, action in enumerate(actions):
         if position in receives:
-            lowered.extend(entry[3] for entry in sorted(receives[position], key=lambda entry: entry[:3]))
+            entries = receives[position]
+            if len(entries) > 1:
+                entries.sort(key=itemgetter(0, 1, 2))
+            lowered += [entry[3] for entry in entries]
         lowered.append(action)
-        lowered.extend(sends[position])
+        lowered += sends[position]
     return (*lowered, *end)
 
 

@@ -130,20 +130,19 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
 def _rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
     """The best of a few plans by how they rehearse; each rehearsal corrects the times that the next cut is made on."""
     plan, graph = planning.plan()
-    best: Pipeline | None = None
+    rehearsed: list[Pipeline] = []
     tried: list[Stages] = []
     for _ in range(1 + RECUTS):
         pipe = ready(plan)
         planning.report("rehearsing")
         pipe.plan = _with_costs(plan, pipe.rehearse(batch), planning.oracle)
         tried.append(tuple(stage.nodes for stage in plan.stages))
-        if best is None or step_s(pipe.plan) < step_s(best.plan):
-            best = pipe
+        rehearsed.append(pipe)
         another = planning.another(pipe.plan, graph, tried)
         if another is None:
             break
         plan = another
-    return best
+    return min(rehearsed, key=lambda pipe: step_s(pipe.plan))
 
 
 def _with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
