@@ -1,10 +1,11 @@
 """Two gloo workers of one thread each on the benchmark GPT: panpipe beside ``torch.distributed.pipelining``.
 
-Contenders take turns, each in fresh processes; step times are medians over all rounds, barrier to barrier, gradients
+All contenders stay alive and take turns of a few steps, so that a machine whose speed drifts is as fast for one as for
+the next; a ratio is the median over rounds of ratios within a round. Steps are timed from barrier to barrier, gradients
 only (no optimizer), as the peer's own schedules do it. Memory is resident memory: the peak while training above the
 level right before the first step (the kernel's high-water mark is reset there).
 
-    python benchmarks/two_workers.py [--rounds 3] [--steps 10] [--peers 1F1B,ZBVZeroBubble] [--record FILE]
+    python benchmarks/two_workers.py [--rounds 15] [--steps 2] [--peers 1F1B,ZBVZeroBubble] [--record FILE]
 """
 
 import argparse
@@ -25,6 +26,8 @@ import torch.multiprocessing as mp
 from recording import machine, record
 
 PORT = 29670
+WARM_UP = 2
+"""Steps that are not timed, after the level of memory is taken."""
 
 
 def resident(field: str) -> float:
@@ -33,32 +36,50 @@ def resident(field: str) -> float:
     return int(next(line.split()[1] for line in lines if line.startswith(field + ":"))) / 1024
 
 
-def measure(run: Callable[[], Any], steps: int, meet: Callable[[], Any]) -> dict[str, Any]:
-    """Times of steps, the first two left out, and the peak of resident memory above where it began."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    times = []
-    for _ in range(steps + 2):
-        meet()
-        start = time.perf_counter()
-        run()
-        meet()
-        times.append(time.perf_counter() - start)
-    return {"times": times[2:], "before_mb": before, "above_mb": resident("VmHWM") - before}
+class Runner:
+    """What one process of a contender does on request.
+
+    Args:
+        step: runs one training step.
+        meet: waits for the contender's other processes.
+        facts: what else is worth telling.
+    """
+
+    def __init__(self, step: Callable[[], Any], meet: Callable[[], Any], **facts: Any) -> None:
+        self._step, self._meet, self._facts = step, meet, facts
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before_mb = resident("VmRSS")
+        for _ in range(WARM_UP):
+            step()
+
+    def times(self, steps: int) -> list[float]:
+        """Times of steps, in seconds."""
+        found = []
+        for _ in range(steps):
+            self._meet()
+            start = time.perf_counter()
+            self._step()
+            self._meet()
+            found.append(time.perf_counter() - start)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What is known now."""
+        return {"above_mb": resident("VmHWM") - self._before_mb, **self._facts}
 
 
-def one_process(steps: int) -> dict[str, Any]:
+def one_process() -> Runner:
     model, (x, y) = gpt.make(), gpt.data()
 
-    def run() -> None:
+    def step() -> None:
         model.zero_grad(set_to_none=True)
         for a, b in zip(x.chunk(gpt.MICROBATCHES), y.chunk(gpt.MICROBATCHES), strict=True):
             (gpt.step(model, (a, b)) / gpt.MICROBATCHES).backward()
 
-    return measure(run, steps, lambda: None)
+    return Runner(step, lambda: None)
 
 
-def panpipe(rank: int, steps: int, schedule: str, plan: str) -> dict[str, Any]:
+def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     import panpipe as pp
 
     known = Path(plan)
@@ -69,14 +90,11 @@ def panpipe(rank: int, steps: int, schedule: str, plan: str) -> dict[str, Any]:
     dist.barrier()
     if rank == 0 and not known.exists():
         known.write_text(pp.plan_json(pipe.plan))
-    found = measure(lambda: pipe.step(gpt.data()), steps, dist.barrier)
-    found["plan"] = pipe.plan.schedule
-    found["predicted_s"] = pipe.plan.prediction.step_s
-    pipe.close()
-    return found
+    facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
+    return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)
 
 
-def peer(rank: int, steps: int, schedule: str) -> dict[str, Any]:
+def peer(rank: int, schedule: str) -> Runner:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
@@ -90,77 +108,118 @@ def peer(rank: int, steps: int, schedule: str) -> dict[str, Any]:
     runner = family(stages[0] if single else stages, n_microbatches=gpt.MICROBATCHES, loss_fn=gpt.loss_of)
     x, y = gpt.data()
 
-    def run() -> None:
+    def step() -> None:
         for stage in stages:
             stage.submod.zero_grad(set_to_none=True)
         inputs = (x,) if 0 in mine else ()
         target = {"target": y, "losses": []} if count - 1 in mine else {}
         runner.step(*inputs, **target, return_outputs=False)
 
-    return measure(run, steps, dist.barrier)
+    return Runner(step, dist.barrier)
 
 
-def worker(rank: int, job: str, steps: int, name: str, plan: str, port: int, out: Any) -> None:
+def worker(rank: int, job: str, name: str, plan: str, port: int, wire: Any) -> None:
+    """A process of a contender: says when it is ready, then runs as many steps as it is told, None being the last."""
     torch.set_num_threads(1)
     if job == "one process":
-        out.put((0, one_process(steps)))
-        return
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )
-    dist.init_process_group("gloo")
-    found = panpipe(rank, steps, name, plan) if job == "panpipe" else peer(rank, steps, name)
-    out.put((rank, found))
-    dist.barrier()
-    dist.destroy_process_group()
+        runner = one_process()
+    else:
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
+        )
+        dist.init_process_group("gloo")
+        runner = panpipe(rank, name, plan) if job == "panpipe" else peer(rank, name)
+    wire.send("ready")
+    while (steps := wire.recv()) is not None:
+        wire.send(runner.times(steps))
+    wire.send(runner.facts())
+    # Nobody waits for the group to be torn down in order; what a worker had to tell is told.
+    os._exit(0)
 
 
-def run_job(job: str, name: str, steps: int, plan: str, port: int) -> list[dict[str, Any]]:
-    ranks = 1 if job == "one process" else 2
-    queue = mp.get_context("spawn").SimpleQueue()
-    processes = mp.spawn(worker, (job, steps, name, plan, port, queue), nprocs=ranks, join=False)
-    found = dict(queue.get() for _ in range(ranks))
-    while not processes.join():
-        pass
-    return [found[rank] for rank in range(ranks)]
+class Contender:
+    """The processes of one runner, waiting for their turn."""
+
+    def __init__(self, job: str, name: str, plan: str, port: int) -> None:
+        self.job, self.name = job, name
+        context = mp.get_context("spawn")
+        self._wires, self._processes = [], []
+        for rank in range(1 if job == "one process" else 2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=worker, args=(rank, job, name, plan, port, theirs), daemon=True)
+            process.start()
+            self._wires.append(ours)
+            self._processes.append(process)
+        self._answers()
+
+    def _answers(self) -> list[Any]:
+        for wire, process in zip(self._wires, self._processes, strict=True):
+            while not wire.poll(1):
+                if not process.is_alive():
+                    raise SystemExit(f"a process of {self.job} {self.name} has died")
+        return [wire.recv() for wire in self._wires]
+
+    def run(self, steps: int) -> float:
+        """Median time of a step over a turn of a few, as rank 0 saw it."""
+        for wire in self._wires:
+            wire.send(steps)
+        return statistics.median(self._answers()[0])
+
+    def close(self) -> list[dict[str, Any]]:
+        """Facts of every process, which ends."""
+        for wire in self._wires:
+            wire.send(None)
+        found = self._answers()
+        for process in self._processes:
+            process.join()
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=2, help="of each contender in a round")
     parser.add_argument("--schedules", default="1f1b,auto", help="panpipe's")
     parser.add_argument("--peers", default="1F1B,ZBVZeroBubble", help="torch.distributed.pipelining's")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     jobs = [("one process", "eager")]
-    jobs += [("panpipe", name) for name in arguments.schedules.split(",")]
+    jobs += [("panpipe", name) for name in arguments.schedules.split(",") if name]
     jobs += [("torch", name) for name in arguments.peers.split(",") if name]
-    rounds: dict[tuple[str, str], list[list[dict[str, Any]]]] = {job: [] for job in jobs}
     with tempfile.TemporaryDirectory() as folder:
         # Plans are made beforehand: what measuring leaves behind in memory is no part of training.
         for number, (job, name) in enumerate(jobs):
             if job == "panpipe":
-                run_job(job, name, 1, str(Path(folder, f"{name}.json")), PORT - 1 - number)
+                Contender(job, name, str(Path(folder, f"{name}.json")), PORT + number).close()
+        contenders = [
+            Contender(job, name, str(Path(folder, f"{name}.json")), PORT + len(jobs) + number)
+            for number, (job, name) in enumerate(jobs)
+        ]
+        rounds = []
         for number in range(arguments.rounds):
-            for place, (job, name) in enumerate(jobs):
-                plan = str(Path(folder, f"{name}.json"))
-                port = PORT + number * len(jobs) + place
-                rounds[job, name].append(run_job(job, name, arguments.steps, plan, port))
-    alone = statistics.median(t for run in rounds[jobs[0]] for t in run[0]["times"])
+            order = contenders[number % len(jobs) :] + contenders[: number % len(jobs)]
+            rounds.append({contender: contender.run(arguments.steps) for contender in order})
+    alone = contenders[0]
+    reference = next((c for c in contenders if c.job == "torch"), alone)
     rows = []
-    for (job, name), runs in rounds.items():
-        step = statistics.median(t for run in runs for t in run[0]["times"])
-        above = [statistics.median(run[rank]["above_mb"] for run in runs) for rank in range(len(runs[0]))]
-        plan = runs[0][0].get("plan", name)
-        fastest = min(t for run in runs for t in run[0]["times"])
-        rows.append((f"{job}: {plan}", f"{step:.3f}", f"{alone / step:.2f}", "/".join(f"{mb:.0f}" for mb in above)))
-        extra = {"predicted_s": round(runs[0][0]["predicted_s"], 3)} if job == "panpipe" else {}
-        print(json.dumps({"runner": job, "schedule": plan, "step_s": round(step, 4),
-                          "fastest_s": round(fastest, 4), "speed_up": round(alone / step, 3),
-                          "peak_above_start_mb": [round(mb) for mb in above], **extra}), flush=True)  # fmt: skip
+    for contender in contenders:
+        facts = contender.close()
+        step = statistics.median(turn[contender] for turn in rounds)
+        speed_up = statistics.median(turn[alone] / turn[contender] for turn in rounds)
+        faster = statistics.median(turn[reference] / turn[contender] for turn in rounds)
+        above = "/".join(f"{fact['above_mb']:.0f}" for fact in facts)
+        plan = facts[0].get("plan", contender.name)
+        rows.append((f"{contender.job}: {plan}", f"{step:.3f}", f"{speed_up:.3f}", f"{faster:.3f}", above))
+        extra = {"predicted_s": round(facts[0]["predicted_s"], 3)} if contender.job == "panpipe" else {}
+        print(json.dumps({"runner": contender.job, "schedule": plan, "step_s": round(step, 4),
+                          "fastest_s": round(min(turn[contender] for turn in rounds), 4),
+                          "over_one_process": round(speed_up, 3), f"over_torch_{reference.name}": round(faster, 3),
+                          "peak_above_start_mb": above, **extra}), flush=True)  # fmt: skip
     if arguments.record:
-        header = ("runner", "step s", "speed-up over one process", "peak resident MB above the start, rank 0/1")
+        header = (
+            "runner", "step s", "speed-up over one process", f"over {reference.job} {reference.name}",
+            "peak resident MB above the start, rank 0/1",
+        )  # fmt: skip
         record(arguments.record, "Two gloo workers, benchmark GPT", machine(), header, rows)
 
 

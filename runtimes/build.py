@@ -1,32 +1,30 @@
 """From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import StepFunction, capture_step
 from ..core.cluster import Cluster
-from ..core.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
-from .automatic import Planning, Report, Stages, step_s
+from .automatic import Planning, Report
+from .heap import keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
+from .rehearsal import best_rehearsed
 from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
 
 BACKENDS = ("gloo", "memcpy")
-RECUTS = 2
-"""How often a rehearsed plan is cut anew."""
 
 
 def build_pipeline(
@@ -54,6 +52,7 @@ def build_pipeline(
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
     largest = pieces[0]
     operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec)))
+    keep_freed_memory()
     team = make_team(devices if given is None else given.mesh.pipeline, backend)
     try:
 
@@ -69,7 +68,7 @@ def build_pipeline(
                 families=families, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer, max_chunks=max_chunks,
                 cluster=cluster, report=report or (lambda _: None),
             )  # fmt: skip
-            pipe = _rehearsed(planning, ready, example_batch)
+            pipe = best_rehearsed(planning, ready, example_batch)
         pipe.release_others()
         return pipe
     except BaseException:
@@ -125,38 +124,3 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
             f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same "
             "plan; give all of them the same file"
         )
-
-
-def _rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
-    """The best of a few plans by how they rehearse; each rehearsal corrects the times that the next cut is made on."""
-    plan, graph = planning.plan()
-    rehearsed: list[Pipeline] = []
-    tried: list[Stages] = []
-    for _ in range(1 + RECUTS):
-        pipe = ready(plan)
-        planning.report("rehearsing")
-        pipe.plan = _with_costs(plan, pipe.rehearse(batch), planning.oracle)
-        tried.append(tuple(stage.nodes for stage in plan.stages))
-        rehearsed.append(pipe)
-        another = planning.another(pipe.plan, graph, tried)
-        if another is None:
-            break
-        plan = another
-    return min(rehearsed, key=lambda pipe: step_s(pipe.plan))
-
-
-def _with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
-    """The plan with its prediction made again from other costs."""
-    assert plan.prediction is not None
-    score = oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster)
-    return evolve(
-        plan,
-        prediction=evolve(
-            plan.prediction,
-            costs=costs,
-            step_s=score.step_s,
-            peak_memory_bytes=score.peak_memory_bytes,
-            peak_saved_bytes=score.peak_saved_bytes,
-            bubble_ratio=score.bubble_ratio,
-        ),
-    )

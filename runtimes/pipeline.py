@@ -13,7 +13,6 @@ from ..core.capture.operators import Operators, operators_of
 from ..core.capture.programs import StagePrograms
 from ..core.capture.randomness import random_key
 from ..core.capture.step import StepFunction, capture_step
-from ..core.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.lowering import lower
 from ..core.plan import Plan
@@ -22,7 +21,6 @@ from .compiled import Compiled, compile_stages
 from .executor import Executor, StepInputs, StepRecord
 from .microbatches import Microbatch, split_batch
 from .ownership import own_parameters, release_others
-from .rehearsal import rehearse
 from .stage_run import StageRun
 from .state import OptimizerFactory, StageState
 from .team import Team
@@ -136,27 +134,23 @@ class Pipeline:
 
     # One step
 
-    def rehearse(self, batch: Any) -> tuple[StageCosts, ...]:
-        """Run a few steps that change nothing; what the stages cost while they run as planned.
+    def rehearse(self, batch: Any, steps: int) -> list[Trace]:
+        """Run some steps that change nothing; the same traces on every rank.
 
         Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
         would have without.
         """
         buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
-        count = self.steps
-
-        def run() -> Trace:
+        count, traces = self.steps, []
+        for _ in range(steps):
             _, records = self._run(batch, trace=True, update=False)
-            return self._gather(records)
-
-        measured = rehearse(self.plan, run)
-        costs = self._team.decide(lambda: measured)
+            traces.append(self._gather(records))
         for buffer, value in buffers:
             buffer.copy_(value)
         for state in self._states.values():
             state.clear_gradients()
         self.steps = count
-        return costs
+        return traces
 
     def _gather(self, records: dict[int, StepRecord]) -> Trace:
         return measured_trace(self.plan, self._team.everywhere(lambda device: records[device]))

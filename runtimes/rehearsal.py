@@ -1,59 +1,138 @@
-"""Rehearsing a plan: a few steps that change nothing, to learn what its stages cost while they run as planned.
+"""Rehearsing plans: steps that change nothing, to learn what stages cost while they run as planned, and to cut better.
 
 Stages that run beside each other, with messages between them and saved tensors piling up, take longer than each alone:
 they share memory bandwidth and caches. A rehearsal is the profile that a prediction for this machine should stand on.
+
+1. A plan is rehearsed; its stages' times correct those of its operators, another cut may follow, and that one is
+   rehearsed too (``RECUTS`` times).
+2. The plans left take turns, so that a machine whose speed drifts is as fast for one as for the next.
+   The fastest stays.
+
+Cuts and the choice look at the lower quartile of a program's times: a busy neighbour of the machine slows down one
+program or another for a while, and a stage that met one must not look heavier. The prediction looks at medians.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import evolve
+import numpy
+from attrs import define, evolve, field
 
 from ..core.actions import Kind
 from ..core.costs import StageCosts
 from ..core.plan import Plan
+from ..core.planner import Oracle
 from ..core.trace import Trace
+from .automatic import Planning, Stages, step_s
+from .pipeline import Pipeline
 
 STEPS = 3
-"""Rehearsed steps, after one that does not count."""
+"""Steps of a first rehearsal, after one that does not count."""
+RECUTS = 2
+"""How often a rehearsed plan is cut anew."""
+TURNS = 4
+"""Further steps of each plan that is left after recutting."""
+NEAR = 1.05
+"""A plan slower than this many times the fastest does not take part in the turns."""
+TYPICAL, UNDISTURBED = 0.5, 0.25
+"""Quantiles of a program's times: for predicting, and for weighing stages against each other."""
 
 
-def rehearsed_costs(plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace]) -> tuple[StageCosts, ...]:
-    """Stage costs with times taken from traces of the plan itself: medians over microbatches and steps.
+def rehearsed_costs(
+    plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace], quantile: float = TYPICAL
+) -> tuple[StageCosts, ...]:
+    """Stage costs with times taken from traces of the plan itself, over microbatches and steps.
 
     Args:
         plan: the plan that was run.
         costs: what was known of its stages; everything that no trace tells stays.
         traces: of steps that ran as planned.
+        quantile: of a program's times, between 0 and 1.
     """
     series: dict[tuple[int, Kind], list[float]] = {}
     for trace in traces:
         for event in trace.events:
             series.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
 
-    def median(stage: int, kind: Kind, known: float) -> float:
-        return statistics.median(series.get((stage, kind), [known]))
+    def time(stage: int, kind: Kind, known: float) -> float:
+        return float(numpy.quantile(series.get((stage, kind), [known]), quantile))
 
     return tuple(
         evolve(
             cost,
-            forward_s=median(stage.index, Kind.F, cost.forward_s),
-            backward_s=median(stage.index, Kind.B, cost.full_backward_s),
-            backward_input_s=median(stage.index, Kind.I, cost.backward_input_s),
-            backward_weight_s=median(stage.index, Kind.W, cost.backward_weight_s),
+            forward_s=time(stage.index, Kind.F, cost.forward_s),
+            backward_s=time(stage.index, Kind.B, cost.full_backward_s),
+            backward_input_s=time(stage.index, Kind.I, cost.backward_input_s),
+            backward_weight_s=time(stage.index, Kind.W, cost.backward_weight_s),
         )
         for stage, cost in zip(plan.stages, costs, strict=True)
     )
 
 
-def rehearse(plan: Plan, run: Callable[[], Trace]) -> tuple[StageCosts, ...]:
-    """Run a plan a few times and return what its stages cost.
+@define(eq=False)
+class _Candidate:
+    """A plan that is ready to run, and what was seen of it."""
+
+    pipe: Pipeline
+    oracle: Oracle
+    batch: Any
+    traces: list[Trace] = field(factory=list)
+
+    def rehearse(self, steps: int, skip: int = 0) -> None:
+        self.traces += self.pipe.rehearse(self.batch, skip + steps)[skip:]
+
+    def plan(self, quantile: float) -> Plan:
+        """The plan, predicted from what was seen."""
+        plan = self.pipe.plan
+        assert plan.prediction is not None
+        costs = rehearsed_costs(plan, plan.prediction.costs, self.traces, quantile)
+        return with_costs(plan, costs, self.oracle)
+
+
+def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
+    """Plan, rehearse, cut anew; the pipeline of the plan that rehearses best, with a prediction from its rehearsals.
 
     Args:
-        plan: with a prediction.
-        run: runs one step that changes nothing, and returns its trace.
+        planning: makes plans.
+        ready: makes a pipeline of one.
+        batch: a real one.
     """
+    plan, graph = planning.plan()
+    candidates: list[_Candidate] = []
+    tried: list[Stages] = []
+    for _ in range(1 + RECUTS):
+        planning.report("rehearsing")
+        candidate = _Candidate(ready(plan), planning.oracle, batch)
+        candidate.rehearse(STEPS, skip=1)
+        candidates.append(candidate)
+        tried.append(tuple(stage.nodes for stage in plan.stages))
+        another = planning.another(candidate.plan(UNDISTURBED), graph, tried)
+        if another is None:
+            break
+        plan = another
+    planning.report("rehearsing in turns")
+    fastest = min(step_s(candidate.plan(UNDISTURBED)) for candidate in candidates)
+    left = [candidate for candidate in candidates if step_s(candidate.plan(UNDISTURBED)) <= NEAR * fastest]
+    for _ in range(TURNS):
+        for candidate in left:
+            candidate.rehearse(1)
+    best = min(left, key=lambda candidate: step_s(candidate.plan(UNDISTURBED)))
+    best.pipe.plan = best.plan(TYPICAL)
+    return best.pipe
+
+
+def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
+    """The plan with its prediction made again from other costs."""
     assert plan.prediction is not None
-    traces: list[Any] = [run() for _ in range(1 + STEPS)]
-    return rehearsed_costs(plan, plan.prediction.costs, traces[1:])
+    score = oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster)
+    return evolve(
+        plan,
+        prediction=evolve(
+            plan.prediction,
+            costs=costs,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+        ),
+    )
