@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,11 +12,14 @@ from rich.console import Console
 from ..core.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
-from ..core.schedules.fastest import Scored, exceeds, fastest, score
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import families, find_family
+from ..core.schedules.scored import Scored, exceeds, score
 from .gantt import gantt
 from .output import note, print_json, print_table
+
+if TYPE_CHECKING:
+    from ..core.search.auto import Found
 
 AUTO_CHUNKS = (1, 2, 3, 4)
 """Chunks a device that ``auto`` tries where none are given."""
@@ -57,6 +60,14 @@ def schedule(
     csv: Annotated[
         Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
     ] = None,
+    evaluations: Annotated[
+        int | None,
+        typer.Option(
+            help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
@@ -69,6 +80,8 @@ def schedule(
         "rounds": rounds,
         "microbatches_per_loop": microbatches_per_loop,
         "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
+        "evaluations": evaluations,
+        "seed": seed,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     problem = partial(
@@ -80,22 +93,39 @@ def schedule(
     if json:
         print_json(_answer(scored))
     else:
-        _show(scored, searched=name == "auto")
+        _show(scored)
 
 
 def _choose(
     name: str, problem: Callable[[int], ScheduleProblem], given: Mapping[str, Any], chunks: tuple[int, ...]
-) -> Scored:
-    """The named schedule, or the fastest for ``auto``; ``problem`` makes the problem for a number of chunks."""
+) -> "Scored | Found":
+    """The named schedule, or the fastest found for ``auto``; ``problem`` makes the problem for a number of chunks."""
     if name == "auto":
-        _check_parameters("auto", {}, given)
-        return fastest([problem(count) for count in chunks], families().values())
+        return _search([problem(count) for count in chunks], given)
     family = find_family(name)
     _check_parameters(name, inspect.signature(family.build).parameters, given)
     task = problem(chunks[0])
     scored = score(task, family.build(task, **given))
     _check_limit(scored)
     return scored
+
+
+def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> "Found":
+    from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
+
+    _check_parameters("auto", inspect.signature(find_schedule).parameters, given)
+    if given.get("evaluations", 1) < 1:
+        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
+    if not 0 <= given.get("seed", 0) < 2**31:
+        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
+    # Limits are told in one device's saved tensors for one microbatch, whatever the number of chunks.
+    limit = problems[0].memory_limit
+    if limit is not None and limit < problems[0].chunks:
+        raise InfeasibleError(
+            f"the memory limit is {limit / problems[0].chunks:g}: one microbatch on every stage of a device takes 1; "
+            "raise --memory-limit to at least 1"
+        )
+    return find_schedule(problems, families().values(), **given)
 
 
 def _times(forward: float, backward_input: float, backward_weight: float, freed: float) -> StageCosts:
@@ -191,8 +221,9 @@ def _write(path: Path, text: str) -> None:
         raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None
 
 
-def _answer(scored: Scored) -> dict[str, Any]:
+def _answer(scored: "Scored | Found") -> dict[str, Any]:
     result, problem = scored.result, scored.problem
+    searched = {} if isinstance(scored, Scored) else {"lower_bound": scored.bound, "gap": scored.gap}
     return {
         "schedule": scored.schedule.name,
         "devices": problem.devices,
@@ -205,15 +236,19 @@ def _answer(scored: Scored) -> dict[str, Any]:
         "peak_memory": [peak / problem.chunks for peak in result.peak_memory],
         "busy": list(result.busy),
         "evaluations": scored.evaluations,
+        **searched,
         "placement": list(scored.schedule.placement),
         "device_actions": [[str(action) for action in actions] for actions in scored.schedule.device_actions],
     }
 
 
-def _show(scored: Scored, searched: bool) -> None:
+def _show(scored: "Scored | Found") -> None:
     answer, result = _answer(scored), scored.result
-    if searched:
-        note(f"auto: the fastest of {scored.evaluations} named schedules and parameters that fits; no other orders")
+    if not isinstance(scored, Scored):
+        note(
+            f"auto: the fastest of {scored.evaluations} orders tried; no order can be faster than {scored.bound:.6g} "
+            f"(gap {scored.gap:.1%})"
+        )
     rows = [
         (str(device), len(actions), busy, 1 - busy / result.makespan if result.makespan else 0.0, peak)
         for device, (actions, busy, peak) in enumerate(

@@ -1,0 +1,37 @@
+"""Schedules of a problem with their time and memory."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..costs import StageCosts
+from ..evaluate import Evaluation, evaluate
+from .problem import Schedule, ScheduleProblem
+
+
+@frozen
+class Scored:
+    """A schedule with what it gives, and how many were evaluated for it."""
+
+    problem: ScheduleProblem
+    schedule: Schedule
+    result: Evaluation
+    evaluations: int = 1
+
+
+def costs_of(problem: ScheduleProblem) -> Sequence[StageCosts]:
+    """The problem's costs; without any, one unit of time for F, I and W and one of saved tensors for every stage."""
+    return problem.costs if problem.costs is not None else [StageCosts(1, 1, 1, saved_bytes=1)] * problem.stages
+
+
+def score(problem: ScheduleProblem, schedule: Schedule) -> Scored:
+    """Evaluate one schedule of a problem."""
+    costs = costs_of(problem)
+    result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=problem.hop_s)
+    return Scored(problem, schedule, result)
+
+
+def exceeds(scored: Scored) -> bool:
+    """Whether some device holds more than the limit, by more than rounding."""
+    limit = scored.problem.memory_limit
+    return limit is not None and max(scored.result.peak_memory) > limit * (1 + 1e-9)

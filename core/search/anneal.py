@@ -1,0 +1,106 @@
+"""Improving keys by simulated annealing: one compiled loop, deterministic for its seed."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .decode import decode
+
+TAIL = 1e-3
+"""Weight of the mean end of the devices beside the makespan: it tells orders of equal makespan apart."""
+
+
+@njit(cache=True)
+def _mutate(keys: Any, patience: Any, caps: Any, period: float, reach: float) -> None:
+    """Change some keys: of a stage, of a device's turn, of a range of microbatches, or the patience."""
+    kinds, stages, count = keys.shape
+    draw = np.random.random()
+    size = np.random.standard_normal() * period * reach
+    kind, stage = np.random.randint(kinds), np.random.randint(stages)
+    if draw < 0.1:
+        caps[stage] = max(1, caps[stage] + (1 if np.random.random() < 0.5 else -1))
+    elif draw < 0.25:
+        keys[kind, stage] += size
+    elif draw < 0.35:
+        low = np.random.randint(stages)
+        high = min(stages, low + 1 + np.random.randint(stages))
+        for s in range(low, high):
+            keys[kind, s] += size
+    elif draw < 0.45:
+        for s in range(stages):
+            keys[kind, s] += size * (s - stages / 2) / stages
+    elif draw < 0.5:
+        patience[kind] = max(0.0, min(1.5, patience[kind] + np.random.standard_normal() * 0.3))
+    elif draw < 0.75:
+        first = np.random.randint(count)
+        last = min(count, first + 1 + np.random.randint(1 + count // 4))
+        keys[kind, stage, first:last] += size
+    elif draw < 0.85:
+        first = np.random.randint(count)
+        last = min(count, first + 1 + np.random.randint(1 + count // 3))
+        low = np.random.randint(stages)
+        high = min(stages, low + 1 + np.random.randint(stages))
+        for s in range(low, high):
+            keys[kind, s, first:last] += size
+    else:
+        keys[kind, stage, np.random.randint(count)] += size
+
+
+@njit(cache=True)
+def anneal(
+    seed: int, evaluations: int, warmth: float, target: float, count: int, placement: Any, stages_on: Any, times: Any,
+    hops: Any, need: Any, kept: Any, limits: Any, keys: Any, patience: Any, caps: Any, fused: Any,
+) -> tuple[float, int]:  # fmt: skip
+    """Improve ``keys`` and ``patience`` in place; arguments from ``count`` on as in ``decode``.
+
+    Args:
+        seed: of the random numbers.
+        evaluations: orders to try.
+        warmth: the first temperature as a share of the makespan; it falls to nothing.
+        target: a makespan that ends the search.
+
+    Returns:
+        The least makespan, and how many orders were tried.
+    """
+    np.random.seed(seed)
+    devices = stages_on.shape[0]
+    orders = np.empty((devices, 3 * stages_on.shape[1] * count), dtype=np.int64)
+    lengths = np.zeros(devices, dtype=np.int64)
+    period = 0.0
+    for d in range(devices):
+        work = 0.0
+        for s in stages_on[d]:
+            work += times[:, s].sum()
+        period = max(period, work)
+    span, tail = decode(
+        count, placement, stages_on, times, hops, need, kept, limits, keys, patience, caps, fused, orders, lengths
+    )  # fmt: skip
+    best_span, best_value = span, span + TAIL * tail
+    value = best_value
+    best_keys, best_patience, best_caps = keys.copy(), patience.copy(), caps.copy()
+    now_keys, now_patience, now_caps = keys.copy(), patience.copy(), caps.copy()
+    tried = 1
+    while tried < evaluations and best_span > target:
+        progress = tried / evaluations
+        new_keys, new_patience, new_caps = now_keys.copy(), now_patience.copy(), now_caps.copy()
+        reach = 0.5 if np.random.random() < 0.5 else 0.1
+        _mutate(new_keys, new_patience, new_caps, period, reach)
+        while np.random.random() < 0.3:
+            _mutate(new_keys, new_patience, new_caps, period, reach)
+        span, tail = decode(
+            count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
+            fused, orders, lengths,
+        )  # fmt: skip
+        tried += 1
+        new = span + TAIL * tail
+        temperature = warmth * best_span * (1 - progress) ** 2
+        if new <= value or (temperature > 0 and np.random.random() < np.exp((value - new) / temperature)):
+            now_keys, now_patience, now_caps, value = new_keys, new_patience, new_caps, new
+            if new < best_value:
+                best_keys, best_patience, best_caps, best_value = new_keys, new_patience, new_caps, new
+                best_span = min(best_span, span)
+    keys[:] = best_keys
+    patience[:] = best_patience
+    caps[:] = best_caps
+    return best_span, tried

@@ -1,0 +1,180 @@
+"""From priorities to a compute order: list scheduling under a memory limit, compiled.
+
+Every action has a key. A device that is free runs, of what is there, the action of the smallest key; it waits for one
+that is about to arrive where that has a smaller key. Stages take microbatches in order. So every assignment of keys is
+a legal order, and a search over orders becomes one over numbers (random keys: Bean 1994).
+
+A forward is only begun if every microbatch on its device can still be finished oldest first (the banker's algorithm,
+Dijkstra 1965): Σ held by this one and younger ones, plus what it has yet to allocate, is within the limit. Hence no
+order deadlocks, and any limit that holds one microbatch on all of a device's stages has an order.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+FORWARD, INPUT, WEIGHT = 0, 1, 2
+INFINITY = np.inf
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@njit(cache=True)
+def _may_begin(
+    place: int, own: Any, begun: Any, ended: Any, turned: Any, need: Any, kept: Any, held: float, limit: float
+) -> bool:
+    """Whether a device that holds ``held`` may begin the next forward of its stage at ``place``."""
+    count = own.shape[0]
+    total = 0.0
+    for c in range(count):
+        total += need[own[c]]
+    if held + total <= limit:
+        return True
+    first, last = ended[own[0]], begun[own[place]] + 1
+    for c in range(count):
+        first, last = min(first, ended[own[c]]), max(last, begun[own[c]])
+    suffix = 0.0
+    for microbatch in range(last - 1, first - 1, -1):
+        missing = 0.0
+        for c in range(count):
+            stage = own[c]
+            through = begun[stage] + (1 if c == place else 0)
+            if microbatch >= through:
+                missing += need[stage]
+            elif microbatch >= ended[stage]:
+                suffix += kept[stage] if microbatch < turned[stage] else need[stage]
+        if suffix + missing > limit:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _look(
+    ready: Any, count: int, own: Any, begun: Any, turned: Any, ended: Any, forward_end: Any, backward_end: Any,
+    hops: Any, need: Any, kept: Any, held: float, limit: float, caps: Any, fused: Any,
+) -> float:  # fmt: skip
+    """When each kind's next action could start on each of a device's stages, into ``ready``; returns the earliest."""
+    stages = begun.shape[0]
+    ready[:] = INFINITY
+    for c in range(own.shape[0]):
+        stage = own[c]
+        m = begun[stage]
+        if m < count and m - ended[stage] < caps[stage]:
+            at = 0.0 if stage == 0 else forward_end[stage - 1, m] + hops[stage]
+            if at < INFINITY and _may_begin(c, own, begun, ended, turned, need, kept, held, limit):
+                ready[FORWARD, c] = at
+        m = turned[stage]
+        if m < begun[stage]:
+            at = forward_end[stage, m]
+            if stage < stages - 1:
+                at = max(at, backward_end[stage + 1, m] + hops[stage + 1])
+            ready[INPUT, c] = at
+        m = ended[stage]
+        if not fused[stage] and m < turned[stage]:
+            ready[WEIGHT, c] = backward_end[stage, m]
+    return float(ready.min())
+
+
+@njit(cache=True)
+def _pick(
+    ready: Any, now: float, own: Any, begun: Any, turned: Any, ended: Any, times: Any, keys: Any, patience: Any
+) -> tuple[float, int, int]:
+    """Start, kind and stage of the action that a device takes at ``now``, or waits for a little."""
+    best, kind, place, start = INFINITY, -1, 0, now
+    until = now
+    for late in range(2):
+        if late:
+            until = now + patience[kind] * times[kind, own[place]]
+        for c in range(own.shape[0]):
+            stage = own[c]
+            for k in range(3):
+                if (now < ready[k, c] < until) if late else (ready[k, c] <= now):
+                    m = begun[stage] if k == FORWARD else turned[stage] if k == INPUT else ended[stage]
+                    if kind < 0 or keys[k, stage, m] < best:
+                        best, kind, place, start = keys[k, stage, m], k, c, max(now, ready[k, c])
+    return start, kind, own[place]
+
+
+@njit(cache=True)
+def decode(
+    count: int, placement: Any, stages_on: Any, times: Any, hops: Any, need: Any, kept: Any, limits: Any, keys: Any,
+    patience: Any, caps: Any, fused: Any, orders: Any, lengths: Any,
+) -> tuple[float, float]:  # fmt: skip
+    """The order that keys stand for.
+
+    Args:
+        count: microbatches.
+        placement: device of every stage, (stages,).
+        stages_on: stages of every device, (devices, chunks).
+        times: of F, I and W, (3, stages); where a stage is fused its I takes the time of B.
+        hops: delay of a message between stage s − 1 and s, (stages,).
+        need, kept: what F has to reserve, and what is held after I, (stages,): I may leave more than F saved.
+        limits: per device, (devices,).
+        keys: (3, stages, count); the smallest goes first.
+        patience: how far ahead a device looks before it takes F, I or W, as a share of that action's time, (3,).
+        caps: most microbatches that a stage holds at once, (stages,); at least 1.
+        fused: whether a stage runs I and W as B, (stages,).
+        orders: filled with kind · stages · count + stage · count + microbatch, (devices, 3 · chunks · count).
+        lengths: filled with how many actions each device has, (devices,).
+
+    Returns:
+        Makespan, and the mean over devices of the end of their last actions.
+    """
+    stages, devices = placement.shape[0], stages_on.shape[0]
+    begun = np.zeros(stages, dtype=np.int64)
+    turned = np.zeros(stages, dtype=np.int64)
+    ended = np.zeros(stages, dtype=np.int64)
+    forward_end = np.full((stages, count), INFINITY)
+    backward_end = np.full((stages, count), INFINITY)
+    free, held = np.zeros(devices), np.zeros(devices)
+    start, kind, stage = np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
+    stale = np.ones(devices, dtype=np.bool_)
+    ready = np.empty((3, stages_on.shape[1]))
+    lengths[:] = 0
+    while True:
+        for d in range(devices):
+            if stale[d]:
+                own = stages_on[d]
+                at = _look(
+                    ready, count, own, begun, turned, ended, forward_end, backward_end, hops, need, kept, held[d],
+                    limits[d], caps, fused,
+                )  # fmt: skip
+                start[d] = INFINITY
+                if at < INFINITY:
+                    start[d], kind[d], stage[d] = _pick(
+                        ready, max(at, free[d]), own, begun, turned, ended, times, keys, patience
+                    )
+                stale[d] = False
+        d = int(start.argmin())
+        if start[d] == INFINITY:
+            break
+        k, s = kind[d], stage[d]
+        end = start[d] + times[k, s]
+        if k == FORWARD:
+            m = begun[s]
+            begun[s] += 1
+            forward_end[s, m] = end
+            held[d] += need[s]
+            if s + 1 < stages:
+                stale[placement[s + 1]] = True
+        elif k == INPUT:
+            m = turned[s]
+            turned[s] += 1
+            backward_end[s, m] = end
+            held[d] += (0.0 if fused[s] else kept[s]) - need[s]
+            if fused[s]:
+                ended[s] += 1
+            if s > 0:
+                stale[placement[s - 1]] = True
+        else:
+            m = ended[s]
+            ended[s] += 1
+            held[d] -= kept[s]
+        orders[d, lengths[d]] = (k * stages + s) * count + m
+        lengths[d] += 1
+        free[d] = end
+        stale[d] = True
+    return free.max(), free.mean()

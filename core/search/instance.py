@@ -1,0 +1,92 @@
+"""A problem with a placement, in the arrays that the compiled search reads."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+
+from ..actions import Action, Kind
+from ..schedules.problem import Schedule, ScheduleProblem
+from ..schedules.scored import costs_of
+from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+
+ROUNDING = 1e-9
+"""Share of a memory limit that sums of floating-point numbers may exceed it by."""
+
+
+@frozen(eq=False)
+class Instance:
+    """Arrays by stage, unless said otherwise.
+
+    Args:
+        problem: what they are made from.
+        placement: device of every stage.
+        stages_on: (devices, chunks).
+        times: of F, I and W, (3, stages).
+        backward: time of the full backward.
+        hops: delay of a message from the stage before.
+        saved, kept: held after F, and after I.
+        limits: per device; infinite without one.
+    """
+
+    problem: ScheduleProblem
+    placement: Integers
+    stages_on: Integers
+    times: Floats
+    backward: Floats
+    hops: Floats
+    saved: Floats
+    kept: Floats
+    limits: Floats
+
+    @property
+    def need(self) -> Floats:
+        """What F has to reserve until I is through: I may leave more than F saved."""
+        return np.maximum(self.saved, self.kept)
+
+    @property
+    def least_memory(self) -> float:
+        """The least limit that any order can keep: one microbatch on all stages of a device."""
+        return float(self.need[self.stages_on].sum(axis=1).max())
+
+    def fused_times(self, fused: "np.ndarray") -> Floats:
+        """Times of F, I and W where the fused stages run B in I's place."""
+        times = self.times.copy()
+        times[INPUT] = np.where(fused, self.backward, times[INPUT])
+        times[WEIGHT] = np.where(fused, 0.0, times[WEIGHT])
+        return times
+
+    def schedule(self, name: str, orders: Integers, lengths: Integers, fused: "np.ndarray") -> Schedule:
+        """The schedule of decoded orders."""
+        stages, count = len(self.placement), self.problem.microbatches
+        rows = []
+        for order, length in zip(orders.tolist(), lengths.tolist(), strict=True):
+            row = []
+            for code in order[:length]:
+                kind, rest = divmod(code, stages * count)
+                stage, microbatch = divmod(rest, count)
+                what = Kind.B if kind == INPUT and fused[stage] else (Kind.F, Kind.I, Kind.W)[kind]
+                row.append(Action(stage, what, microbatch))
+            rows.append(tuple(row))
+        return Schedule(name, tuple(self.placement.tolist()), count, tuple(rows))
+
+
+def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
+    """The arrays of a problem."""
+    costs = costs_of(problem)
+    device_of = np.array(placement, dtype=np.int64)
+    own = [[s for s, d in enumerate(placement) if d == device] for device in range(problem.devices)]
+    limit = np.inf if problem.memory_limit is None else problem.memory_limit * (1 + ROUNDING)
+    saved = np.array([cost.saved_bytes for cost in costs], dtype=float)
+    change = np.array([cost.created_by_input_bytes - cost.freed_by_input_bytes for cost in costs], dtype=float)
+    times = np.zeros((3, len(costs)))
+    times[FORWARD] = [cost.forward_s for cost in costs]
+    times[INPUT] = [cost.backward_input_s for cost in costs]
+    times[WEIGHT] = [cost.backward_weight_s for cost in costs]
+    hops = np.zeros(len(costs))
+    hops[1:] = np.where(device_of[1:] != device_of[:-1], problem.hop_s, 0.0)
+    return Instance(
+        problem, device_of, np.array(own, dtype=np.int64), times,
+        np.array([cost.full_backward_s for cost in costs], dtype=float), hops, saved, saved + change,
+        np.full(problem.devices, limit),
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Where a search starts: simple patterns on every placement, and the published schedules."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from attrs import define
+
+from ..actions import Kind
+from ..errors import InfeasibleError, RequestError
+from ..evaluate import Evaluation
+from ..schedules.placement import looped_placement
+from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
+from ..schedules.scored import exceeds, score
+from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+from .instance import ROUNDING, Instance, instance
+
+W_BEHIND = (0.0, 1.0, 8.0)
+"""How long after its I a W is due, in times of one microbatch: at once, soon, or only where nothing else is to do."""
+CAP_ROUNDING = (0.0, 0.5, 1.0)
+"""Added to a stage's share of the memory before it is rounded down to whole microbatches."""
+PACES = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0))
+"""How much longer than an F, and than an I, lies between the passes of neighbouring stages: out, and home."""
+EAGER = 1.5
+"""Patience of a start that is a published order: its actions are waited for."""
+
+
+@define(eq=False)
+class State:
+    """A point of the search: an instance with what ``decode`` turns into an order.
+
+    Args:
+        task: the instance.
+        keys, patience, caps, fused: see ``decode``.
+        makespan: of the best order seen from here.
+    """
+
+    task: Instance
+    keys: Floats
+    patience: Floats
+    caps: Integers
+    fused: "np.ndarray"
+    makespan: float = float("inf")
+
+
+def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """Round the devices again and again, and there and back."""
+    yield looped_placement(devices, chunks)
+    if chunks > 1 and devices > 1:
+        yield folded_placement(devices, chunks)
+
+
+def folded_placement(devices: int, chunks: int) -> tuple[int, ...]:
+    """There and back over the devices: a V for two chunks, a W for four."""
+    there = list(range(devices))
+    return tuple(device for chunk in range(chunks) for device in (there if chunk % 2 == 0 else reversed(there)))
+
+
+def patterns(task: Instance) -> Iterator[State]:
+    """Actions due in the rhythm of the busiest device, at several paces; memory shared out by how long it is held."""
+    period = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())
+    splits = [np.zeros(len(task.placement), dtype=np.bool_)]
+    if np.any(task.backward < task.times[INPUT] + task.times[WEIGHT]):
+        splits.append(~splits[0])
+    limited = bool(np.isfinite(task.limits[0]))
+    for fused in splits:
+        for forward, back in _rhythms(task, period, limited):
+            for behind in W_BEHIND if not fused[0] else W_BEHIND[:1]:
+                for rounding in CAP_ROUNDING if limited else CAP_ROUNDING[:1]:
+                    caps = _caps(task, back[:, 0] - forward[:, 0] + period, rounding)
+                    keys = np.stack([forward, back, back + behind * period])
+                    yield State(task, keys, np.zeros(3), caps, fused.copy())
+
+
+def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Floats, Floats]]:
+    """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
+    turn = np.arange(task.problem.microbatches) * period
+    for out, home in PACES if limited and task.problem.chunks > 1 else PACES[:1]:
+        forward, back = _due(task, out, home)
+        yield forward[:, None] + turn, back[:, None] + turn
+    devices = task.problem.devices
+    if task.problem.chunks > 1 and tuple(task.placement) == looped_placement(devices, task.problem.chunks):
+        for group in dict.fromkeys((devices, -(-devices // 2))):
+            yield _grouped(task, period, group)
+
+
+def _grouped(task: Instance, period: float, group: int) -> tuple[Floats, Floats]:
+    """Groups of microbatches go round the devices together, as in interleaved 1F1B and GIS (PipeOffload, section 4)."""
+    chunks, devices = task.problem.chunks, task.problem.devices
+    chunk, device = np.divmod(np.arange(len(task.placement)), devices)
+    number, place = np.divmod(np.arange(task.problem.microbatches), group)
+    turn = (number * group + place / chunks) * period
+    hop = task.problem.hop_s
+    lap = group * period / chunks
+    forward = chunk * lap + device * (task.times[FORWARD] + hop)
+    back = forward[-1] + (chunks - 1 - chunk) * lap + (devices - device) * (task.times[INPUT] + hop)
+    return forward[:, None] + turn, back[:, None] + turn
+
+
+def _due(task: Instance, out: float, home: float) -> tuple[Floats, Floats]:
+    """When the first microbatch's F and I are due: chunks of even number go at the pace ``out``, odd ones at ``home``.
+
+    On a folded placement that is the way out and the way home of a microbatch; on the way of the gradient the roles
+    change (Controllable Memory, section 3: the offsets δ0 and δ1).
+    """
+    chunk = np.arange(len(task.placement)) // task.problem.devices
+    forward = np.cumsum(task.times[FORWARD] * np.where(chunk % 2 == 0, out, home) + task.hops)
+    hops = np.append(task.hops[1:], 0.0)
+    back = np.cumsum((task.times[INPUT] * np.where(chunk % 2 == 0, home, out) + hops)[::-1])[::-1]
+    return forward, forward[-1] + back
+
+
+def _caps(task: Instance, life: Floats, rounding: float) -> Integers:
+    """Microbatches that each stage may hold: its share of the device's memory by how long it holds one."""
+    count = task.problem.microbatches
+    caps = np.full(len(task.placement), count, dtype=np.int64)
+    for device, own in enumerate(task.stages_on):
+        unit = np.maximum(task.need[own], 1e-300)
+        if np.isfinite(task.limits[device]):
+            share = life[own] / life[own].sum() * task.limits[device] / unit
+            caps[own] = np.clip(np.floor(np.minimum(share, count) + rounding), 1, count)
+    return caps
+
+
+def published(
+    problem: ScheduleProblem, families: Iterable[ScheduleFamily]
+) -> tuple[list[State], list[tuple[Schedule, Evaluation]], int]:
+    """The named schedules within the limit: as starts, as they are, and how many were evaluated."""
+    states, found, tried = [], [], 0
+    for family in families:
+        for parameters in family.candidates(problem) if family.suits(problem) else ():
+            try:
+                scored = score(problem, family.build(problem, **parameters))
+            except (RequestError, InfeasibleError):
+                continue
+            tried += 1
+            if not exceeds(scored):
+                found.append((scored.schedule, scored.result))
+                states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
+    return states, found, tried
+
+
+def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
+    """An order as a start: every action is due when it began there."""
+    stages, count = len(task.placement), task.problem.microbatches
+    keys = np.zeros((3, stages, count))
+    fused = np.ones(stages, dtype=np.bool_)
+    held, caps = np.zeros(stages, dtype=np.int64), np.ones(stages, dtype=np.int64)
+    for order, starts in zip(schedule.device_actions, result.starts, strict=True):
+        for action, at in zip(order, starts, strict=True):
+            assert action.microbatch is not None
+            stage, kind = action.stage, action.kind
+            keys[_CODE[kind], stage, action.microbatch] = at
+            if kind is Kind.I:
+                fused[stage] = False
+            held[stage] += 1 if kind is Kind.F else -1 if kind in (Kind.B, Kind.W) else 0
+            caps[stage] = max(caps[stage], held[stage])
+    return State(task, keys, np.full(3, EAGER), caps, fused)
+
+
+def enough_memory(problems: Sequence[ScheduleProblem]) -> list[Instance]:
+    """Every problem with every placement, those that one microbatch fits in.
+
+    Raises:
+        InfeasibleError: none; the message names the least limit that would do.
+    """
+    tasks = [instance(p, placement) for p in problems for placement in placements(p.devices, p.chunks)]
+    left = [t for t in tasks if t.least_memory <= t.limits[0] * (1 + ROUNDING)]
+    if not left:
+        task = min(tasks, key=lambda t: t.least_memory)
+        raise InfeasibleError(
+            f"the memory limit is {task.problem.memory_limit:g} and one microbatch on every stage of a device takes "
+            f"{task.least_memory:g}: raise the limit to at least that, or use more devices"
+        )
+    return left
+
+
+_CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.B: INPUT, Kind.W: WEIGHT}

@@ -1,0 +1,150 @@
+"""The search for schedules: its laws on random problems, what it has to reach, and what it refuses."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.actions import Kind
+from panpipe.core.costs import StageCosts
+from panpipe.core.errors import InfeasibleError
+from panpipe.core.evaluate import evaluate
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families
+from panpipe.core.search.auto import Found, find_schedule
+from panpipe.core.search.bound import lower_bound
+from panpipe.core.search.instance import instance
+from panpipe.core.search.starts import folded_placement, patterns, placements
+
+
+def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None):
+    """A device's times split evenly over its chunks; memory in one device's saved tensors for one microbatch."""
+    cost = StageCosts(*(t / chunks for t in times), saved_bytes=1)
+    limit = None if memory is None else memory * chunks
+    return ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
+
+
+def search(problems, evaluations=300, seed=0) -> Found:
+    return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
+
+
+times = st.floats(0.25, 8).map(lambda x: round(x, 2))
+
+
+@st.composite
+def problems(draw):
+    devices, chunks = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    costs = []
+    for _ in range(devices * chunks):
+        forward, first, second, saved = (draw(times) for _ in range(4))
+        freed, created = (draw(st.floats(0, 1)) * saved for _ in range(2))
+        fused = draw(st.sampled_from([None, 0.8 * (first + second)]))
+        costs.append(
+            StageCosts(
+                forward,
+                first,
+                second,
+                backward_s=fused,
+                saved_bytes=saved,
+                freed_by_input_bytes=freed,
+                created_by_input_bytes=created,
+            )
+        )
+    problem = ScheduleProblem(devices, draw(st.integers(1, 6)), chunks, tuple(costs), draw(times))
+    least = min(instance(problem, placement).least_memory for placement in placements(devices, chunks))
+    return evolve(problem, memory_limit=least * draw(st.floats(1, 4)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems())
+def test_what_is_found_is_complete_inside_its_limit_and_not_below_the_bound(problem):
+    found = search([problem], evaluations=60)
+    schedule, result = found.schedule, found.result
+    done = [(a.stage, a.kind, a.microbatch) for row in schedule.device_actions for a in row]
+    assert len(set(done)) == len(done)
+    for stage in range(problem.stages):
+        for m in range(problem.microbatches):
+            assert (stage, Kind.F, m) in done
+            split = {(stage, Kind.I, m), (stage, Kind.W, m)} <= set(done)
+            assert split != ((stage, Kind.B, m) in done)
+    again = evaluate(schedule.device_actions, schedule.placement, problem.costs, hop_s=problem.hop_s)  # no deadlock
+    assert again.makespan == result.makespan
+    assert max(result.peak_memory) <= problem.memory_limit * (1 + 1e-9)
+    assert result.makespan >= found.bound * (1 - 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems())
+def test_bounds_hold_for_every_named_schedule(problem):
+    from panpipe.core.schedules.scored import exceeds, score
+
+    for family in families().values():
+        for parameters in family.candidates(problem) if family.suits(problem) else ():
+            scored = score(problem, family.build(problem, **parameters))
+            if not exceeds(scored):
+                bound = lower_bound(instance(problem, scored.schedule.placement))
+                assert scored.result.makespan >= bound * (1 - 1e-9), family.name
+
+
+def test_the_same_input_and_seed_give_the_same_order():
+    task = [uniform(4, 6, v, (3, 2, 1), 0.5, 2.5) for v in (1, 2)]
+    assert search(task).schedule == search(task).schedule
+
+
+@pytest.mark.parametrize("devices", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+def test_any_limit_that_holds_one_microbatch_has_a_schedule(devices, microbatches):
+    found = search([uniform(devices, microbatches, v, memory=1) for v in (1, 2, 3, 4)], evaluations=60)
+    assert max(found.result.peak_memory) / found.problem.chunks <= 1
+
+
+def test_a_limit_below_one_microbatch_names_the_least_that_would_do():
+    with pytest.raises(InfeasibleError, match=r"the memory limit is 0\.9 .* takes 1:"):
+        search([uniform(4, 8, 1, memory=0.9)])
+
+
+def test_the_folded_placement_goes_there_and_back():
+    assert folded_placement(3, 2) == (0, 1, 2, 2, 1, 0)
+    assert folded_placement(2, 4) == (0, 1, 1, 0, 0, 1, 1, 0)
+
+
+def test_the_bound_of_hand():
+    # Device 1 waits for F of stage 0 and one hop, works 4 × 3, and stage 0 still takes the gradient: hop, I and W.
+    task = instance(uniform(2, 4, 1, hop=0.5), (0, 1))
+    assert lower_bound(task) == max(1.5 + 12, 1.5 + 8 + 0.5 + 2)
+    # One microbatch at a time: on stage 0 it is held for F, F, I, I and W and two hops, four times over.
+    tight = instance(uniform(2, 4, 1, hop=0.5, memory=1), (0, 1))
+    assert lower_bound(tight) == 4 * 6
+
+
+def test_one_microbatch_at_a_time_is_found_optimal():
+    found = search([uniform(2, 4, 1, hop=0.5, memory=1)], evaluations=200)
+    assert found.result.makespan == found.bound == 24
+    assert found.gap == 0
+
+
+def test_fused_backwards_are_used_where_they_are_quicker():
+    cost = StageCosts(1, 1, 1, backward_s=1.2, saved_bytes=1)
+    found = search([ScheduleProblem(1, 4, 1, (cost,))], evaluations=100)
+    assert {action.kind for action in found.schedule.device_actions[0]} == {Kind.F, Kind.B}
+    assert found.result.makespan == pytest.approx(4 * 2.2)
+
+
+def test_every_pattern_is_a_start_of_its_own_instance():
+    task = instance(uniform(4, 8, 2, memory=2), folded_placement(4, 2))
+    states = list(patterns(task))
+    assert len(states) > 1
+    assert all(state.caps.min() >= 1 for state in states)
+
+
+@pytest.mark.parametrize(
+    ("case", "memory", "reach"),
+    [
+        ((4, 8, (10, 12, 8), 1), 2, 384.0),
+        ((8, 16, (18, 18, 7), 2), 4, 1150.0),
+        ((8, 16, (10, 12, 8), 1), 4, 748.0),
+    ],
+)
+def test_a_quarter_of_the_default_budget_reaches_what_published_schedulers_do_not(case, memory, reach):
+    devices, microbatches, times, hop = case
+    found = search([uniform(devices, microbatches, v, times, hop, memory) for v in (1, 2)], evaluations=3000)
+    assert found.result.makespan < reach
