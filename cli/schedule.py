@@ -27,7 +27,11 @@ AUTO_CHUNKS = (1, 2, 3, 4)
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, interleaved-1f1b, looped; or auto: the fastest of all.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="gpipe, 1f1b, interleaved-1f1b, looped, gis, gis-h, v-min, v-half; or auto: the fastest found.",
+        ),
     ],
     *,
     devices: Annotated[int, typer.Option(help="Devices along the pipeline.")],
@@ -57,6 +61,10 @@ def schedule(
             metavar="N0,N1,…", help="looped: forwards before the first backward, per device.", show_default=False
         ),
     ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="gis: microbatches that go through a device's stages together.", show_default=False),
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
     ] = None,
@@ -80,6 +88,7 @@ def schedule(
         "rounds": rounds,
         "microbatches_per_loop": microbatches_per_loop,
         "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
+        "group_size": group_size,
         "evaluations": evaluations,
         "seed": seed,
     }

@@ -8,11 +8,20 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from ..errors import RequestError
-from . import gpipe, interleaved, looped, one_f_one_b
+from . import gis, gpipe, interleaved, looped, one_f_one_b, v_shaped
 from .problem import ScheduleFamily
 
 GROUP = "panpipe.schedules"
-BUILT_IN = (gpipe.FAMILY, one_f_one_b.FAMILY, interleaved.FAMILY, looped.FAMILY)
+BUILT_IN = (
+    gpipe.FAMILY,
+    one_f_one_b.FAMILY,
+    interleaved.FAMILY,
+    looped.FAMILY,
+    gis.GIS,
+    gis.GIS_H,
+    v_shaped.V_MIN,
+    v_shaped.V_HALF,
+)
 
 
 @cache

@@ -8,7 +8,7 @@ from attrs import define
 from ..actions import Kind
 from ..errors import InfeasibleError, RequestError
 from ..evaluate import Evaluation
-from ..schedules.placement import looped_placement
+from ..schedules.placement import folded_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds, score
 from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
@@ -47,12 +47,6 @@ def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
     yield looped_placement(devices, chunks)
     if chunks > 1 and devices > 1:
         yield folded_placement(devices, chunks)
-
-
-def folded_placement(devices: int, chunks: int) -> tuple[int, ...]:
-    """There and back over the devices: a V for two chunks, a W for four."""
-    there = list(range(devices))
-    return tuple(device for chunk in range(chunks) for device in (there if chunk % 2 == 0 else reversed(there)))
 
 
 def patterns(task: Instance) -> Iterator[State]:

@@ -26,9 +26,10 @@ def plugged(monkeypatch):
 
 
 def test_own_families_come_by_name():
-    assert [registry.find_family(name).name for name in ("gpipe", "1f1b", "interleaved-1f1b", "looped")] == [
-        family.name for family in registry.BUILT_IN
-    ]
+    assert [
+        registry.find_family(name).name
+        for name in ("gpipe", "1f1b", "interleaved-1f1b", "looped", "gis", "gis-h", "v-min", "v-half")
+    ] == [family.name for family in registry.BUILT_IN]
 
 
 def test_an_unknown_name_lists_those_known():
@@ -56,4 +57,14 @@ def test_broken_plugins_are_named_and_the_rest_go_on(plugged, monkeypatch):
     assert "ModuleNotFoundError" in told
     assert "'number' (panpipe.core.schedules.registry:GROUP) is left out: it is a str" in told
     assert "'taken'" in told
-    assert list(found) == ["gpipe", "1f1b", "interleaved-1f1b", "looped", "elsewhere"]
+    assert list(found) == [
+        "gpipe",
+        "1f1b",
+        "interleaved-1f1b",
+        "looped",
+        "gis",
+        "gis-h",
+        "v-min",
+        "v-half",
+        "elsewhere",
+    ]

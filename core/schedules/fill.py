@@ -1,0 +1,80 @@
+"""Placing W: it fills what F and I leave idle, and is put off for as long as the memory lasts."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from ..actions import Action, Kind
+from .problem import ScheduleProblem
+from .scored import costs_of
+
+_Done = tuple[int, Kind, int | None]
+
+
+def fill_weights(
+    problem: ScheduleProblem, placement: Sequence[int], rows: Sequence[Sequence[Action]], limits: Sequence[int]
+) -> tuple[tuple[Action, ...], ...]:
+    """Orders of F and I with W placed by a run through time, as ZB-1p's heuristic does (Zero Bubble, section 3.1).
+
+    A device runs the oldest W there is where its next F would hold too much, and where the time until what its next
+    action reads arrives is enough for it. What is left comes last.
+
+    Args:
+        problem: costs and delays.
+        placement: device of every stage.
+        rows: per device F and I in order, free of deadlock.
+        limits: per device, how many saved (stage, microbatch) pairs it may hold; as many as ``rows`` need, at least.
+    """
+    costs = costs_of(problem)
+    orders: list[list[Action]] = [[] for _ in rows]
+    waiting: list[deque[Action]] = [deque() for _ in rows]
+    held, place = [0] * len(rows), [0] * len(rows)
+    ends: dict[_Done, float] = {}
+    asleep: dict[_Done, tuple[float, int]] = {}
+    clocks = [(0.0, device) for device in range(len(rows))]
+    while clocks:
+        now, device = heappop(clocks)
+        order, weights = orders[device], waiting[device]
+        if place[device] == len(rows[device]):
+            order += weights
+            continue
+        action = rows[device][place[device]]
+        cost = costs[action.stage]
+        source = _source(action, len(placement))
+        arrival = 0.0 if source is None else ends.get(source)
+        if arrival is not None and source is not None and placement[source[0]] != device:
+            arrival += problem.hop_s
+        full = action.kind is Kind.F and held[device] >= limits[device]
+        if weights and (full or arrival is None or _enough(arrival - now, costs[weights[0].stage].backward_weight_s)):
+            work = weights.popleft()
+            order.append(work)
+            held[device] -= 1
+            heappush(clocks, (now + costs[work.stage].backward_weight_s, device))
+        elif arrival is None:
+            assert source is not None
+            asleep[source] = now, device
+        else:
+            order.append(action)
+            place[device] += 1
+            if action.kind is Kind.F:
+                held[device] += 1
+            else:
+                weights.append(Action(action.stage, Kind.W, action.microbatch))
+            end = max(now, arrival) + (cost.forward_s if action.kind is Kind.F else cost.backward_input_s)
+            done = action.stage, action.kind, action.microbatch
+            ends[done] = end
+            heappush(clocks, (end, device))
+            if done in asleep:
+                heappush(clocks, asleep.pop(done))
+    return tuple(map(tuple, orders))
+
+
+def _source(action: Action, stages: int) -> _Done | None:
+    """What F and I read from another stage."""
+    stage = action.stage - 1 if action.kind is Kind.F else action.stage + 1
+    return (stage, action.kind, action.microbatch) if 0 <= stage < stages else None
+
+
+def _enough(idle: float, time: float) -> bool:
+    """Whether W fits, but for rounding."""
+    return idle > 0 and idle >= time * (1 - 1e-9)
