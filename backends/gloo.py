@@ -45,7 +45,7 @@ class _Receive:
         self._queue = queue
         self._buffers = buffers
         self._peer = peer
-        self._works: list[Any] = []
+        self._works: list[Any] | None = None
         queue.append(self)
 
     def post(self) -> None:
@@ -58,9 +58,9 @@ class _Receive:
 
     def wait(self) -> None:
         try:
-            if self in self._queue:
+            if self._works is None:
                 self.post()
-            for work in self._works:
+            for work in self._works or ():
                 work.wait()
         except RuntimeError as error:
             raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error

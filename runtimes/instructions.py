@@ -1,0 +1,287 @@
+"""Instructions: the lowered actions of one device, bound to what they read and write.
+
+Everything that can be looked up before training is looked up here: an instruction is two calls without arguments, one
+that waits for what its action reads and one that does it. Actions meet in `Mail`:
+
+    RECV_F ──buffers, handle──▶ Mail ──wait──▶ F ──tensors──▶ Mail ──▶ SEND_F        Mail ──▶ F of a stage here
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ..backends.contract import Backend, Handle
+from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
+from ..core.capture.storages import StorageMeter
+from ..core.plan import Plan
+from .microbatches import Microbatch
+from .stage_run import StageRun
+from .tied import TiedReduction
+
+Call = Callable[[], None]
+Key = tuple[int, int, int]
+"""A message: the stage that it leaves, the stage that reads it, the microbatch."""
+
+
+@define(eq=False, slots=True)
+class Mail:
+    """A message between two stages, at one device.
+
+    Args:
+        tensors: while they are to be sent or read.
+        handle: of a transfer that nobody has waited for yet.
+    """
+
+    tensors: list[Tensor] | None = None
+    handle: Handle | None = None
+
+    def settle(self) -> None:
+        """Wait for the transfer, and let go of what was sent."""
+        if self.handle is not None:
+            self.handle.wait()
+            self.handle = self.tensors = None
+
+
+@define(eq=False, slots=True)
+class Frame:
+    """What instructions know of the step under way.
+
+    Args:
+        backend: this device's end of the transport.
+        microbatches: in order.
+        keys: the random key of each.
+        seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
+        weight: name of the result that takes the seed's place, for a step that returns (loss, weight).
+        results: (name, microbatch) → the part of the step's result computed here.
+        arrivals: receive → when its reader had waited for it, when the step is traced.
+        meter: of the saved tensors, when the step is traced.
+        reduced: whether the gradients of tied weights were exchanged.
+    """
+
+    backend: Backend
+    microbatches: Sequence[Microbatch] = ()
+    keys: Sequence[Tensor] = ()
+    seeds: list[Tensor] = field(factory=list)
+    weight: str | None = None
+    results: dict[tuple[str, int], Tensor] = field(factory=dict)
+    arrivals: dict[Action, int] = field(factory=dict)
+    meter: StorageMeter | None = None
+    reduced: bool = False
+
+
+class Instruction(NamedTuple):
+    """A bound action.
+
+    Args:
+        action: the action.
+        wait: returns when what the action reads is there; None where nothing is to be waited for.
+        run: does it.
+        mail: what a communication moves.
+    """
+
+    action: Action
+    wait: Call | None
+    run: Call
+    mail: Mail | None
+
+
+class Binder:
+    """Binds the actions of one device for microbatches of given shapes.
+
+    Args:
+        plan: the plan.
+        lowered: the lowered actions of all devices.
+        device: this device.
+        runs: for each microbatch, this device's stages by index.
+        tied: reduces the gradients of tied weights.
+        frame: filled in anew for every step.
+    """
+
+    def __init__(
+        self, plan: Plan, lowered: Sequence[Sequence[Action]], device: int,
+        runs: Sequence[Mapping[int, StageRun]], tied: TiedReduction, frame: Frame,
+    ) -> None:  # fmt: skip
+        self._placement = plan.placement
+        self._device, self._runs, self._tied, self._frame = device, runs, tied, frame
+        self._mail: dict[Key, Mail] = {}
+        self._finished = finished_sends(plan, lowered, device)
+        self.instructions = [self._bind(action) for action in lowered[device]]
+
+    def _bind(self, action: Action) -> Instruction:
+        stage, kind, microbatch = action.stage, action.kind, action.microbatch
+        if microbatch is None:
+            return Instruction(action, None, self._reduce if kind is Kind.REDUCE_TIED else self._step(stage), None)
+        if action.peer is not None:
+            key = (stage, action.peer, microbatch) if kind in SEND_KINDS else (action.peer, stage, microbatch)
+            mail = self._message(*key)
+            bind = self._send if kind in SEND_KINDS else self._receive
+            return Instruction(action, None, bind(action, microbatch, mail), mail)
+        run = self._runs[microbatch][stage]
+        match kind:
+            case Kind.F:
+                wait = self._arrivals(Kind.RECV_F, stage, microbatch, run.senders)
+                return Instruction(action, wait, self._forward(run, microbatch), None)
+            case Kind.B | Kind.I:
+                wait = self._arrivals(Kind.RECV_B, stage, microbatch, run.receivers)
+                return Instruction(action, wait, self._backward(run, microbatch, kind is Kind.I), None)
+            case _:
+                return Instruction(action, None, self._backward_weight(run, microbatch), None)
+
+    def _message(self, sender: int, reader: int, microbatch: int) -> Mail:
+        return self._mail.setdefault((sender, reader, microbatch), Mail())
+
+    # Compute
+
+    def _arrivals(self, kind: Kind, stage: int, microbatch: int, senders: Sequence[int]) -> Call | None:
+        """Waits for the messages from other devices, and settles the sends that are over when these have arrived."""
+        frame, clock = self._frame, time.perf_counter_ns
+        expected = []
+        for sender in senders:
+            if self._placement[sender] != self._device:
+                receive = Action(stage, kind, microbatch, sender)
+                finished = [self._message(*key) for key in self._finished.get(receive, ())]
+                expected.append((receive, self._message(sender, stage, microbatch), finished))
+
+        def wait() -> None:
+            for receive, mail, finished in expected:
+                handle, mail.handle = mail.handle, None
+                handle.wait()  # type: ignore[union-attr]
+                if frame.meter is not None:
+                    frame.arrivals[receive] = clock()
+                for sent in finished:
+                    sent.settle()
+
+        return wait if expected else None
+
+    def _forward(self, run: StageRun, microbatch: int) -> Call:
+        frame, forward = self._frame, run.forward
+        incoming = [self._message(src, run.index, microbatch) for src in run.senders]
+        sources = [(self._message(src, run.index, microbatch), place) for src, place in run.sources]
+        outgoing = [(self._message(run.index, dst, microbatch), places) for dst, places in run.outgoing.items()]
+        names = run.programs.results
+
+        def call() -> None:
+            boundary = [mail.tensors[place] for mail, place in sources]  # type: ignore[index]
+            for mail in incoming:
+                mail.tensors = None
+            leaves = frame.microbatches[microbatch].leaves
+            outputs, results = forward(microbatch, boundary, leaves, frame.keys[microbatch])
+            for mail, places in outgoing:
+                mail.tensors = [outputs[place] for place in places]
+            if frame.meter is not None:
+                _watch(frame.meter, run, microbatch, leaves)
+            if names:
+                self._keep(microbatch, names, results)
+
+        return call
+
+    def _keep(self, microbatch: int, names: Sequence[str], results: Sequence[Tensor]) -> None:
+        frame = self._frame
+        for name, value in zip(names, results, strict=True):
+            frame.results[name, microbatch] = value
+            if name == frame.weight:
+                frame.seeds[microbatch] = value.to(frame.seeds[microbatch].dtype)
+
+    def _backward(self, run: StageRun, microbatch: int, split: bool) -> Call:
+        frame, program = self._frame, run.backward_input if split else run.backward
+        incoming = [self._message(dst, run.index, microbatch) for dst in run.receivers]
+        tangents = [
+            (output, *((self._message(dst, run.index, microbatch), place) for dst, place in sources))
+            for output, sources in run.tangents.items()
+        ]
+        returned = [(src, self._message(run.index, src, microbatch)) for src in run.returned]
+
+        def call() -> None:
+            given = {}
+            for output, (mail, place), *others in tangents:
+                total = mail.tensors[place]
+                for other, position in others:
+                    total = total + other.tensors[position]
+                given[output] = total
+            for mail in incoming:
+                mail.tensors = None
+            leaves = frame.microbatches[microbatch].leaves
+            gradients = program(microbatch, given, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+            for src, mail in returned:
+                mail.tensors = run.gradient_message(src, gradients)
+            if split and frame.meter is not None:
+                _watch(frame.meter, run, microbatch, leaves)
+
+        return call
+
+    def _backward_weight(self, run: StageRun, microbatch: int) -> Call:
+        frame = self._frame
+
+        def call() -> None:
+            leaves = frame.microbatches[microbatch].leaves
+            run.backward_weight(microbatch, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+
+        return call
+
+    # Communication
+
+    def _send(self, action: Action, microbatch: int, mail: Mail) -> Call:
+        frame, peer = self._frame, self._placement[action.peer or 0]
+
+        def call() -> None:
+            assert mail.tensors is not None
+            mail.handle = frame.backend.send(mail.tensors, peer)
+
+        return call
+
+    def _receive(self, action: Action, microbatch: int, mail: Mail) -> Call:
+        frame, sender = self._frame, action.peer or 0
+        peer = self._placement[sender]
+        shapes = self._runs[microbatch][action.stage].message(action.kind is Kind.RECV_F, sender)
+
+        def call() -> None:
+            mail.tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+            mail.handle = frame.backend.receive(mail.tensors, peer)
+
+        return call
+
+    # End of the step
+
+    def _reduce(self) -> None:
+        if not self._frame.reduced:  # one exchange serves all stages of this device
+            self._tied.reduce(self._frame.backend)
+            self._frame.reduced = True
+
+    def _step(self, stage: int) -> Call:
+        return self._runs[0][stage].state.step
+
+
+def _watch(meter: StorageMeter, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:
+    ignored = run.persistent | {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
+    meter.watch(run.held(microbatch), ignored)
+
+
+def finished_sends(plan: Plan, lowered: Sequence[Sequence[Action]], device: int) -> dict[Action, tuple[Key, ...]]:
+    """For receives of one device: which of its own sends are over once the receive is.
+
+    A send from this device is over when the peer has run the action that reads it. The first message that the peer
+    sends back afterwards proves it, so that nobody need ask: gloo's handles can only be waited for.
+    """
+    found: dict[Action, tuple[Key, ...]] = {}
+    placement = plan.placement
+    for peer, actions in enumerate(lowered):
+        if peer == device:
+            continue
+        read: list[Key] = []
+        arrived: dict[tuple[int, int | None, bool], list[Key]] = {}
+        for action in actions:
+            stage, kind, microbatch, other = action.stage, action.kind, action.microbatch, action.peer
+            if other is not None and microbatch is not None and placement[other] == device:
+                if kind in RECV_KINDS:
+                    reader = stage, microbatch, kind is Kind.RECV_F
+                    arrived.setdefault(reader, []).append((other, stage, microbatch))
+                elif read:
+                    found[action.counterpart] = tuple(read)
+                    read = []
+            elif kind in COMPUTE_KINDS and kind is not Kind.W:
+                read += arrived.pop((stage, microbatch, kind is Kind.F), [])
+    return found
