@@ -149,7 +149,8 @@ class Binder:
         def wait() -> None:
             for receive, mail, finished in expected:
                 handle, mail.handle = mail.handle, None
-                handle.wait()  # type: ignore[union-attr]
+                assert handle is not None
+                handle.wait()
                 if frame.meter is not None:
                     frame.arrivals[receive] = clock()
                 for sent in finished:
@@ -165,7 +166,7 @@ class Binder:
         names = run.programs.results
 
         def call() -> None:
-            boundary = [mail.tensors[place] for mail, place in sources]  # type: ignore[index]
+            boundary = [mail.tensors[place] for mail, place in sources if mail.tensors is not None]
             for mail in incoming:
                 mail.tensors = None
             leaves = frame.microbatches[microbatch].leaves
@@ -190,18 +191,13 @@ class Binder:
         frame, program = self._frame, run.backward_input if split else run.backward
         incoming = [self._message(dst, run.index, microbatch) for dst in run.receivers]
         tangents = [
-            (output, *((self._message(dst, run.index, microbatch), place) for dst, place in sources))
+            (output, [(self._message(dst, run.index, microbatch), place) for dst, place in sources])
             for output, sources in run.tangents.items()
         ]
         returned = [(src, self._message(run.index, src, microbatch)) for src in run.returned]
 
         def call() -> None:
-            given = {}
-            for output, (mail, place), *others in tangents:
-                total = mail.tensors[place]
-                for other, position in others:
-                    total = total + other.tensors[position]
-                given[output] = total
+            given = {output: _total(parts) for output, parts in tangents}
             for mail in incoming:
                 mail.tensors = None
             leaves = frame.microbatches[microbatch].leaves
@@ -253,6 +249,16 @@ class Binder:
 
     def _step(self, stage: int) -> Call:
         return self._runs[0][stage].state.step
+
+
+def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
+    """The sum of the gradients that an output gets from its readers."""
+    total: Tensor | None = None
+    for mail, place in parts:
+        assert mail.tensors is not None
+        total = mail.tensors[place] if total is None else total + mail.tensors[place]
+    assert total is not None
+    return total
 
 
 def _watch(meter: StorageMeter, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:

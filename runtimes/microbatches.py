@@ -10,6 +10,17 @@ from torch.utils import _pytree as pytree
 from ..core.errors import RequestError
 
 
+@frozen(cache_hash=True)
+class Shape:
+    """What programs are specialised for.
+
+    Args:
+        leaves: shape and dtype of every tensor in the batch, and the value of everything else.
+    """
+
+    leaves: tuple[Any, ...]
+
+
 @frozen
 class Microbatch:
     """One microbatch.
@@ -17,12 +28,12 @@ class Microbatch:
     Args:
         leaves: the batch's leaves, flattened, with this microbatch's rows of those that have rows.
         weight: its share of the batch's samples; over a batch they sum to 1.
-        shape: what programs are specialised for: shape and dtype of every tensor, and the value of everything else.
+        shape: what programs are specialised for; one object for all microbatches of a batch that have it.
     """
 
     leaves: tuple[Any, ...]
     weight: float
-    shape: tuple[Any, ...]
+    shape: Shape
 
 
 def split_batch(batch: Any, microbatches: int) -> tuple[list[Microbatch], pytree.TreeSpec]:
@@ -55,14 +66,16 @@ def split_batch(batch: Any, microbatches: int) -> tuple[list[Microbatch], pytree
         else (leaf,) * microbatches
         for leaf in leaves
     ]
-    sizes = [len(part) for part in torch.tensor_split(torch.empty(samples, 0), microbatches)]
+    size, larger = divmod(samples, microbatches)
     found: list[Microbatch] = []
-    for m, size in enumerate(sizes):
-        leaves_m = tuple(piece[m] for piece in pieces)
-        shape = found[-1].shape if m and size == sizes[m - 1] else _shape(leaves_m)
-        found.append(Microbatch(leaves_m, size / samples, shape))
+    shape = None
+    for m, leaves_m in enumerate(zip(*pieces, strict=True)):
+        if m in (0, larger):
+            shape = _shape(leaves_m)
+        assert shape is not None
+        found.append(Microbatch(leaves_m, (size + (m < larger)) / samples, shape))
     return found, spec
 
 
-def _shape(leaves: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+def _shape(leaves: tuple[Any, ...]) -> Shape:
+    return Shape(tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves))

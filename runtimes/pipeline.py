@@ -19,8 +19,9 @@ from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import Compiled, compile_stages
 from .executor import Executor, StepInputs, StepRecord
-from .microbatches import Microbatch, split_batch
+from .microbatches import Microbatch, Shape, split_batch
 from .ownership import own_parameters, release_others
+from .results import SharedResults
 from .stage_run import StageRun
 from .state import OptimizerFactory, StageState
 from .team import Team
@@ -46,7 +47,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Any,
+        self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
         optimizer: OptimizerFactory | None, seed: int = 0,
     ) -> None:  # fmt: skip
         self.plan = plan
@@ -56,7 +57,7 @@ class Pipeline:
         self._step, self._team, self._seed = step, team, seed
         self._stages = [stage.nodes for stage in plan.stages]
         self._local = [s.index for s in plan.stages if s.device in team.local]
-        self._compiled: dict[Any, Compiled] = {shape: compile_stages(operators, self._stages, self._local)}
+        self._compiled: dict[Shape, Compiled] = {shape: compile_stages(operators, self._stages, self._local)}
         first = self._compiled[shape]
         parameters = own_parameters(model, plan, first.programs, team)
         buffers = dict(model.named_buffers())
@@ -64,12 +65,13 @@ class Pipeline:
             i: StageState(parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer)
             for i in self._local
         }
-        self._runs: dict[tuple[Any, int], dict[int, StageRun]] = {}
+        self._runs: dict[tuple[Shape, int], dict[int, StageRun]] = {}
         self._lowered: tuple[tuple[Action, ...], ...] = lower(plan)
         tied = {w.name for w in plan.tied}
         self._replicas = {(i, name): p for i in self._local for name, p in parameters[i].items() if name in tied}
         self._outputs = operators.step.outputs
         shared = [self._outputs.loss, self._outputs.weight, *self._outputs.metrics.values()]
+        self._metric_names = [name for name, node in self._outputs.metrics.items() if isinstance(node, str)]
         self._result_device = {n: self._device_of(operators, n) for n in shared if isinstance(n, str)}
         self._loss_dtype = operators.values[self._outputs.loss].dtype
         self._executors: dict[int, Executor] = {}
@@ -157,7 +159,7 @@ class Pipeline:
 
     def _run(self, batch: Any, trace: bool, update: bool = True) -> tuple[Tensor, dict[int, StepRecord]]:
         pieces, spec = split_batch(batch, self.plan.microbatches)
-        for piece in {piece.shape: piece for piece in pieces}.values():
+        for piece in {piece.shape: piece for piece in (pieces[0], pieces[-1])}.values():
             self._ensure_compiled(piece, spec)
         random = any(stage.inputs.random for stage in self.programs.values())
         one = random_key(self._seed, self.steps, 0)
@@ -169,24 +171,23 @@ class Pipeline:
 
         def work(device: int) -> StepRecord:
             executor = self._executor(device)
+            shared = SharedResults(self._outputs, self._result_device, executor.backend, shares)
             weight = self._outputs.weight if isinstance(self._outputs.weight, str) else None
-            inputs = StepInputs(pieces, keys, list(seeds.unbind()), weight)
 
-            def share_results(record: StepRecord) -> None:
-                scalars[device] = self._share(executor.backend, record, shares)
+            def before_update(record: StepRecord) -> None:
+                shared.announce(record)
                 if self._outputs.weight is not None:
+                    # A weighted mean's sum of weights is known when the last microbatch is through.
+                    scalars[device] = shared.collect()
                     total = sum(row[1] for row in scalars[device])
                     for index in (stage.index for stage in self.plan.stages_on(device)):
                         self._states[index].scale_gradients(1 / total)
 
-            # A weighted mean's sum of weights is known when the last microbatch is through, and needed for the update.
-            early = self._outputs.weight is not None
-            runs = [self._stage_runs(device, piece) for piece in pieces]
-            record = executor.run(
-                runs, inputs, trace=trace, update=update, before_update=share_results if early else None
-            )
-            if not early:
-                share_results(record)
+            inputs = StepInputs(pieces, keys, list(seeds.unbind()), weight)
+            runs = self._stage_runs(device, pieces)
+            record = executor.run(runs, inputs, trace=trace, update=update, before_update=before_update)
+            if device not in scalars:
+                scalars[device] = shared.collect()
             record.results.clear()
             return record
 
@@ -195,7 +196,7 @@ class Pipeline:
         rows = scalars[self._team.local[0]]
         total = sum(row[1] for row in rows) if self._outputs.weight is not None else 1.0
         self.metrics = {
-            name: sum(row[2 + i] * row[1] for row in rows) / total for i, name in enumerate(self._metric_names())
+            name: sum(row[2 + i] * row[1] for row in rows) / total for i, name in enumerate(self._metric_names)
         }
         return torch.tensor(sum(row[0] * row[1] for row in rows) / total, dtype=self._loss_dtype), records
 
@@ -208,39 +209,20 @@ class Pipeline:
         self._executors[device].backend = backend
         return self._executors[device]
 
-    def _metric_names(self) -> list[str]:
-        return [name for name, node in self._outputs.metrics.items() if isinstance(node, str)]
-
-    def _share(self, backend: Any, record: StepRecord, shares: Sequence[float]) -> list[list[float]]:
-        """Loss, weight and metrics (their means) of every microbatch, from where they are to everybody."""
-        columns: list[Any] = [self._outputs.loss, self._outputs.weight]
-        columns += [self._outputs.metrics[name] for name in self._metric_names()]
-        rows = [[share] * len(columns) for share in shares]
-        for source in sorted(set(self._result_device.values())):
-            own = [i for i, name in enumerate(columns) if self._result_device.get(name) == source]
-            table = torch.zeros(len(shares), len(own), dtype=torch.float64)
-            if backend.device == source:
-                found = [_means([record.results[columns[i], m] for m in range(len(shares))]) for i in own]
-                table = torch.stack(found, dim=1)
-            backend.broadcast(table, source)
-            for m, values in enumerate(table.tolist()):
-                for i, value in zip(own, values, strict=True):
-                    rows[m][i] = value
-        return rows
-
-    def _stage_runs(self, device: int, piece: Microbatch) -> dict[int, StageRun]:
-        key = piece.shape, device
-        if key not in self._runs:
-            compiled = self._compiled[piece.shape]
-            step = compiled.operators.step
-            self._runs[key] = {
-                stage.index: StageRun(
-                    stage.index, compiled.programs[stage.index], compiled.layout, self._states[stage.index],
-                    step.constants, step.outputs.loss,
-                )
-                for stage in self.plan.stages_on(device)
-            }  # fmt: skip
-        return self._runs[key]
+    def _stage_runs(self, device: int, pieces: Sequence[Microbatch]) -> list[dict[int, StageRun]]:
+        """For each microbatch, the device's stages."""
+        for shape in {piece.shape for piece in (pieces[0], pieces[-1])}:
+            if (shape, device) not in self._runs:
+                compiled = self._compiled[shape]
+                step = compiled.operators.step
+                self._runs[shape, device] = {
+                    stage.index: StageRun(
+                        stage.index, compiled.programs[stage.index], compiled.layout, self._states[stage.index],
+                        step.constants, step.outputs.loss,
+                    )
+                    for stage in self.plan.stages_on(device)
+                }  # fmt: skip
+        return [self._runs[piece.shape, device] for piece in pieces]
 
     def _ensure_compiled(self, piece: Microbatch, spec: pytree.TreeSpec) -> None:
         if piece.shape in self._compiled:
@@ -261,10 +243,3 @@ class Pipeline:
                 "the plan does not fit; give batches of the example's shape"
             )
         self._compiled[piece.shape] = compile_stages(operators, self._stages, self._local)
-
-
-def _means(values: list[Tensor]) -> Tensor:
-    """The mean of each tensor, as float64."""
-    if all(value.ndim == 0 for value in values):
-        return torch.stack(values).double()
-    return torch.stack([value.double().mean() for value in values])
