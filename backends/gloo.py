@@ -90,7 +90,10 @@ class GlooBackend(Backend):
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
         receive = _Receive(self._group, self._waiting[peer], buffers, peer)
-        if sum(buffer.nbytes for buffer in buffers) >= LATE_BELOW_BYTES:
+        size = 0
+        for buffer in buffers:
+            size += buffer.nbytes
+        if size >= LATE_BELOW_BYTES:
             try:
                 receive.post()
             except RuntimeError as error:

@@ -42,6 +42,7 @@ class StageRun:
             *(constants[name] for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
+        self._forward, self._batch, self._random = programs.forward, inputs.batch, inputs.random
         incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
         outgoing = {dst: boundary for (src, dst), boundary in layout.items() if src == index}
         self.sources = [
@@ -97,17 +98,17 @@ class StageRun:
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """F. Returns the outputs, and the parts of the step's result computed here."""
-        inputs = self.programs.inputs
         given = boundary + self._static
-        if inputs.batch:
-            given += [leaves[i] for i in inputs.batch]
-        if inputs.random:
+        if self._batch:
+            given += [leaves[i] for i in self._batch]
+        if self._random:
             given.append(key)
         boundary.clear()
-        values = self.programs.forward(given, no_sink)
+        values = self._forward(given, no_sink)
         outputs, results, mutated = self._ends
-        for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
-            self._static[place - self._kept].copy_(value)
+        if mutated > results:
+            for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
+                self._static[place - self._kept].copy_(value)
         self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]
 
@@ -157,10 +158,13 @@ class StageRun:
 
     def gradient_message(self, source: int, gradients: dict[int, Tensor]) -> list[Tensor]:
         """The message of gradients for stage ``source``: contiguous, zeros where nothing flows back."""
+        places = self.returned[source]
+        if len(places) == 1 and places[0] in gradients:
+            return [gradients[places[0]].contiguous()]
         boundary = self.programs.inputs.boundary
         return [
             gradients[place].contiguous()
             if place in gradients
             else torch.zeros(boundary[place].shape, dtype=boundary[place].dtype)
-            for place in self.returned[source]
+            for place in places
         ]
