@@ -24,6 +24,7 @@ from ..core.planner import Oracle, choose_schedule
 from ..core.planner import plan as search_plan
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
+from .compute import compute_device
 from .link_profile import measured_cluster
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
@@ -90,7 +91,9 @@ class Planning:
                 f"use at most {operators} devices"
             )
         self.report("measuring links")
-        cluster = self.cluster or measured_cluster(self.team)
+        cluster = self.cluster or measured_cluster(
+            self.team, compute_device([*self.parameters.values(), *self.buffers.values()])
+        )
         self.report("measuring operators")
         graph = self.measured_graph()
         found: list[Plan] = []

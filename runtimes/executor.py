@@ -13,6 +13,7 @@ What each of these calls is made of is in `instructions`.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -23,6 +24,7 @@ from ..core.actions import SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
 from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
+from .compute import ComputeQueue
 from .instructions import Binder, Frame, Instruction
 from .microbatches import Microbatch
 from .stage_run import StageRun
@@ -52,7 +54,7 @@ class StepRecord:
 
     Args:
         results: (name, microbatch) → the part of the step's result computed here.
-        start_ns, end_ns: on the monotonic clock.
+        start_ns, end_ns: on the monotonic clock, when the step is traced.
         events: (action, queue, start, end, bytes) in order, when the step is traced; a communication starts when it is
             posted.
         arrivals: receive → when its reader had waited for it, when the step is traced.
@@ -61,12 +63,16 @@ class StepRecord:
     """
 
     results: dict[tuple[str, int], Tensor]
-    arrivals: dict[Action, int]
     start_ns: int = 0
     end_ns: int = 0
     events: list[tuple[Action, str, int, int, int]] = field(factory=list)
+    arrivals: dict[Action, int] = field(factory=dict)
     memory: list[tuple[int, int]] = field(factory=list)
     peak_saved: int = 0
+
+
+Note = tuple[Action, str, Any, Any, int]
+"""An action, its queue, the marks of its start and end, and the bytes that it moves."""
 
 
 class Executor:
@@ -76,14 +82,19 @@ class Executor:
         plan: the plan.
         lowered: the lowered actions of all devices.
         backend: this device's end of the transport.
+        queue: where it computes.
         tied: reduces the gradients of tied weights.
     """
 
-    def __init__(self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, tied: TiedReduction) -> None:
+    def __init__(
+        self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, queue: ComputeQueue,
+        tied: TiedReduction,
+    ) -> None:  # fmt: skip
         self.device = backend.device
         self.backend = backend
+        self._queue = queue
         self._plan, self._lowered, self._tied = plan, lowered, tied
-        self._frame = Frame(backend)
+        self._frame = Frame(backend, queue)
         self._bound_to: list[Mapping[int, StageRun]] = []
         self._compute: list[Instruction] = []
         self._update: list[Instruction] = []
@@ -102,34 +113,57 @@ class Executor:
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
         self._bind(runs)
-        frame = self._frame
+        frame, queue = self._frame, self._queue
         frame.backend, frame.reduced = self.backend, False
         frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
         frame.seeds, frame.weight = inputs.seeds, inputs.weight
         frame.results, frame.arrivals = {}, {}
-        record = StepRecord(frame.results, frame.arrivals)
+        record = StepRecord(frame.results)
         frame.meter = _new_meter(record) if trace else None
         for run in runs[0].values():
             run.state.clear_gradients()
-        walk = _walk_and_note if trace else _walk
-        record.start_ns = time.perf_counter_ns()
+        start, notes = queue.mark() if trace else None, list[Note]()
         try:
             with torch.no_grad():
-                walk(self._compute, self._plan.placement, record)
+                self._walk(self._compute, notes, trace)
                 if before_update is not None:
                     before_update(record)
                 last = self._update if update else [i for i in self._update if i.action.kind is not Kind.STEP]
-                walk(last, self._plan.placement, record)
+                self._walk(last, notes, trace)
                 for instruction in self._compute:
                     if instruction.mail is not None:
                         instruction.mail.settle()
         except BaseException:
             self._bound_to = []  # the mail of a step that broke off is no start for the next
             raise
-        record.end_ns = time.perf_counter_ns()
         if frame.meter is not None:
+            at = queue.nanoseconds
+            record.start_ns, record.end_ns = at(start), at(queue.mark())
+            record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in notes]
+            record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
             record.peak_saved = frame.meter.peak
         return record
+
+    def _walk(self, instructions: Sequence[Instruction], notes: list[Note], trace: bool) -> None:
+        if not trace:
+            for _, wait, run, _ in instructions:
+                if wait is not None:
+                    wait()
+                run()
+            return
+        mark = self._queue.mark
+        for action, wait, run, mail in instructions:
+            if wait is not None:
+                wait()
+            start = mark()
+            run()
+            end = mark()
+            where, size = COMPUTE_QUEUE, 0
+            if mail is not None and mail.tensors is not None and action.peer is not None:
+                peer = self._plan.placement[action.peer]
+                where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
+                size = sum(tensor.nbytes for tensor in mail.tensors)
+            notes.append((action, where, start, end, size))
 
     def _bind(self, runs: Sequence[Mapping[int, StageRun]]) -> None:
         """Bind the actions to these runs; most steps have those of the step before."""
@@ -143,29 +177,6 @@ class Executor:
         )
         self._compute, self._update = binder.instructions[:first], binder.instructions[first:]
         self._bound_to = list(runs)
-
-
-def _walk(instructions: Sequence[Instruction], placement: Sequence[int], record: StepRecord) -> None:
-    for _, wait, run, _ in instructions:
-        if wait is not None:
-            wait()
-        run()
-
-
-def _walk_and_note(instructions: Sequence[Instruction], placement: Sequence[int], record: StepRecord) -> None:
-    clock = time.perf_counter_ns
-    for action, wait, run, mail in instructions:
-        if wait is not None:
-            wait()
-        start = clock()
-        run()
-        end = clock()
-        queue, size = COMPUTE_QUEUE, 0
-        if mail is not None and mail.tensors is not None and action.peer is not None:
-            peer = placement[action.peer]
-            queue = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
-            size = sum(tensor.nbytes for tensor in mail.tensors)
-        record.events.append((action, queue, start, end, size))
 
 
 def _new_meter(record: StepRecord) -> StorageMeter:

@@ -6,7 +6,6 @@ that waits for what its action reads and one that does it. Actions meet in `Mail
     RECV_F ──buffers, handle──▶ Mail ──wait──▶ F ──tensors──▶ Mail ──▶ SEND_F        Mail ──▶ F of a stage here
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from ..backends.contract import Backend, Handle
 from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
+from .compute import ComputeQueue
 from .microbatches import Microbatch
 from .stage_run import StageRun
 from .tied import TiedReduction
@@ -52,23 +52,25 @@ class Frame:
 
     Args:
         backend: this device's end of the transport.
+        queue: where this device computes.
         microbatches: in order.
         keys: the random key of each.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
         weight: name of the result that takes the seed's place, for a step that returns (loss, weight).
         results: (name, microbatch) → the part of the step's result computed here.
-        arrivals: receive → when its reader had waited for it, when the step is traced.
+        arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
         meter: of the saved tensors, when the step is traced.
         reduced: whether the gradients of tied weights were exchanged.
     """
 
     backend: Backend
+    queue: ComputeQueue
     microbatches: Sequence[Microbatch] = ()
     keys: Sequence[Tensor] = ()
     seeds: list[Tensor] = field(factory=list)
     weight: str | None = None
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
-    arrivals: dict[Action, int] = field(factory=dict)
+    arrivals: dict[Action, Any] = field(factory=dict)
     meter: StorageMeter | None = None
     reduced: bool = False
 
@@ -138,7 +140,7 @@ class Binder:
 
     def _arrivals(self, kind: Kind, stage: int, microbatch: int, senders: Sequence[int]) -> Call | None:
         """Waits for the messages from other devices, and settles the sends that are over when these have arrived."""
-        frame, clock = self._frame, time.perf_counter_ns
+        frame, mark = self._frame, self._frame.queue.mark
         expected = []
         for sender in senders:
             if self._placement[sender] != self._device:
@@ -152,7 +154,7 @@ class Binder:
                 assert handle is not None
                 handle.wait()
                 if frame.meter is not None:
-                    frame.arrivals[receive] = clock()
+                    frame.arrivals[receive] = mark()
                 for sent in finished:
                     sent.settle()
 
@@ -233,9 +235,10 @@ class Binder:
         frame, sender = self._frame, action.peer or 0
         peer = self._placement[sender]
         shapes = self._runs[microbatch][action.stage].message(action.kind is Kind.RECV_F, sender)
+        device = frame.queue.device
 
         def call() -> None:
-            mail.tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+            mail.tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
             mail.handle = frame.backend.receive(mail.tensors, peer)
 
         return call

@@ -2,23 +2,27 @@
 
 import os
 import statistics
-import time
 from collections.abc import Sequence
 
 import torch
 
 from ..backends.contract import Backend
 from ..core.cluster import Cluster, fully_connected
+from .compute import finished_s
 from .team import Team
 
 
 def profile_link(
-    backend: Backend, sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22), repeats: int = 20
-) -> tuple[float, float]:
+    backend: Backend,
+    device: torch.device,
+    sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22),
+    repeats: int = 20,
+) -> tuple[float, float]:  # fmt: skip
     """Latency and bandwidth between neighbouring devices, by ping-pong between each even device and the next.
 
     Args:
         backend: this device's end of the transport.
+        device: where the tensors are.
         sizes: bytes of the messages.
         repeats: round trips for each size; the median counts.
 
@@ -31,10 +35,10 @@ def profile_link(
         return 0.0, 0.0
     one_way = []
     for size in sizes:
-        message, times = [torch.zeros(size, dtype=torch.uint8)], []
-        answer = [torch.empty(size, dtype=torch.uint8)]
+        message, times = [torch.zeros(size, dtype=torch.uint8, device=device)], []
+        answer = [torch.empty(size, dtype=torch.uint8, device=device)]
         for _ in range(repeats):
-            start = time.perf_counter()
+            start = finished_s(device)
             if backend.device < peer:
                 sent = backend.send(message, peer)
                 backend.receive(answer, peer).wait()
@@ -42,22 +46,24 @@ def profile_link(
             else:
                 backend.receive(answer, peer).wait()
                 backend.send(message, peer).wait()
-            times.append(time.perf_counter() - start)
+            times.append(finished_s(device) - start)
         one_way.append(statistics.median(times) / 2)
     xs, ys = list(map(float, sizes)), one_way
     slope, intercept = statistics.linear_regression(xs, ys)
     return max(intercept, min(ys) / 2), 1 / max(slope, 1e-12)
 
 
-def measured_cluster(team: Team) -> Cluster:
+def measured_cluster(team: Team, device: torch.device) -> Cluster:
     """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
     if team.size == 1:
-        return fully_connected(1, _host_memory(), 1e9, 1e-6)
-    measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d))) if pair[1] > 0]
+        return fully_connected(1, _memory(device), 1e9, 1e-6)
+    measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d), device)) if pair[1] > 0]
     latency = statistics.median(pair[0] for pair in measured)
     rate = statistics.median(pair[1] for pair in measured)
-    return team.decide(lambda: fully_connected(team.size, _host_memory() // team.size, rate, latency))
+    return team.decide(lambda: fully_connected(team.size, _memory(device) // team.size, rate, latency))
 
 
-def _host_memory() -> int:
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,7 +1,6 @@
 """Measuring what every operator of a training step costs on the device at hand."""
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,15 +13,16 @@ from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
+from .compute import compute_device, finished_s
 
 Values = Mapping[str, Tensor]
 
 
-def materialised(tensor: Tensor) -> Tensor:
+def materialised(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor itself, or small random numbers in its shape where it has no data: times do not depend on values."""
     if not tensor.is_meta:
         return tensor.detach()
-    like = torch.empty(tensor.shape, dtype=tensor.dtype)
+    like = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return like.normal_(0, 0.02) if tensor.is_floating_point() else like.zero_()
 
 
@@ -52,6 +52,7 @@ class _OperatorTimer:
         step = operators.step
         self._operators = operators
         self._repeats = repeats
+        self._device = compute_device([*parameters.values(), *buffers.values()])
         self._interpreter = fx.Interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
@@ -59,10 +60,10 @@ class _OperatorTimer:
         for node in step.graph.nodes:
             if node.op == "placeholder":
                 if node.name in step.parameters:
-                    value = materialised(parameters[step.parameters[node.name]])
+                    value = materialised(parameters[step.parameters[node.name]], self._device)
                     env[node] = value.requires_grad_(operators.values[node.name].requires_grad)
                 elif node.name in step.buffers:
-                    env[node] = materialised(buffers[step.buffers[node.name]]).clone()
+                    env[node] = materialised(buffers[step.buffers[node.name]], self._device).clone()
                 elif node.name in step.constants:
                     env[node] = step.constants[node.name]
                 elif node.name in step.batch:
@@ -99,10 +100,10 @@ class _OperatorTimer:
             for s in activations:
                 env[s] = _leaf(env[s])
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
-            start = time.perf_counter()
+            start = finished_s(self._device)
             with torch.enable_grad(), hooks:
                 self._run(members)
-            times = [time.perf_counter() - start]
+            times = [finished_s(self._device) - start]
             times += self._backward(nodes, activations, sources, env)
             if repeat:
                 for kind, value in zip(series, times, strict=True):
@@ -135,10 +136,10 @@ class _OperatorTimer:
         gradients = [torch.ones_like(t) for t in outputs]
         times = []
         for i, towards in enumerate(wanted):
-            start = time.perf_counter()
+            start = finished_s(self._device)
             if towards:
                 torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
-            times.append(time.perf_counter() - start if towards else 0.0)
+            times.append(finished_s(self._device) - start if towards else 0.0)
         return times
 
 

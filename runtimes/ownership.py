@@ -8,6 +8,7 @@ from torch import nn
 from ..core.capture.programs import StagePrograms
 from ..core.errors import RequestError
 from ..core.plan import Plan
+from .compute import compute_device
 from .team import Team
 
 
@@ -66,13 +67,15 @@ def _equal_replicas(plan: Plan, own: dict[int, dict[str, nn.Parameter]], team: T
     mine = {name: (tuple(p.shape), p.dtype) for stage in own.values() for name, p in stage.items()}
     shapes = {name: shape for found in team.everywhere(lambda _: mine) for name, shape in found.items()}
 
+    where = compute_device(p for stage in own.values() for p in stage.values())
+
     def work(device: int) -> None:
         backend = team.backend(device)
         for weight in plan.tied:
             holders = [stage for stage in weight.stages if plan.placement[stage] == device]
             first = plan.placement[weight.stages[0]]
             shape, dtype = shapes[weight.name]
-            value = own[holders[0]][weight.name].detach() if holders else torch.empty(shape, dtype=dtype)
+            value = own[holders[0]][weight.name].detach() if holders else torch.empty(shape, dtype=dtype, device=where)
             backend.broadcast(value, first)
             for stage in holders:
                 own[stage][weight.name].detach().copy_(value)

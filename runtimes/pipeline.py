@@ -18,6 +18,7 @@ from ..core.lowering import lower
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import Compiled, compile_stages
+from .compute import compute_device, compute_queue
 from .executor import Executor, StepInputs, StepRecord
 from .microbatches import Microbatch, Shape, split_batch
 from .ownership import own_parameters, release_others
@@ -74,6 +75,8 @@ class Pipeline:
         self._metric_names = [name for name, node in self._outputs.metrics.items() if isinstance(node, str)]
         self._result_device = {n: self._device_of(operators, n) for n in shared if isinstance(n, str)}
         self._loss_dtype = operators.values[self._outputs.loss].dtype
+        self._device = compute_device([*model.parameters(), *model.buffers()])
+        self._queues = {device: compute_queue(self._device) for device in team.local}
         self._executors: dict[int, Executor] = {}
         self._warn_of_unused(operators)
 
@@ -166,7 +169,7 @@ class Pipeline:
         keys = [random_key(self._seed, self.steps, m) if random else one for m in range(len(pieces))]
         constant = self._outputs.weight is not None and not isinstance(self._outputs.weight, str)
         shares = [1.0 if constant else piece.weight for piece in pieces]
-        seeds = torch.tensor(shares, dtype=self._loss_dtype)
+        seeds = torch.tensor(shares, dtype=self._loss_dtype, device=self._device)
         scalars: dict[int, list[list[float]]] = {}
 
         def work(device: int) -> StepRecord:
@@ -185,9 +188,10 @@ class Pipeline:
 
             inputs = StepInputs(pieces, keys, list(seeds.unbind()), weight)
             runs = self._stage_runs(device, pieces)
-            record = executor.run(runs, inputs, trace=trace, update=update, before_update=before_update)
-            if device not in scalars:
-                scalars[device] = shared.collect()
+            with self._queues[device].active():
+                record = executor.run(runs, inputs, trace=trace, update=update, before_update=before_update)
+                if device not in scalars:
+                    scalars[device] = shared.collect()
             record.results.clear()
             return record
 
@@ -205,7 +209,8 @@ class Pipeline:
         backend = self._team.backend(device)
         if device not in self._executors:
             reduction = TiedReduction(self.plan, self._replicas)
-            self._executors[device] = Executor(self.plan, self._lowered, backend, reduction)
+            queue = self._queues[device]
+            self._executors[device] = Executor(self.plan, self._lowered, backend, queue, reduction)
         self._executors[device].backend = backend
         return self._executors[device]
 

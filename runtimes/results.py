@@ -45,7 +45,7 @@ class SharedResults:
                 table = torch.empty(len(self._shares), len(places), dtype=torch.float64)
                 self._handles.append(backend.receive([table], source))
             else:
-                table = torch.stack([self._computed(record, place) for place in places], dim=1)
+                table = torch.stack([self._computed(record, place) for place in places], dim=1).cpu()
                 others = (peer for peer in range(backend.devices) if peer != source)
                 self._handles += [backend.send([table], peer) for peer in others]
             self._tables[source] = table

@@ -4,7 +4,6 @@ All devices measure at the same time, because they share memory bandwidth and ca
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from ..core.capture.programs import StagePrograms
 from ..core.capture.randomness import random_key
 from ..core.capture.storages import storage_sizes
 from ..core.costs import StageCosts
+from .compute import compute_device, finished_s
 from .operator_profile import Values, materialised
 from .stage_run import Layout, StageRun
 from .state import OptimizerFactory, StageState
@@ -41,22 +41,25 @@ def profile_stages(
     Returns:
         Costs by stage index.
     """
-    costs = {}
+    costs, device = {}, compute_device([*parameters.values(), *buffers.values()])
     for index, stage in programs.items():
-        own = {
-            name: nn.Parameter(materialised(parameters[name]).clone(), requires_grad=parameters[name].requires_grad)
-            for name in stage.inputs.parameters
-        }
-        state = StageState(own, {n: materialised(buffers[n]).clone() for n in stage.inputs.buffers}, optimizer)
+        own = {}
+        for name in stage.inputs.parameters:
+            value = materialised(parameters[name], device).clone()
+            own[name] = nn.Parameter(value, requires_grad=parameters[name].requires_grad)
+        kept = {name: materialised(buffers[name], device).clone() for name in stage.inputs.buffers}
+        state = StageState(own, kept, optimizer)
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
-        costs[index] = _stage_costs(run, _stand_ins(stage), tuple(leaves), repeats)
+        costs[index] = _stage_costs(run, _stand_ins(stage, device), tuple(leaves), device, repeats)
     return costs
 
 
-def _stand_ins(stage: StagePrograms) -> list[Tensor]:
+def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:
     """Random tensors in the shapes of what earlier stages send; zeros for integers, which are indices somewhere."""
     return [
-        torch.randn(b.shape, dtype=b.dtype) if b.dtype.is_floating_point else torch.zeros(b.shape, dtype=b.dtype)
+        torch.randn(b.shape, dtype=b.dtype, device=device)
+        if b.dtype.is_floating_point
+        else torch.zeros(b.shape, dtype=b.dtype, device=device)
         for b in stage.inputs.boundary
     ]
 
@@ -64,13 +67,14 @@ def _stand_ins(stage: StagePrograms) -> list[Tensor]:
 class _Stopwatch:
     """Times of F, B, I and W of one stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._series: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
 
     def time(self, kind: str, work: Callable[..., T], *arguments: Any) -> T:
-        start = time.perf_counter()
+        start = finished_s(self._device)
         result = work(*arguments)
-        self._series[kind].append(time.perf_counter() - start)
+        self._series[kind].append(finished_s(self._device) - start)
         return result
 
     def median(self, kind: str) -> float:
@@ -78,11 +82,13 @@ class _Stopwatch:
         return statistics.median(self._series[kind][1:] or [0.0])
 
 
-def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], repeats: int) -> StageCosts:
-    key, seed = random_key(0, 0, 0), torch.ones(())
+def _stage_costs(
+    run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], device: torch.device, repeats: int
+) -> StageCosts:
+    key, seed = random_key(0, 0, 0), torch.ones((), device=device)
     programs = run.programs
     halves = programs.backward_input is not None and programs.backward_weight is not None
-    watch = _Stopwatch()
+    watch = _Stopwatch(device)
     with torch.no_grad():
         for _ in range(repeats + 1):
             outputs, _results = watch.time("F", run.forward, 0, list(boundary), leaves, key)
@@ -93,7 +99,7 @@ def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...],
                 watch.time("I", run.backward_input, 0, tangents, seed, leaves, key)
                 watch.time("W", run.backward_weight, 0, seed, leaves, key)
     median = {kind: watch.median(kind) for kind in ("F", "B", "I", "W")}
-    optimizer_s, optimizer_bytes = _optimizer_costs(run.state)
+    optimizer_s, optimizer_bytes = _optimizer_costs(run.state, device)
     size = sum(p.nbytes for p in run.state.parameters.values())
     memory = programs.memory
     # Without I and W of its own, a stage does all of its backward in the one that the executor does it in.
@@ -107,7 +113,7 @@ def _stage_costs(run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...],
     )  # fmt: skip
 
 
-def _optimizer_costs(state: StageState) -> tuple[float, int]:
+def _optimizer_costs(state: StageState, device: torch.device) -> tuple[float, int]:
     """Time of a step, and bytes of the optimizer's state. The state is the profile's own copy."""
     if state.optimizer is None:
         return 0.0, 0
@@ -115,8 +121,8 @@ def _optimizer_costs(state: StageState) -> tuple[float, int]:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     times = []
     for _ in range(4):
-        start = time.perf_counter()
+        start = finished_s(device)
         state.step()
-        times.append(time.perf_counter() - start)
+        times.append(finished_s(device) - start)
     held = [value for per in state.optimizer.state.values() for value in per.values()]
     return statistics.median(times[1:]), sum(storage_sizes(held).values())

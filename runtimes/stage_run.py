@@ -9,6 +9,7 @@ from ..core.capture.code import no_sink
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stage import Boundary
 from .bound import BoundBackward
+from .compute import compute_device
 from .state import StageState
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
@@ -36,6 +37,7 @@ class StageRun:
         self.index = index
         self.programs = programs
         self.state = state
+        self._device = compute_device([*state.parameters.values(), *state.buffers.values()])
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
             *(state.buffers[name] for name in inputs.buffers),
@@ -165,6 +167,6 @@ class StageRun:
         return [
             gradients[place].contiguous()
             if place in gradients
-            else torch.zeros(boundary[place].shape, dtype=boundary[place].dtype)
+            else torch.zeros(boundary[place].shape, dtype=boundary[place].dtype, device=self._device)
             for place in places
         ]

@@ -12,6 +12,9 @@ PLANS = {
     "gpipe": {"schedule_name": "gpipe"},
     "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
     "split backward": {"split": True},
+    "v-min": {"schedule_name": "v-min", "chunks": 2},
+    "v-half": {"schedule_name": "v-half", "chunks": 2},
+    "gis-h": {"schedule_name": "gis-h", "chunks": 2},
 }
 
 
@@ -22,6 +25,18 @@ def test_float64_equals_untouched_eager(name, devices, plan):
     found = distance(ThreadTeam(devices), name, torch.float64, 8, 4, **PLANS[plan])
     assert found.loss < 1e-12
     assert found.gradient < 1e-12
+    assert found.parameter < 1e-9
+    assert found.buffer < 1e-9
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", CASES)
+def test_two_stages_on_one_gpu(name, plan):
+    found = distance(ThreadTeam(2), name, torch.float64, 8, 4, device="cuda", **PLANS[plan])
+    assert found.loss < 1e-12
+    assert found.gradient < 1e-10
     assert found.parameter < 1e-9
     assert found.buffer < 1e-9
 

@@ -1,6 +1,7 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
 import itertools
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -17,11 +18,16 @@ from torch.utils import _pytree as pytree
 from .models import Case
 
 
-def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int) -> Operators:
+def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
     """The case's step for the largest of its microbatches."""
-    pieces, spec = split_batch(case.batch(rows, dtype), microbatches)
+    pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)
     batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
-    return operators_of(capture_step(case.model(dtype), case.step, batch))
+    return operators_of(capture_step(case.model(dtype).to(device), case.step, batch))
+
+
+def batch_on(case: Case, rows: int, dtype: torch.dtype, device: str) -> Any:
+    """The case's batch on a device."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), case.batch(rows, dtype))
 
 
 def split_backwards(schedule: Schedule) -> Schedule:

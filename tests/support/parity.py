@@ -11,7 +11,7 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 
-from .cuts import captured, even_plan
+from .cuts import batch_on, captured, even_plan
 from .models import CASES
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -28,25 +28,30 @@ class Distance:
     buffer: float
 
 
-def build(team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, **options):
+def build(
+    team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, device: str = "cpu",
+    **options,
+):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     case = CASES[name]
-    operators = captured(case, dtype, rows, microbatches)
+    operators = captured(case, dtype, rows, microbatches, device)
     plan = plan or even_plan(operators, team.size, microbatches, **options)
-    shape = split_batch(case.batch(rows, dtype), microbatches)[0][0].shape
-    pipe = Pipeline(case.model(dtype), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
+    shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
+    pipe = Pipeline(case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
     pipe.release_others()
     return pipe
 
 
-def distance(team: Team, name: str, dtype: torch.dtype, rows: int, microbatches: int, **options) -> Distance:
+def distance(
+    team: Team, name: str, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu", **options
+) -> Distance:
     """Train both for three steps. Only what this process owns is compared."""
     case = CASES[name]
-    pipe = build(team, name, dtype, rows, None, microbatches, **options)
-    alone = copy.deepcopy(case.model(dtype))
+    pipe = build(team, name, dtype, rows, None, microbatches, device, **options)
+    alone = copy.deepcopy(case.model(dtype).to(device))
     optimizer = OPTIMIZER(alone.named_parameters())
     mine = dict(pipe.model.named_parameters())
-    batch = case.batch(rows, dtype)
+    batch = batch_on(case, rows, dtype, device)
     loss = gradient = 0.0
     for index in range(STEPS):
         found = pipe.step(batch).item()
