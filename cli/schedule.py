@@ -12,6 +12,7 @@ from rich.console import Console
 from ..core.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
+from ..core.schedules.building_block import read_block
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import families, find_family
 from ..core.schedules.scored import Scored, exceeds, score
@@ -30,7 +31,8 @@ def schedule(
         str,
         typer.Argument(
             metavar="NAME",
-            help="gpipe, 1f1b, interleaved-1f1b, looped, gis, gis-h, v-min, v-half; or auto: the fastest found.",
+            help="gpipe, 1f1b, interleaved-1f1b, looped, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-min, v-half, 1f1b-v, gis, "
+            "gis-h, dualpipe-v, building-block; or auto: the fastest found.",
         ),
     ],
     *,
@@ -65,6 +67,9 @@ def schedule(
         int | None,
         typer.Option(help="gis: microbatches that go through a device's stages together.", show_default=False),
     ] = None,
+    block: Annotated[
+        Path | None, typer.Option(help="building-block: the file of the block (JSON).", show_default=False)
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
     ] = None,
@@ -89,6 +94,7 @@ def schedule(
         "microbatches_per_loop": microbatches_per_loop,
         "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
         "group_size": group_size,
+        "block": None if block is None else read_block(block),
         "evaluations": evaluations,
         "seed": seed,
     }

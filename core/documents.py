@@ -26,7 +26,21 @@ def _number(value: object, _: type) -> float:
     return value
 
 
+def _whole_number(value: object, _: type) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _truth(value: object, _: type) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
 converter.register_structure_hook(float, _number)
+converter.register_structure_hook(bool, _truth)
+converter.register_structure_hook(int, _whole_number)
 
 
 def to_json(format_name: str, value: object) -> str:

@@ -8,7 +8,7 @@ from attrs import frozen
 from ..actions import Kind
 from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge
-from ..errors import RequestError
+from ..errors import InfeasibleError, RequestError
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 
 MAX_CHUNKS = 8
@@ -27,10 +27,10 @@ class Option:
         return self.family.placement(devices, self.chunks)
 
     def build(self, problem: ScheduleProblem) -> Schedule | None:
-        """The schedule, or None where the family is not made for the problem."""
+        """The schedule, or None where the family is not made for the problem, or finds nothing within its memory."""
         try:
             return self.family.build(problem, **self.parameters)
-        except RequestError:
+        except (RequestError, InfeasibleError):
             return None
 
 

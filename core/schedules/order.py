@@ -11,7 +11,7 @@ a deadlock by counting alone; ``merge`` leaves the microbatches that do not exis
 an order without a cycle and so cannot make one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..actions import Action, Kind
 
@@ -36,4 +36,9 @@ def merge(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int, m
     for backward, forward in zip(backwards, forwards[ahead:], strict=False):
         order += (backward, forward)
     order += backwards[len(forwards) - ahead :]
+    return existing(order, microbatches)
+
+
+def existing(order: Iterable[Action], microbatches: int) -> tuple[Action, ...]:
+    """The actions of microbatches that there are. Leaving actions out of an order cannot make it deadlock."""
     return tuple(action for action in order if action.microbatch is not None and action.microbatch < microbatches)

@@ -8,7 +8,18 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from ..errors import RequestError
-from . import gis, gpipe, interleaved, looped, one_f_one_b, v_shaped
+from . import (
+    building_block,
+    dualpipe_v,
+    gis,
+    gpipe,
+    interleaved,
+    looped,
+    one_f_one_b,
+    v_shaped,
+    zb_v,
+    zero_bubble,
+)
 from .problem import ScheduleFamily
 
 GROUP = "panpipe.schedules"
@@ -17,10 +28,18 @@ BUILT_IN = (
     one_f_one_b.FAMILY,
     interleaved.FAMILY,
     looped.FAMILY,
-    gis.GIS,
-    gis.GIS_H,
+    zero_bubble.ZB_H1,
+    zero_bubble.ZB_H2,
+    zero_bubble.ZB_1P,
+    zero_bubble.ZB_2P,
+    zb_v.FAMILY,
     v_shaped.V_MIN,
     v_shaped.V_HALF,
+    v_shaped.ONE_F_ONE_B_V,
+    gis.GIS,
+    gis.GIS_H,
+    dualpipe_v.FAMILY,
+    building_block.FAMILY,
 )
 
 

@@ -1,38 +1,42 @@
-"""V-Min and V-Half: schedules for the model folded over the devices (Controllable Memory, arXiv 2405.15362).
+"""V-Min, V-Half and 1F1B-V: building blocks for the model folded over the devices (Controllable Memory, arXiv
+2405.15362).
 
-Device d holds stages d and 2p − 1 − d. One microbatch's passes form a building block: the slots of F and I on every
-stage. The block is repeated every six slots, one for each of a device's F, F, I, I, W and W. The sooner the backward of
-a stage follows its forward, the less is held: V-Min goes one slot a stage everywhere, V-Half two on the way out.
-
-1. Repeat: the slot of a pass is its slot in the block plus six for each microbatch.
-2. Squeeze: only the order counts, so slots in which a device would idle vanish.
-3. W goes where a device would idle, or where the next F would hold more than the block does.
+Device d holds stages d and 2p − 1 − d. The sooner the backward of a stage follows its forward, the less is held: V-Min
+goes one slot a stage everywhere, V-Half two on the way out. 1F1B-V leaves the backward whole, which takes two slots.
 """
 
-from ..actions import Action, Kind
+from collections.abc import Callable
+
 from ..errors import RequestError
-from .fill import fill_weights
+from .building_block import Block, repeat
 from .placement import folded_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
 
 PERIOD = 6
-"""Slots between one microbatch and the next: what a device runs for each of them."""
+"""Slots between one microbatch and the next: F, F, I, I, W and W of a device."""
 
 Slots = tuple[int, int, int, int]
+"""F on the first stage of a device, F and I on its second, I on its first."""
 
 
-def v_min_slots(device: int, devices: int) -> Slots:
-    """Slots of F on the first stage, F and I on the second, and I on the first, in V-Min's block."""
+def v_min_slots(device: int, devices: int, later: int = 0) -> Slots:
+    """V-Min's block; ``later`` puts off both backwards."""
     d, p = device, devices
-    late = 2 if p % 3 == 0 else 0  # otherwise two passes of a device would share a slot
+    late = later + (2 if p % 3 == 0 else 0)  # else two passes of a device share a slot
     return d, 2 * p - 1 - d, 2 * p + late + d, 4 * p + late - 1 - d
 
 
-def v_half_slots(device: int, devices: int) -> Slots:
-    """The same in V-Half's block."""
+def v_half_slots(device: int, devices: int, later: int = 0) -> Slots:
+    """V-Half's block; ``later`` puts off both backwards."""
     d, p = device, devices
-    late = 3 if p % 2 == 0 else 0
+    late = later + (3 if p % 2 == 0 else 0)
     return 2 * d, 3 * p - 2 - d, 3 * p + late + 2 * d - 1, 6 * p + late - d - 2
+
+
+def one_f_one_b_v_slots(device: int, devices: int) -> Slots:
+    """1F1B-V's block: forward a slot a stage, backward two."""
+    d, p = device, devices
+    return d, 2 * p - 1 - d, 2 * p + 2 * d, 6 * p - 2 - 2 * d
 
 
 def v_min(problem: ScheduleProblem) -> Schedule:
@@ -41,8 +45,7 @@ def v_min(problem: ScheduleProblem) -> Schedule:
     Raises:
         RequestError: other than two stages a device.
     """
-    p = problem.devices
-    return _build(problem, "v-min", [v_min_slots(d, p) for d in range(p)], (p + 4) // 3)
+    return _build(problem, "v-min", v_min_slots, (0, 3), (problem.devices + 4) // 3)
 
 
 def v_half(problem: ScheduleProblem) -> Schedule:
@@ -51,36 +54,52 @@ def v_half(problem: ScheduleProblem) -> Schedule:
     Raises:
         RequestError: other than two stages a device.
     """
+    even = problem.devices % 2 == 0
+    return _build(problem, "v-half", v_half_slots, (0, -2 if even else 1), (problem.devices + 2) // 2)
+
+
+def one_f_one_b_v(problem: ScheduleProblem) -> Schedule:
+    """1F1B-V: whole backwards, at most two thirds of 1F1B's microbatches on any device, rounded up.
+
+    Raises:
+        RequestError: other than two stages a device.
+    """
     p = problem.devices
-    return _build(problem, "v-half", [v_half_slots(d, p) for d in range(p)], (p + 2) // 2)
+    block = _block([one_f_one_b_v_slots(d, p) for d in range(p)], whole_backward=True)
+    return repeat(_folded(problem, "1f1b-v"), "1f1b-v", [block], [2 * -(-2 * p // 3)] * p)
 
 
-def _build(problem: ScheduleProblem, name: str, block: list[Slots], peak: int) -> Schedule:
+def _build(
+    problem: ScheduleProblem, name: str, slots: Callable[[int, int, int], Slots], later: tuple[int, ...], most: int
+) -> Schedule:
+    p = problem.devices
+    blocks = [_block([slots(d, p, put_off) for d in range(p)]) for put_off in later]
+    first = min(2 * most, blocks[0].held()[0] + 1)  # with one pair that waits for its W
+    return repeat(_folded(problem, name), name, blocks, [first] + [2 * most] * (p - 1))
+
+
+def _block(slots: list[Slots], whole_backward: bool = False) -> Block:
+    p = len(slots)
+    forward, back = [0] * (2 * p), [0] * (2 * p)
+    for d, (first_f, second_f, second_i, first_i) in enumerate(slots):
+        forward[d], forward[2 * p - 1 - d] = first_f, second_f
+        back[d], back[2 * p - 1 - d] = first_i, second_i
+    return Block(folded_placement(p, 2), PERIOD, tuple(forward), tuple(back), whole_backward=whole_backward)
+
+
+def _folded(problem: ScheduleProblem, name: str) -> ScheduleProblem:
     if problem.chunks != 2:
         raise RequestError(f"{name} with {problem.chunks} chunks: it folds the model once; give 2 chunks")
-    last = 2 * problem.devices - 1
-    rows = [_row(slots, device, last - device, problem.microbatches) for device, slots in enumerate(block)]
-    placement = folded_placement(problem.devices, 2)
-    full = fill_weights(problem, placement, rows, [2 * peak] * problem.devices)
-    return Schedule(name, placement, problem.microbatches, full)
+    return problem
 
 
-def _row(slots: Slots, first: int, second: int, count: int) -> list[Action]:
-    """F and I of one device, by slot."""
-    passes = zip(slots, ((first, Kind.F), (second, Kind.F), (second, Kind.I), (first, Kind.I)), strict=True)
-    due = sorted(
-        (slot + PERIOD * microbatch, order, Action(stage, kind, microbatch))
-        for order, (slot, (stage, kind)) in enumerate(passes)
-        for microbatch in range(count)
-    )
-    return [action for _, _, action in due]
+def _family(build: Builder, name: str, summary: str, split: bool = True) -> ScheduleFamily:
+    return ScheduleFamily(
+        name, build, f"{summary} (Controllable Memory)", split_backward=split, chunks=(2,), usual_chunks=2,
+        placement=folded_placement,
+    )  # fmt: skip
 
 
-V_MIN = ScheduleFamily(
-    "v-min", v_min, "folded, a third of 1F1B's memory (Controllable Memory)", split_backward=True, chunks=(2,),
-    usual_chunks=2, placement=folded_placement,
-)  # fmt: skip
-V_HALF = ScheduleFamily(
-    "v-half", v_half, "folded, half of 1F1B's memory (Controllable Memory)", split_backward=True, chunks=(2,),
-    usual_chunks=2, placement=folded_placement,
-)  # fmt: skip
+V_MIN = _family(v_min, "v-min", "folded, a third of 1F1B's memory")
+V_HALF = _family(v_half, "v-half", "folded, half of 1F1B's memory")
+ONE_F_ONE_B_V = _family(one_f_one_b_v, "1f1b-v", "folded, whole backwards, two thirds of 1F1B's memory", split=False)

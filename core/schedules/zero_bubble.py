@@ -8,22 +8,24 @@ some microbatches behind its I::
     ZB-H1   p − d             d                 p
     ZB-H2   2(p − d) − 1      2d                2p − 1
 
-The two automatic ones take the costs and a limit, p or 2p microbatches' worth where none is given. They try how many
-forwards run ahead, let W fill idle time and keep within the limit, and take the fastest (section 3.1, as a search).
+The two automatic ones take the costs and a limit, p or 2p microbatches' worth where none is given, and keep the best of
+some greedy runs through time: the shortest stage span, as the paper counts, then the shortest makespan.
 """
 
+import itertools
 from collections.abc import Iterator
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
-from .fill import fill_weights
+from .greedy import GreedyRun
 from .order import grouped, merge
 from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
 from .scored import costs_of, score
 
-_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the forwards that the limit leaves room for beyond 1F1B's, how many the first device runs ahead."""
+_OVERRUNS = (0.0, 0.5, 0.8, 1.1)
+_SQUEEZES = (0.0, 0.02, 1.0)
+"""What is tried; see `greedy`."""
 
 
 def zb_h1(problem: ScheduleProblem) -> Schedule:
@@ -95,43 +97,33 @@ def _weights_behind(row: tuple[Action, ...], behind: int) -> Iterator[Action]:
 
 def _automatic(problem: ScheduleProblem, name: str, usual: int) -> Schedule:
     _one_stage(problem, name)
-    limits = [usual] * problem.devices
-    if problem.memory_limit is not None:
-        limits = [_fitting(problem, device) for device in range(problem.devices)]
-    placement = looped_placement(problem.devices, 1)
-    best: tuple[float, Schedule] | None = None
-    for aheads in _aheads(limits):
-        rows = [_row(device, problem.microbatches, ahead) for device, ahead in enumerate(aheads)]
-        found = Schedule(name, placement, problem.microbatches, fill_weights(problem, placement, rows, limits))
-        makespan = score(problem, found).result.makespan
-        if best is None or makespan < best[0]:
-            best = makespan, found
+    placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)
+    best: tuple[tuple[float, float], Schedule] | None = None
+    for overrun, squeeze in itertools.product(_OVERRUNS, _SQUEEZES):
+        orders = GreedyRun(problem, limits, overrun, squeeze).orders()
+        found = Schedule(name, placement, problem.microbatches, orders)
+        result = score(problem, found).result
+        value = result.stage_span, result.makespan
+        if best is None or value < best[0]:
+            best = value, found
     assert best is not None
     return best[1]
 
 
-def _fitting(problem: ScheduleProblem, device: int) -> int:
-    """How many microbatches fit on a device, whether I leaves more than F saved or less."""
-    cost, limit = costs_of(problem)[device], problem.memory_limit or 0.0
-    need = max(cost.saved_bytes, cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes)
-    if need > limit * (1 + 1e-9):
+def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
+    """What each device may hold."""
+    needs = []
+    for cost in costs_of(problem):
+        kept = cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
+        needs.append(max(cost.saved_bytes, kept))
+    if problem.memory_limit is None:
+        return [usual * need for need in needs]
+    if max(needs) > problem.memory_limit * (1 + 1e-9):
         raise InfeasibleError(
-            f"one microbatch needs {need:g} on device {device} and the limit is {limit:g}: give at least {need:g}"
+            f"one microbatch needs {max(needs):g} on device {needs.index(max(needs))} and the limit is "
+            f"{problem.memory_limit:g}: give at least {max(needs):g}"
         )
-    return problem.microbatches if need == 0 else min(int(limit * (1 + 1e-9) / need), problem.microbatches)
-
-
-def _aheads(limits: list[int]) -> list[tuple[int, ...]]:
-    """Forwards ahead of the first I for each device: 1F1B's, and a share of what the limit leaves beyond them."""
-    p = len(limits)
-    found = []
-    for share in _SHARES:
-        extra = max(limits[0] - p, 0) * share
-        ahead = [max(1, min(limit, p - d + round(extra * (p - 1 - d) / max(p - 1, 1)))) for d, limit in enumerate(limits)]
-        for device in range(p - 2, -1, -1):  # a device never waits for one that runs fewer ahead than the next
-            ahead[device] = max(ahead[device], min(ahead[device + 1], limits[device]))
-        found.append(tuple(ahead))
-    return list(dict.fromkeys(found))
+    return [problem.memory_limit] * problem.devices
 
 
 def _one_stage(problem: ScheduleProblem, name: str) -> None:
@@ -139,7 +131,7 @@ def _one_stage(problem: ScheduleProblem, name: str) -> None:
         raise RequestError(f"{name} with {problem.chunks} chunks: it has one stage a device; give 1 chunk")
 
 
-def _family(build, name: str, summary: str) -> ScheduleFamily:  # type: ignore[no-untyped-def]
+def _family(build: Builder, name: str, summary: str) -> ScheduleFamily:
     return ScheduleFamily(name, build, f"{summary} (Zero Bubble)", split_backward=True, chunks=(1,))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .decode import decode
+from ..schedules.decode import decode
 
 TAIL = 1e-3
 """Weight of the mean end of the devices beside the makespan: it tells orders of equal makespan apart."""

@@ -11,12 +11,12 @@ from attrs import evolve, frozen
 
 from ..actions import Action, Kind
 from ..evaluate import Evaluation, evaluate
+from ..schedules.decode import decode
+from ..schedules.instance import Instance
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import costs_of
 from .anneal import anneal
 from .bound import lower_bound
-from .decode import decode
-from .instance import Instance
 from .starts import State, enough_memory, patterns, published
 
 EVALUATIONS = 12_000

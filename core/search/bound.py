@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from .decode import FORWARD, INPUT, WEIGHT, Integers
-from .instance import Instance
+from ..schedules.decode import FORWARD, INPUT, WEIGHT, Integers
+from ..schedules.instance import Instance
 
 
 def lower_bound(task: Instance) -> float:

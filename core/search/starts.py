@@ -8,11 +8,11 @@ from attrs import define
 from ..actions import Kind
 from ..errors import InfeasibleError, RequestError
 from ..evaluate import Evaluation
+from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ..schedules.instance import ROUNDING, Instance, instance
 from ..schedules.placement import folded_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds, score
-from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
-from .instance import ROUNDING, Instance, instance
 
 W_BEHIND = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only where nothing else is to do."""

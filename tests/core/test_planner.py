@@ -206,7 +206,7 @@ def test_choose_schedule_keeps_to_memory():
     stages = partition_stages(GRAPH, CLUSTER, 4)
     costs = tuple(StageCosts(1.0, 1.0, 1.0, saved_bytes=10) for _ in stages)
     chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=20)
-    assert chosen.prediction.peak_memory_bytes == (20, 10)
+    assert max(chosen.prediction.peak_memory_bytes) <= 20
     with pytest.raises(InfeasibleError, match="may hold 9"):
         choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=9)
 

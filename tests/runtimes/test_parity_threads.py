@@ -12,9 +12,11 @@ PLANS = {
     "gpipe": {"schedule_name": "gpipe"},
     "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
     "split backward": {"split": True},
-    "v-min": {"schedule_name": "v-min", "chunks": 2},
-    "v-half": {"schedule_name": "v-half", "chunks": 2},
-    "gis-h": {"schedule_name": "gis-h", "chunks": 2},
+    **{name: {"schedule_name": name} for name in ("zb-h1", "zb-h2", "zb-1p", "zb-2p")},
+    **{
+        name: {"schedule_name": name, "chunks": 2}
+        for name in ("zb-v", "v-min", "v-half", "1f1b-v", "gis", "gis-h", "dualpipe-v")
+    },
 }
 
 

@@ -8,12 +8,12 @@ from panpipe.core.actions import Kind
 from panpipe.core.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.evaluate import evaluate
+from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.search.auto import Found, find_schedule
 from panpipe.core.search.bound import lower_bound
-from panpipe.core.search.instance import instance
 from panpipe.core.search.starts import patterns, placements
 
 

@@ -6,9 +6,9 @@ import numpy as np
 from attrs import frozen
 
 from ..actions import Action, Kind
-from ..schedules.problem import Schedule, ScheduleProblem
-from ..schedules.scored import costs_of
 from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+from .problem import Schedule, ScheduleProblem
+from .scored import costs_of
 
 ROUNDING = 1e-9
 """Share of a memory limit that sums of floating-point numbers may exceed it by."""

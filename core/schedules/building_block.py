@@ -1,0 +1,268 @@
+"""Building blocks: one microbatch's passes in slots, repeated (Controllable Memory, arXiv 2405.15362, section 3).
+
+1. Repeat: the slot of a pass is its slot in the block plus one period for each microbatch. How long a stage's block
+   lasts from F to the end of its backward, over the period, is how many microbatches it holds: the block fixes the
+   memory before anything is scheduled.
+2. Squeeze: only the order counts, so slots in which a device would idle vanish.
+3. Re-order: slots become wishes. A run through time takes what is there in the order of its slots, and lets nothing in
+   that would hold more than the block; so warm-up and cool-down close up, and W fills what is left.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ..actions import Action, Kind
+from ..documents import from_json, read_text, to_json
+from ..errors import RequestError
+from .fill import fill_weights
+from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .scored import score
+
+if TYPE_CHECKING:
+    from .decode import Floats
+    from .instance import Instance
+
+FORMAT = "panpipe.block/1"
+BEHIND = (1.0, 3.3)
+"""How far W is due behind its I, in periods."""
+PATIENCE = ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.0, 0.0, 1.0))
+"""How far ahead a device looks before it takes F, I or W: see `decode`."""
+SLACK = (2.0, 4.0)
+"""Slots by which a stage may hold a microbatch longer than its block says."""
+
+
+@frozen
+class Block:
+    """The slots of one microbatch's passes.
+
+    Args:
+        placement: device of every stage.
+        period: slots between one microbatch and the next.
+        forward: slot of F on every stage.
+        input: slot of I, or of B where ``weight`` is empty and the backward is not split.
+        weight: slot of W, or empty: then W goes where a device would idle.
+        whole_backward: the backward is not split.
+
+    Raises:
+        RequestError: the lists do not fit together, or a pass comes before what it reads.
+    """
+
+    placement: tuple[int, ...]
+    period: int
+    forward: tuple[int, ...]
+    input: tuple[int, ...]
+    weight: tuple[int, ...] = ()
+    whole_backward: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        stages = len(self.placement)
+        if stages == 0 or set(self.placement) != set(range(max(self.placement) + 1)):
+            raise RequestError(
+                f"the placement {list(self.placement)} is not one device for every stage: number devices from 0, "
+                "and give each of them a stage"
+            )
+        if len({self.placement.count(device) for device in self.placement}) > 1:
+            raise RequestError(f"the placement {list(self.placement)} gives devices different numbers of stages")
+        for name, slots in (("forward", self.forward), ("input", self.input), ("weight", self.weight)):
+            if len(slots) != stages and (slots or name != "weight"):
+                raise RequestError(f"{name} has {len(slots)} slots and there are {stages} stages: give one for each")
+        if self.period < 1:
+            raise RequestError(f"the period is {self.period}: it is at least 1 slot")
+        if self.weight and self.whole_backward:
+            raise RequestError("the block has slots of W and a whole backward: leave one of them out")
+        self._check_order()
+
+    def _check_order(self) -> None:
+        last = len(self.placement) - 1
+        for stage in range(last + 1):
+            reads = [("I", self.input[stage], "F", self.forward[stage])]
+            if stage > 0:
+                reads.append(("F", self.forward[stage], f"stage {stage - 1}'s F", self.forward[stage - 1]))
+            if stage < last:
+                reads.append(("I", self.input[stage], f"stage {stage + 1}'s I", self.input[stage + 1]))
+            if self.weight:
+                reads.append(("W", self.weight[stage], "I", self.input[stage]))
+            for name, slot, source, before in reads:
+                if slot <= before:
+                    raise RequestError(
+                        f"stage {stage}: {name} is in slot {slot} and reads what {source} makes in slot {before}: "
+                        f"give it slot {before + 1} or a later one"
+                    )
+
+    def check_slots(self) -> None:
+        """Refuse two passes of a device in one slot: repeated, they would run at once.
+
+        Raises:
+            RequestError: there are such.
+        """
+        taken: dict[tuple[int, int], str] = {}
+        for stage, device in enumerate(self.placement):
+            for name, slots in (("F", self.forward), ("I", self.input), ("W", self.weight)):
+                if slots:
+                    place = device, slots[stage] % self.period
+                    mine = f"{name} of stage {stage}"
+                    if place in taken:
+                        raise RequestError(
+                            f"device {device}: {taken[place]} and {mine} share slot {place[1]} of the period "
+                            f"{self.period}: move one of them"
+                        )
+                    taken[place] = mine
+
+    @property
+    def devices(self) -> int:
+        """Devices that it is for."""
+        return max(self.placement) + 1
+
+    def held(self) -> tuple[int, ...]:
+        """Per device, the most (stage, microbatch) pairs alive in a slot: from F through W, or I where W has none."""
+        ends = self.weight or self.input
+        found = []
+        for device in range(self.devices):
+            spans = [(self.forward[s], ends[s]) for s, where in enumerate(self.placement) if where == device]
+            found.append(
+                max(
+                    sum((t - begin) // self.period - (t - end - 1) // self.period for begin, end in spans)
+                    for t in range(self.period)
+                )
+            )
+        return tuple(found)
+
+
+def read_block(path: Path | str) -> Block:
+    """Read a block's file.
+
+    Raises:
+        RequestError: it is not there, or is no block.
+    """
+    return from_json(read_text(path), FORMAT, Block, str(path))
+
+
+def write_block(path: Path | str, block: Block) -> None:
+    """Write a block's file."""
+    Path(path).write_text(to_json(FORMAT, block))
+
+
+def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> Schedule:
+    """A schedule of a block that a user wrote.
+
+    Args:
+        problem: for as many devices and chunks as the block.
+        block: the block.
+
+    Raises:
+        RequestError: there is no block, two of its passes share a slot, or it is for other devices or chunks.
+    """
+    if block is None:
+        raise RequestError("building-block has no block: write one to a file and give --block FILE")
+    block.check_slots()
+    stages = len(block.placement)
+    if (block.devices, stages) != (problem.devices, problem.stages):
+        raise RequestError(
+            f"the block is for {block.devices} devices with {stages // block.devices} stages each and the schedule for "
+            f"{problem.devices} with {problem.chunks}: give as many devices and chunks as the block has"
+        )
+    return repeat(problem, "building-block", [block], block.held())
+
+
+def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
+    """The fastest schedule that the blocks give, by repeating, squeezing and re-ordering.
+
+    Args:
+        problem: costs and delays.
+        name: of the schedule.
+        blocks: variants of one block, on one placement; the first is the block itself, which is kept to most strictly.
+        held: per device, the (stage, microbatch) pairs that it may hold.
+    """
+    placement, count = blocks[0].placement, problem.microbatches
+    candidates = [_reordered(problem, name, blocks, held)]
+    block = blocks[0]
+    if not block.weight and not block.whole_backward:
+        rows = [_row(block, device, count) for device in range(block.devices)]
+        candidates.append(Schedule(name, placement, count, fill_weights(problem, placement, rows, held)))
+    return min(candidates, key=lambda found: _value(problem, found))
+
+
+def _value(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]:
+    result = score(problem, schedule).result
+    return result.makespan, result.stage_span
+
+
+def _row(block: Block, device: int, count: int) -> list[Action]:
+    """F and I of one device, by slot."""
+    due = sorted(
+        (slots[stage] + block.period * microbatch, stage, Action(stage, kind, microbatch))
+        for stage, where in enumerate(block.placement)
+        if where == device
+        for kind, slots in ((Kind.F, block.forward), (Kind.I, block.input))
+        for microbatch in range(count)
+    )
+    return [action for _, _, action in due]
+
+
+def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
+    """The fastest run through time with slots as wishes."""
+    import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
+
+    from .decode import decode
+    from .instance import instance
+
+    task = instance(problem, blocks[0].placement)
+    share = np.array([task.need[own].sum() / len(own) for own in task.stages_on])
+    limits = np.maximum(np.array(held) * share, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
+    fused = np.full(len(task.placement), blocks[0].whole_backward)
+    times = task.fused_times(fused)
+    orders = np.zeros((problem.devices, 3 * problem.chunks * problem.microbatches), dtype=np.int64)
+    lengths = np.zeros(problem.devices, dtype=np.int64)
+    best: tuple[tuple[float, float], Schedule] | None = None
+    for block, in_time, behind in itertools.product(blocks, (False, True), BEHIND):
+        keys, life = _wishes(block, task, in_time, behind)
+        for slack, patience in itertools.product(SLACK, PATIENCE):
+            caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
+            value = decode(
+                problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits,
+                keys, np.array(patience), caps, fused, orders, lengths,
+            )  # fmt: skip
+            if best is None or value < best[0]:
+                best = value, task.schedule(name, orders, lengths, fused)
+    assert best is not None
+    return best[1]
+
+
+def _wishes(block: Block, task: "Instance", in_time: bool, behind: float) -> "tuple[Floats, Floats]":
+    """Keys of F, I and W of every stage and microbatch, and how many slots lie between a stage's F and I.
+
+    Args:
+        block: the block.
+        task: the problem.
+        in_time: slots last a share of a microbatch's work, and hops take their time between them.
+        behind: how far W is due behind its I, in periods, where the block does not say.
+    """
+    import numpy as np
+
+    forward, back = np.array(block.forward, dtype=float), np.array(block.input, dtype=float)
+    life = np.array(block.weight or block.input, dtype=float) - forward
+    weight = np.array(block.weight, dtype=float) if block.weight else back + behind * block.period
+    period = float(block.period)
+    if in_time:
+        work = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())
+        slot, period = work / block.period, work
+        out = np.cumsum(task.hops)
+        home = 2 * out[-1] - out
+        forward, back, weight = forward * slot + out, back * slot + home, weight * slot + home
+    turn = np.arange(task.problem.microbatches) * period
+    return np.stack([forward[:, None] + turn, back[:, None] + turn, weight[:, None] + turn]), life
+
+
+def _no_candidates(problem: ScheduleProblem) -> Iterable[dict[str, object]]:
+    return ()
+
+
+FAMILY = ScheduleFamily(
+    "building-block", building_block, "a block of slots that you write, repeated (Controllable Memory)",
+    split_backward=True, candidates=_no_candidates,
+)  # fmt: skip
+"""It has no candidates: nobody but its user knows the block."""

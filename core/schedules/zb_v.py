@@ -1,0 +1,70 @@
+"""ZB-V: the model folded over the devices, no device ever idle once it has begun, at 1F1B's memory (Zero Bubble
+Pipeline Parallelism, arXiv 2401.10241, section 6, and its V-shaped successor in arXiv 2405.15362).
+
+Device d of p holds stages d and 2p − 1 − d, here a and b. In microbatches of each stage, in order::
+
+    warm-up     2(p − d) − 1 × Fa      d × (Fb Fa)      p − d × (Fb Ib)
+    steady      (Fa Ia Fb Ib) until all forwards are through
+    cool-down   d × (Ia Ib)      p − d × Ia
+
+W fills what that leaves idle. Microbatches that do not exist are left out.
+"""
+
+from collections.abc import Iterator
+
+from ..actions import Action, Kind
+from ..errors import RequestError
+from .fill import fill_weights
+from .placement import folded_placement
+from .problem import Schedule, ScheduleFamily, ScheduleProblem
+
+
+def zb_v(problem: ScheduleProblem) -> Schedule:
+    """ZB-V: at most p microbatches' worth on any device.
+
+    Raises:
+        RequestError: other than two stages a device.
+    """
+    if problem.chunks != 2:
+        raise RequestError(f"zb-v with {problem.chunks} chunks: it folds the model once; give 2 chunks")
+    p, count = problem.devices, problem.microbatches
+    placement = folded_placement(p, 2)
+    rows = [
+        [a for a in _row(p, device, count) if a.microbatch is not None and a.microbatch < count] for device in range(p)
+    ]
+    return Schedule("zb-v", placement, count, fill_weights(problem, placement, rows, [2 * p] * p))
+
+
+def _row(devices: int, device: int, count: int) -> Iterator[Action]:
+    """F and I of one device, as if there were enough microbatches."""
+    first, second = device, 2 * devices - 1 - device
+    done = {(stage, kind): 0 for stage in (first, second) for kind in (Kind.F, Kind.I)}
+
+    def next_of(stage: int, kind: Kind) -> Action:
+        done[stage, kind] += 1
+        return Action(stage, kind, done[stage, kind] - 1)
+
+    for _ in range(2 * (devices - device) - 1):
+        yield next_of(first, Kind.F)
+    for _ in range(device):
+        yield next_of(second, Kind.F)
+        yield next_of(first, Kind.F)
+    for _ in range(devices - device):
+        yield next_of(second, Kind.F)
+        yield next_of(second, Kind.I)
+    while done[second, Kind.F] < count:
+        yield next_of(first, Kind.F)
+        yield next_of(first, Kind.I)
+        yield next_of(second, Kind.F)
+        yield next_of(second, Kind.I)
+    for _ in range(device):
+        yield next_of(first, Kind.I)
+        yield next_of(second, Kind.I)
+    for _ in range(devices - device):
+        yield next_of(first, Kind.I)
+
+
+FAMILY = ScheduleFamily(
+    "zb-v", zb_v, "folded, without idle time at 1F1B's memory (Zero Bubble, Controllable Memory)", split_backward=True,
+    chunks=(2,), usual_chunks=2, placement=folded_placement,
+)  # fmt: skip
