@@ -174,7 +174,7 @@ class Pipeline:
 
         def work(device: int) -> StepRecord:
             executor = self._executor(device)
-            shared = SharedResults(self._outputs, self._result_device, executor.backend, shares)
+            shared = SharedResults(self._outputs, self._result_device, executor.backend, self._device, shares)
             weight = self._outputs.weight if isinstance(self._outputs.weight, str) else None
 
             def before_update(record: StepRecord) -> None:

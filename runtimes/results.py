@@ -20,13 +20,15 @@ class SharedResults:
         outputs: what the step returns.
         sources: node → the device that computes it.
         backend: this device's end of the transport.
+        where: the device's tensors are there.
         shares: each microbatch's share of the batch.
     """
 
     def __init__(
-        self, outputs: StepOutputs, sources: Mapping[str, int], backend: Backend, shares: Sequence[float]
-    ) -> None:
-        self._backend, self._shares = backend, shares
+        self, outputs: StepOutputs, sources: Mapping[str, int], backend: Backend, where: torch.device,
+        shares: Sequence[float],
+    ) -> None:  # fmt: skip
+        self._backend, self._where, self._shares = backend, where, shares
         metrics = [node for node in outputs.metrics.values() if isinstance(node, str)]
         self._columns = [outputs.loss, outputs.weight, *metrics]
         own: dict[int, list[int]] = {}
@@ -42,10 +44,10 @@ class SharedResults:
         backend = self._backend
         for source, places in self._own.items():
             if source != backend.device:
-                table = torch.empty(len(self._shares), len(places), dtype=torch.float64)
+                table = torch.empty(len(self._shares), len(places), dtype=torch.float64, device=self._where)
                 self._handles.append(backend.receive([table], source))
             else:
-                table = torch.stack([self._computed(record, place) for place in places], dim=1).cpu()
+                table = torch.stack([self._computed(record, place) for place in places], dim=1)
                 others = (peer for peer in range(backend.devices) if peer != source)
                 self._handles += [backend.send([table], peer) for peer in others]
             self._tables[source] = table

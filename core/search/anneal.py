@@ -12,39 +12,50 @@ TAIL = 1e-3
 
 
 @njit(cache=True)
-def _mutate(keys: Any, patience: Any, caps: Any, period: float, reach: float) -> None:
-    """Change some keys: of a stage, of a device's turn, of a range of microbatches, or the patience."""
+def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
+    """One stage, some neighbouring ones, all, or a leg of the way over the devices; the first, and behind the last."""
+    draw, stage = np.random.random(), np.random.randint(stages)
+    if draw < 0.65:
+        return stage, stage + 1
+    if draw < 0.85:
+        return stage, min(stages, stage + 1 + np.random.randint(stages))
+    if draw < 0.93:
+        return 0, stages
+    leg = stages // chunks
+    return stage // leg * leg, stage // leg * leg + leg
+
+
+@njit(cache=True)
+def _some_microbatches(count: int) -> tuple[int, int]:
+    """All, some that follow one another, or one; the first, and behind the last."""
+    draw, first = np.random.random(), np.random.randint(count)
+    if draw < 0.4:
+        return 0, count
+    if draw < 0.8:
+        return first, min(count, first + 1 + np.random.randint(1 + count // 3))
+    return first, first + 1
+
+
+@njit(cache=True)
+def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, reach: float) -> None:
+    """Change the keys of one kind, by as much everywhere or along a slope (a building block's pace); or the patience,
+    or the caps."""
     kinds, stages, count = keys.shape
-    draw = np.random.random()
+    draw, kind = np.random.random(), np.random.randint(kinds)
     size = np.random.standard_normal() * period * reach
-    kind, stage = np.random.randint(kinds), np.random.randint(stages)
+    low, high = _some_stages(stages, chunks)
     if draw < 0.1:
-        caps[stage] = max(1, caps[stage] + (1 if np.random.random() < 0.5 else -1))
-    elif draw < 0.25:
-        keys[kind, stage] += size
-    elif draw < 0.35:
-        low = np.random.randint(stages)
-        high = min(stages, low + 1 + np.random.randint(stages))
+        more = 1 if np.random.random() < 0.5 else -1
         for s in range(low, high):
-            keys[kind, s] += size
-    elif draw < 0.45:
-        for s in range(stages):
-            keys[kind, s] += size * (s - stages / 2) / stages
-    elif draw < 0.5:
+            caps[s] = max(1, caps[s] + more)
+    elif draw < 0.15:
         patience[kind] = max(0.0, min(1.5, patience[kind] + np.random.standard_normal() * 0.3))
-    elif draw < 0.75:
-        first = np.random.randint(count)
-        last = min(count, first + 1 + np.random.randint(1 + count // 4))
-        keys[kind, stage, first:last] += size
-    elif draw < 0.85:
-        first = np.random.randint(count)
-        last = min(count, first + 1 + np.random.randint(1 + count // 3))
-        low = np.random.randint(stages)
-        high = min(stages, low + 1 + np.random.randint(stages))
-        for s in range(low, high):
-            keys[kind, s, first:last] += size
     else:
-        keys[kind, stage, np.random.randint(count)] += size
+        first, last = _some_microbatches(count)
+        sloped = high > low + 1 and np.random.random() < 0.5
+        for s in range(low, high):
+            share = (s - low) / (high - low) if sloped else 1.0
+            keys[kind, s, first:last] += size * share
 
 
 @njit(cache=True)
@@ -85,9 +96,9 @@ def anneal(
         progress = tried / evaluations
         new_keys, new_patience, new_caps = now_keys.copy(), now_patience.copy(), now_caps.copy()
         reach = 0.5 if np.random.random() < 0.5 else 0.1
-        _mutate(new_keys, new_patience, new_caps, period, reach)
+        _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
         while np.random.random() < 0.3:
-            _mutate(new_keys, new_patience, new_caps, period, reach)
+            _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
         span, tail = decode(
             count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
             fused, orders, lengths,

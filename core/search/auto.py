@@ -21,9 +21,9 @@ from .starts import State, enough_memory, patterns, published
 
 EVALUATIONS = 12_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
-FIRST_SHARE = 0.25
+FIRST_SHARE = 0.1
 """Share of the evaluations that all starts get together."""
-WIDTHS = (10, 4, 2, 1)
+WIDTHS = (4, 1)
 """Starts that are left after each round."""
 WARMTH = 0.001
 """First temperature of annealing, as a share of the makespan."""

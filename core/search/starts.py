@@ -1,5 +1,6 @@
 """Where a search starts: simple patterns on every placement, and the published schedules."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ CAP_ROUNDING = (0.0, 0.5, 1.0)
 """Added to a stage's share of the memory before it is rounded down to whole microbatches."""
 PACES = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0))
 """How much longer than an F, and than an I, lies between the passes of neighbouring stages: out, and home."""
+FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 4.0), repeat=4))
+"""The same for one fold, F out, F home, I out and I home each on its own: building blocks by their four offsets."""
 EAGER = 1.5
 """Patience of a start that is a published order: its actions are waited for."""
 
@@ -68,10 +71,13 @@ def patterns(task: Instance) -> Iterator[State]:
 def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Floats, Floats]]:
     """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
     turn = np.arange(task.problem.microbatches) * period
-    for out, home in PACES if limited and task.problem.chunks > 1 else PACES[:1]:
-        forward, back = _due(task, out, home)
-        yield forward[:, None] + turn, back[:, None] + turn
     devices = task.problem.devices
+    paces = [(out, home, out, home) for out, home in (PACES if limited and task.problem.chunks > 1 else PACES[:1])]
+    if limited and task.problem.chunks == 2 and tuple(task.placement) == folded_placement(devices, 2):
+        paces = list(dict.fromkeys([*paces, *FOLDED_PACES]))
+    for pace in paces:
+        forward, back = _due(task, *pace)
+        yield forward[:, None] + turn, back[:, None] + turn
     if task.problem.chunks > 1 and tuple(task.placement) == looped_placement(devices, task.problem.chunks):
         for group in dict.fromkeys((devices, -(-devices // 2))):
             yield _grouped(task, period, group)
@@ -90,16 +96,18 @@ def _grouped(task: Instance, period: float, group: int) -> tuple[Floats, Floats]
     return forward[:, None] + turn, back[:, None] + turn
 
 
-def _due(task: Instance, out: float, home: float) -> tuple[Floats, Floats]:
-    """When the first microbatch's F and I are due: chunks of even number go at the pace ``out``, odd ones at ``home``.
+def _due(
+    task: Instance, forward_out: float, forward_home: float, back_out: float, back_home: float
+) -> tuple[Floats, Floats]:
+    """When the first microbatch's F and I are due: ``out`` on chunks of even number for F, of odd number for I.
 
     On a folded placement that is the way out and the way home of a microbatch; on the way of the gradient the roles
     change (Controllable Memory, section 3: the offsets δ0 and δ1).
     """
-    chunk = np.arange(len(task.placement)) // task.problem.devices
-    forward = np.cumsum(task.times[FORWARD] * np.where(chunk % 2 == 0, out, home) + task.hops)
+    even = np.arange(len(task.placement)) // task.problem.devices % 2 == 0
+    forward = np.cumsum(task.times[FORWARD] * np.where(even, forward_out, forward_home) + task.hops)
     hops = np.append(task.hops[1:], 0.0)
-    back = np.cumsum((task.times[INPUT] * np.where(chunk % 2 == 0, home, out) + hops)[::-1])[::-1]
+    back = np.cumsum((task.times[INPUT] * np.where(even, back_home, back_out) + hops)[::-1])[::-1]
     return forward, forward[-1] + back
 
 
