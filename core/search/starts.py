@@ -21,7 +21,7 @@ CAP_ROUNDING = (0.0, 0.5, 1.0)
 """Added to a stage's share of the memory before it is rounded down to whole microbatches."""
 PACES = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0))
 """How much longer than an F, and than an I, lies between the passes of neighbouring stages: out, and home."""
-FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 4.0), repeat=4))
+FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
 """The same for one fold, F out, F home, I out and I home each on its own: building blocks by their four offsets."""
 EAGER = 1.5
 """Patience of a start that is a published order: its actions are waited for."""
@@ -65,7 +65,7 @@ def patterns(task: Instance) -> Iterator[State]:
                 for rounding in CAP_ROUNDING if limited else CAP_ROUNDING[:1]:
                     caps = _caps(task, back[:, 0] - forward[:, 0] + period, rounding)
                     keys = np.stack([forward, back, back + behind * period])
-                    yield State(task, keys, np.zeros(3), caps, fused.copy())
+                    yield State(task, keys, np.full(3, 0.5), caps, fused.copy())
 
 
 def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Floats, Floats]]:
