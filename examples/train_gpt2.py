@@ -143,7 +143,7 @@ def train(pipe, data, losses, leads, console):
     """Train over the batches; step times, and the trace of the step in the middle."""
     times, trace = [], None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not leads) as progress:
+    with Progress(*columns, console=console, disable=not leads, auto_refresh=False) as progress:
         task = progress.add_task("training", total=len(data))
         for index, batch in enumerate(data):
             start = time.perf_counter()
@@ -153,7 +153,7 @@ def train(pipe, data, losses, leads, console):
                 loss = pipe.step(batch)
                 times.append(time.perf_counter() - start)
             losses.append(loss.item())
-            progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}")
+            progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}", refresh=True)
     return times, trace
 
 

@@ -8,10 +8,12 @@ they share memory bandwidth and caches. A rehearsal is the profile that a predic
 2. The plans left take turns, so that a machine whose speed drifts is as fast for one as for the next.
    The fastest stays.
 
-Cuts and the choice look at the lower quartile of a program's times: a busy neighbour of the machine slows down one
-program or another for a while, and a stage that met one must not look heavier. The prediction looks at medians.
+A program's time is its mean over a step's microbatches, because a step is a sum and means add up where medians fall
+short. Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one program
+or another for a while, and a stage that met one must not look heavier. The prediction looks at the median step.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +37,7 @@ TURNS = 4
 NEAR = 1.05
 """A plan slower than this many times the fastest does not take part in the turns."""
 TYPICAL, UNDISTURBED = 0.5, 0.25
-"""Quantiles of a program's times: for predicting, and for weighing stages against each other."""
+"""Quantiles of a program's times over steps: for predicting, and for weighing stages against each other."""
 
 
 def rehearsed_costs(
@@ -47,12 +49,15 @@ def rehearsed_costs(
         plan: the plan that was run.
         costs: what was known of its stages; everything that no trace tells stays.
         traces: of steps that ran as planned.
-        quantile: of a program's times, between 0 and 1.
+        quantile: of a program's times over steps, between 0 and 1.
     """
     series: dict[tuple[int, Kind], list[float]] = {}
     for trace in traces:
+        step: dict[tuple[int, Kind], list[float]] = {}
         for event in trace.events:
-            series.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
+            step.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
+        for program, times in step.items():
+            series.setdefault(program, []).append(statistics.mean(times))
 
     def time(stage: int, kind: Kind, known: float) -> float:
         return float(numpy.quantile(series.get((stage, kind), [known]), quantile))
