@@ -9,8 +9,8 @@ they share memory bandwidth and caches. A rehearsal is the profile that a predic
    The fastest stays.
 
 A program's time is its mean over a step's microbatches, because a step is a sum and means add up where medians fall
-short. Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one program
-or another for a while, and a stage that met one must not look heavier. The prediction looks at the median step.
+short. Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one
+program or another for a while, and a stage that met one must not look heavier. The prediction looks at the median.
 """
 
 import statistics
