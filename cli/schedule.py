@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..core.costs import StageCosts
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
 from ..core.schedules.building_block import read_block
@@ -18,6 +17,20 @@ from ..core.schedules.registry import families, find_family
 from ..core.schedules.scored import Scored, exceeds, score
 from .gantt import gantt
 from .output import note, print_json, print_table
+from .uniform import (
+    BackwardInput,
+    BackwardWeight,
+    Devices,
+    Forward,
+    FreedByInput,
+    Hop,
+    MemoryLimit,
+    Microbatches,
+    StageScale,
+    numbers,
+    uniform_problem,
+    uniform_times,
+)
 
 if TYPE_CHECKING:
     from ..core.search.auto import Found
@@ -36,21 +49,16 @@ def schedule(
         ),
     ],
     *,
-    devices: Annotated[int, typer.Option(help="Devices along the pipeline.")],
-    microbatches: Annotated[int, typer.Option(help="Microbatches in one step.")],
+    devices: Devices,
+    microbatches: Microbatches,
     chunks: Annotated[int | None, typer.Option(help="Stages that each device holds.", show_default=False)] = None,
-    forward: Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")] = 1,
-    backward_input: Annotated[float, typer.Option(help="The same of I, the input-gradient half of a backward.")] = 1,
-    backward_weight: Annotated[float, typer.Option(help="The same of W, the weight-gradient half.")] = 1,
-    comm: Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")] = 0,
-    stage_scale: Annotated[
-        str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
-    ] = None,
-    freed_by_input: Annotated[float, typer.Option(help="Share of the saved tensors that I already frees.")] = 0,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
-    ] = None,
+    forward: Forward = 1,
+    backward_input: BackwardInput = 1,
+    backward_weight: BackwardWeight = 1,
+    comm: Hop = 0,
+    stage_scale: StageScale = None,
+    freed_by_input: FreedByInput = 0,
+    memory_limit: MemoryLimit = None,
     rounds: Annotated[
         int | None, typer.Option(help="interleaved-1f1b: groups of microbatches.", show_default=False)
     ] = None,
@@ -87,12 +95,12 @@ def schedule(
 
     Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
     """
-    times = _times(forward, backward_input, backward_weight, freed_by_input)
-    scales = None if stage_scale is None else _numbers("--stage-scale", stage_scale, float)
+    times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
+    scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
     parameters: dict[str, Any] = {
         "rounds": rounds,
         "microbatches_per_loop": microbatches_per_loop,
-        "run_ahead": None if run_ahead is None else _numbers("--run-ahead", run_ahead, int),
+        "run_ahead": None if run_ahead is None else numbers("--run-ahead", run_ahead, int),
         "group_size": group_size,
         "block": None if block is None else read_block(block),
         "evaluations": evaluations,
@@ -100,7 +108,13 @@ def schedule(
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     problem = partial(
-        _problem, devices=devices, microbatches=microbatches, device=times, scales=scales, comm=comm, limit=memory_limit
+        uniform_problem,
+        devices=devices,
+        microbatches=microbatches,
+        device=times,
+        scales=scales,
+        comm=comm,
+        limit=memory_limit,
     )
     scored = _choose(name, problem, given, _chunks_to_try(name, chunks, scales, devices))
     if csv is not None:
@@ -141,60 +155,6 @@ def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> "Found
             "raise --memory-limit to at least 1"
         )
     return find_schedule(problems, families().values(), **given)
-
-
-def _times(forward: float, backward_input: float, backward_weight: float, freed: float) -> StageCosts:
-    named = {"--forward": forward, "--backward-input": backward_input, "--backward-weight": backward_weight}
-    for option, value in named.items():
-        if not 0 <= value < float("inf"):
-            raise RequestError(f"{option} is {value}: a time is finite and at least 0")
-    if not 0 <= freed <= 1:
-        raise RequestError(f"--freed-by-input is {freed}: a share is from 0 to 1")
-    return StageCosts(forward, backward_input, backward_weight, saved_bytes=1, freed_by_input_bytes=freed)
-
-
-def _problem(
-    chunks: int,
-    *,
-    devices: int,
-    microbatches: int,
-    device: StageCosts,
-    scales: tuple[float, ...] | None,
-    comm: float,
-    limit: float | None,
-) -> ScheduleProblem:
-    """One device's costs split evenly over its chunks. Memory is in stages' worth: whole numbers add exactly."""
-    if chunks < 1:
-        raise RequestError(f"--chunks is {chunks}: a device holds at least 1 stage")
-    stages = max(devices, 0) * chunks
-    if scales is not None and len(scales) != stages:
-        raise RequestError(
-            f"--stage-scale has {len(scales)} factors: {devices} devices with {chunks} chunks have {stages} stages; "
-            "give one factor for each"
-        )
-    costs = tuple(
-        StageCosts(
-            device.forward_s / chunks * scale,
-            device.backward_input_s / chunks * scale,
-            device.backward_weight_s / chunks * scale,
-            saved_bytes=device.saved_bytes,
-            freed_by_input_bytes=device.freed_by_input_bytes,
-        )
-        for scale in (scales or (1.0,) * stages)
-    )
-    return ScheduleProblem(devices, microbatches, chunks, costs, comm, None if limit is None else limit * chunks)
-
-
-def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
-    """The numbers of a comma-separated option; none is negative."""
-    try:
-        numbers = tuple(kind(word) for word in text.split(","))
-    except ValueError:
-        raise RequestError(f"{option} is '{text}': write numbers with commas between, such as 3,2,1") from None
-    wrong = next((number for number in numbers if not 0 <= number < float("inf")), None)
-    if wrong is not None:
-        raise RequestError(f"{option} has {wrong}: each number is finite and at least 0")
-    return numbers
 
 
 def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:

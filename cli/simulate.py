@@ -5,17 +5,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.actions import Kind
+from ..core.cluster import Cluster, fully_connected
+from ..core.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError
-from ..core.plan import read_plan
+from ..simulators.optimizer import OptimizerStep
 from .output import bytes_text, note, print_json, print_table, seconds_text
+from .plan_files import PlanFile, read_plan_or_schedule
+from .uniform import equal_stages, uniform_times
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
 
 
+def _of_file(text: str) -> Any:
+    """An option that describes the equal stages of a schedule file."""
+    return typer.Option(help=f"Schedule files: {text}", show_default=False, min=0)
+
+
 def simulate(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan with its prediction.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PLAN-OR-CSV",
+            help="A plan with its prediction, or a schedule file of torch.distributed.pipelining for equal stages.",
+            show_default=False,
+        ),
+    ],
     trace: Annotated[
         Path | None, typer.Option(help="Write a Perfetto trace here.", metavar="FILE", show_default=False)
     ] = None,
@@ -23,22 +40,42 @@ def simulate(
         Path | None, typer.Option(help="Write the HTML report here.", metavar="FILE.html", show_default=False)
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="A send needs no posted receive.")] = False,
+    optimizer: Annotated[
+        OptimizerStep, typer.Option(help="What an optimizer step waits for, beside its own gradients.")
+    ] = OptimizerStep.LOCAL,
+    forward: Annotated[
+        float | None, _of_file("seconds of a device's F for one microbatch, over all its chunks.")
+    ] = None,
+    backward_input: Annotated[float | None, _of_file("the same of I, the input-gradient half of a backward.")] = None,
+    backward_weight: Annotated[float | None, _of_file("the same of W, the weight-gradient half.")] = None,
+    comm: Annotated[float | None, _of_file("seconds of a hop between two devices.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Run one step of a plan in the simulator: time, bubbles by cause, memory by kind, and links.
 
     Transfers that share a link share its bandwidth. A device that does not have the memory is told, and runs.
+
+    A schedule file holds no costs: its stages are equal, each F, I and W takes 1 second a device and messages nothing,
+    unless the options say otherwise; a stage's saved tensors for one microbatch count as 1 byte.
     """
     from ..core.validate import validate
     from ..simulators.run import simulate as run
 
-    plan = read_plan(path)
+    file = read_plan_or_schedule(path)
+    plan = file.plan
+    given = {
+        "forward": forward,
+        "backward_input": backward_input,
+        "backward_weight": backward_weight,
+        "comm": comm,
+    }
+    costs, cluster = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
     try:
-        for warning in validate(plan).warnings:
+        for warning in validate(plan, lowered=file.lowered).warnings:
             note(f"warning: {warning}")
     except InfeasibleError as error:
         note(f"does not fit: {error}")
-    result = run(plan, eager=eager)
+    result = run(plan, costs, cluster, eager=eager, optimizer=optimizer, lowered=file.lowered)
     if trace is not None:
         from ..core.perfetto import write_trace
 
@@ -53,6 +90,24 @@ def simulate(
         _print(result)
 
 
+def _equal_stages(
+    file: PlanFile, given: dict[str, float]
+) -> tuple[tuple[StageCosts, ...], Cluster] | tuple[None, None]:
+    """Costs and cluster of a schedule file's equal stages; a plan brings its own."""
+    if not file.is_schedule:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise RequestError(f"{option} is for schedule files: the plan holds its costs; leave it out")
+        return None, None
+    times = uniform_times(
+        given.get("forward", 1), given.get("backward_input", 1), given.get("backward_weight", 1), freed=0
+    )
+    plan = file.plan
+    most = max(sum(action.kind is Kind.F for action in actions) for actions in plan.device_actions)
+    cluster = fully_connected(plan.devices, most, float("inf"), given.get("comm", 0))
+    return equal_stages(plan.placement, times), cluster
+
+
 def _written(path: Path, write: Any) -> None:
     try:
         write()
@@ -64,6 +119,7 @@ def _written(path: Path, write: Any) -> None:
 def _answer(result: "SimulationResult") -> dict[str, Any]:
     return {
         "step_s": result.step_s,
+        "stage_span_s": result.stage_span_s,
         "bubble_ratio": result.bubble_ratio,
         "busy_s": list(result.busy_s),
         "bubbles_s": list(result.bubbles),
@@ -78,7 +134,8 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
 def _print(result: "SimulationResult") -> None:
     plan = result.plan
     print(
-        f"{plan.model or 'the plan'}: step {seconds_text(result.step_s)}, bubble {result.bubble_ratio:.1%}, "
+        f"{plan.model or 'the plan'}: step {seconds_text(result.step_s)}, "
+        f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
         f"{len(plan.stages)} stages on {plan.devices} devices, {plan.microbatches} microbatches, {plan.schedule}"
     )
     _print_bubbles(result)

@@ -5,12 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.actions import Action, Kind
-from ..core.costs import StageEdge
-from ..core.documents import as_plain, read_text
-from ..core.plan import Mesh, Plan, Stage, parse_plan
-from ..core.schedule_csv import ScheduleFile, parse_schedule_csv
+from ..core.documents import as_plain
+from ..core.plan import Plan
 from .output import bytes_text, note, print_json, print_table
+from .plan_files import read_plan_or_schedule
 
 
 def validate(
@@ -31,8 +29,9 @@ def validate(
     """
     from ..core.validate import validate as check
 
-    plan, lowered = _read(path)
-    report = check(plan, lowered=lowered)
+    file = read_plan_or_schedule(path)
+    plan = file.plan
+    report = check(plan, lowered=file.lowered)
     for warning in report.warnings:
         note(f"warning: {warning}")
     actions = sum(len(order) for order in plan.device_actions)
@@ -74,29 +73,3 @@ def _answer(plan: Plan, actions: int, report: dict[str, Any]) -> dict[str, Any]:
         "actions": actions,
         **report,
     }
-
-
-def _read(path: Path) -> tuple[Plan, tuple[tuple[Action, ...], ...] | None]:
-    """A plan document, or a schedule file as a plan without costs and what it lowers itself."""
-    text = read_text(path)
-    if path.suffix == ".json" or text.lstrip().startswith("{"):
-        return parse_plan(text, str(path)), None
-    file = parse_schedule_csv(text, str(path))
-    for line in file.notes:
-        note(f"note: {line}")
-    return _as_plan(file, path.stem), None if file.lowered is None else _with_steps(file, file.lowered)
-
-
-def _as_plan(file: ScheduleFile, name: str) -> Plan:
-    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(file.placement))
-    edges = tuple(StageEdge(index, index + 1, 1, 1) for index in range(len(stages) - 1))
-    mesh = Mesh(len(file.device_actions))
-    return Plan(name, "", mesh, file.microbatches, name, stages, edges, file.device_actions)
-
-
-def _with_steps(file: ScheduleFile, lowered: tuple[tuple[Action, ...], ...]) -> tuple[tuple[Action, ...], ...]:
-    """That grammar has no word for the optimizer step: it stands behind everything else."""
-    return tuple(
-        actions + tuple(Action(stage, Kind.STEP) for stage, where in enumerate(file.placement) if where == device)
-        for device, actions in enumerate(lowered)
-    )

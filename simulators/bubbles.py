@@ -17,12 +17,14 @@ WARM_UP = "warm-up"
 DEPENDENCY = "dependency"
 COMMUNICATION = "communication"
 REDUCTION = "reduction"
+OPTIMIZER = "optimizer"
 COOL_DOWN = "cool-down"
 CAUSES = {
     WARM_UP: "before its first action",
     DEPENDENCY: "another device still computes what it reads",
     COMMUNICATION: "what it reads is sent, and not yet there",
     REDUCTION: "the gradient of a tied weight is summed",
+    OPTIMIZER: "its optimizer step waits for other stages",
     COOL_DOWN: "behind its last action, others still work",
 }
 
@@ -59,8 +61,11 @@ def device_bubbles(
             if gap > 0:
                 if position == 0:
                     idle[WARM_UP] += gap
-                elif action.kind is Kind.STEP and (device, action.stage) in reduced:
-                    idle[REDUCTION] += gap
+                elif action.kind is Kind.STEP:
+                    summed_s = reduced[device, action.stage].end_s if (device, action.stage) in reduced else last_end
+                    waited_s = min(max(summed_s - last_end, 0.0), gap)
+                    idle[REDUCTION] += waited_s
+                    idle[OPTIMIZER] += gap - waited_s
                 else:
                     sent_s = min(max(sent.get((device, position), last_end), last_end), starts[position])
                     idle[DEPENDENCY] += sent_s - last_end

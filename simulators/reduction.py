@@ -1,6 +1,6 @@
 """The reduction of a tied weight's gradient: a rendezvous of the stages that hold a replica of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from simpy import Environment, Event
 from simpy.events import Timeout
@@ -23,6 +23,7 @@ class TiedReduction:
         readers: per stage its device and the operation that waits for the sum: its STEP.
 
     Attributes:
+        on_end: called when the sum is there.
         joined_s: when each stage joined.
         end_s: when the sum was there.
     """
@@ -38,10 +39,16 @@ class TiedReduction:
         self.weight = weight
         self.seconds = seconds
         self.readers = readers
+        self.on_end: list[Callable[[], None]] = []
         self.joined_s: dict[int, float] = {}
         self.end_s = 0.0
         for device, operation in readers.values():
             device.pending[operation] += 1
+
+    @property
+    def queues(self) -> list[DeviceQueue]:
+        """Of the devices that hold a replica."""
+        return [device for device, _ in self.readers.values()]
 
     def join(self, stage: int) -> None:
         """A stage has its part of the gradient."""
@@ -51,6 +58,8 @@ class TiedReduction:
 
     def _finish(self, _: Event) -> None:
         self.end_s = self.environment.now
+        for call in self.on_end:
+            call()
         for device, operation in self.readers.values():
             device.arrived(operation)
 

@@ -46,6 +46,15 @@ class SimulationResult:
         return max((ends[-1] for _, ends in self.operation_times if ends), default=0.0)
 
     @cached_property
+    def stage_span_s(self) -> float:
+        """The longest that one device takes from its first start to its last end.
+
+        The time from one training step to the next where no barrier holds the devices together (Zero Bubble, arXiv
+        2401.10241).
+        """
+        return max((ends[-1] - starts[0] for starts, ends in self.operation_times if ends), default=0.0)
+
+    @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Per device the time in F, I, W and B."""
         return tuple(

@@ -17,6 +17,7 @@ from ..core.messages import Exchange, match_messages
 from ..core.plan import Plan
 from .device import DeviceQueue
 from .network import Network
+from .optimizer import OptimizerStep, wait_for_others
 from .reduction import TiedReduction, reduction_s
 from .result import SimulationResult
 from .times import ReductionTimes
@@ -28,6 +29,7 @@ def simulate(
     cluster: Cluster | None = None,
     *,
     eager: bool = False,
+    optimizer: OptimizerStep = OptimizerStep.LOCAL,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
 ) -> SimulationResult:
@@ -38,6 +40,7 @@ def simulate(
         costs: per stage; those of the plan's prediction by default.
         cluster: devices and links, device d of the plan being the cluster's d-th; the prediction's by default.
         eager: a send needs no posted receive. The buffer of what arrives early is counted from its receive on.
+        optimizer: what an optimizer step waits for, beside its own gradients.
         memory: keep the memory timelines.
         lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
 
@@ -49,7 +52,7 @@ def simulate(
     cluster = _given_cluster(plan, cluster)
     with _collector_paused():
         exchange = match_messages(plan, lower(plan) if lowered is None else lowered)
-        return _run(plan, costs, cluster, exchange, eager=eager, memory=memory)
+        return _run(plan, costs, cluster, exchange, eager=eager, optimizer=optimizer, memory=memory)
 
 
 @contextmanager
@@ -65,7 +68,14 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _run(
-    plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, exchange: Exchange, *, eager: bool, memory: bool
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    exchange: Exchange,
+    *,
+    eager: bool,
+    optimizer: OptimizerStep,
+    memory: bool,
 ) -> SimulationResult:
     environment = Environment()
     devices = [DeviceQueue(environment, _durations(actions, costs)) for actions in exchange.operations]
@@ -80,6 +90,7 @@ def _run(
         for message in messages:
             devices[message.dst].between[message.posted].append(channel.post)
     reductions = _reductions(environment, plan, cluster, exchange, devices)
+    wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions)
     for device in devices:
         device.begin()
     environment.run()

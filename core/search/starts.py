@@ -72,7 +72,8 @@ def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Flo
     """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
     turn = np.arange(task.problem.microbatches) * period
     devices = task.problem.devices
-    paces = [(out, home, out, home) for out, home in (PACES if limited and task.problem.chunks > 1 else PACES[:1])]
+    few = PACES if limited and task.problem.chunks > 1 else PACES[:1]
+    paces: list[tuple[float, ...]] = [(out, home, out, home) for out, home in few]
     if limited and task.problem.chunks == 2 and tuple(task.placement) == folded_placement(devices, 2):
         paces = list(dict.fromkeys([*paces, *FOLDED_PACES]))
     for pace in paces:

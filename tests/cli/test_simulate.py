@@ -27,7 +27,9 @@ def test_for_people(plan_file, capsys, monkeypatch):
     assert main(["simulate", plan_file]) == 0
     out = capsys.readouterr().out
     result = simulate(PLAN)
-    assert f"step {result.step_s:.3g} s, bubble {result.bubble_ratio:.1%}" in out
+    assert (
+        f"step {result.step_s:.3g} s, stage span {result.stage_span_s:.3g} s, bubble {result.bubble_ratio:.1%}" in out
+    )
     assert all(word in out for word in ("warm-up", "communication", "workspace", "device0 → device1", "1.00 GB"))
 
 
@@ -89,3 +91,33 @@ def test_bad_plans(text, message, tmp_path, capsys):
     assert message in captured.err
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_schedule_file_runs_with_equal_stages(tmp_path, capsys):
+    path = tmp_path / "orders.csv"
+    assert main(["schedule", "zb-v", "--devices", "3", "--microbatches", "5", "--csv", str(path), "--json"]) == 0
+    makespan = json.loads(capsys.readouterr().out)["makespan"]
+    assert main(["simulate", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["step_s"] == makespan
+    assert answer["busy_s"] == [15.0] * 3
+    assert main(["simulate", str(path), "--comm", "0.5", "--forward", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] > makespan + 5
+
+
+def test_what_the_optimizer_step_waits_for(tmp_path, capsys):
+    path = tmp_path / "orders.csv"
+    assert main(["schedule", "zb-h2", "--devices", "3", "--microbatches", "6", "--csv", str(path), "--json"]) == 0
+    spans = {}
+    capsys.readouterr()
+    for mode in ("local", "barrier", "post-validation"):
+        assert main(["simulate", str(path), "--optimizer", mode, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        spans[mode] = answer["stage_span_s"]
+    assert spans["local"] == spans["post-validation"] == 18.0  # a parallelogram: no device idles
+    assert spans["barrier"] == 20.0  # the first device has nothing to do until the last is done
+
+
+def test_times_are_for_schedule_files(plan_file, capsys):
+    assert main(["simulate", plan_file, "--forward", "2"]) == 2
+    assert "--forward is for schedule files" in capsys.readouterr().err

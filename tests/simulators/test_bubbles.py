@@ -21,5 +21,19 @@ def test_every_cause_of_two_stages():
     )
     first, second = simulate(plan).bubbles
     assert list(first) == list(CAUSES)
-    assert first == {"warm-up": 0.0, "dependency": 4.5, "communication": 1.5, "reduction": 2.5, "cool-down": 0.75}
-    assert second == {"warm-up": 2.5, "dependency": 0.0, "communication": 0.0, "reduction": 6.0, "cool-down": 0.0}
+    assert first == {
+        "warm-up": 0.0,
+        "dependency": 4.5,
+        "communication": 1.5,
+        "reduction": 2.5,
+        "optimizer": 0.0,
+        "cool-down": 0.75,
+    }
+    assert second == {
+        "warm-up": 2.5,
+        "dependency": 0.0,
+        "communication": 0.0,
+        "reduction": 6.0,
+        "optimizer": 0.0,
+        "cool-down": 0.0,
+    }

@@ -1,0 +1,54 @@
+"""Plans and schedule files: what ``validate`` and ``simulate`` read."""
+
+from pathlib import Path
+
+from attrs import frozen
+
+from ..core.actions import Action, Kind
+from ..core.costs import StageEdge
+from ..core.documents import read_text
+from ..core.plan import Mesh, Plan, Stage, parse_plan
+from ..core.schedule_csv import ScheduleFile, parse_schedule_csv
+from .output import note
+
+
+@frozen
+class PlanFile:
+    """What such a file says.
+
+    Args:
+        plan: the plan; of a schedule file one without costs.
+        is_schedule: whether it is a schedule file.
+        lowered: what a schedule file lowers itself, if it does.
+    """
+
+    plan: Plan
+    is_schedule: bool = False
+    lowered: tuple[tuple[Action, ...], ...] | None = None
+
+
+def read_plan_or_schedule(path: Path) -> PlanFile:
+    """Read a plan document or a schedule file, by its ending or its first character."""
+    text = read_text(path)
+    if path.suffix == ".json" or text.lstrip().startswith("{"):
+        return PlanFile(parse_plan(text, str(path)))
+    file = parse_schedule_csv(text, str(path))
+    for line in file.notes:
+        note(f"note: {line}")
+    lowered = None if file.lowered is None else _with_steps(file, file.lowered)
+    return PlanFile(_as_plan(file, path.stem), True, lowered)
+
+
+def _as_plan(file: ScheduleFile, name: str) -> Plan:
+    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(file.placement))
+    edges = tuple(StageEdge(index, index + 1, 1, 1) for index in range(len(stages) - 1))
+    mesh = Mesh(len(file.device_actions))
+    return Plan(name, "", mesh, file.microbatches, name, stages, edges, file.device_actions)
+
+
+def _with_steps(file: ScheduleFile, lowered: tuple[tuple[Action, ...], ...]) -> tuple[tuple[Action, ...], ...]:
+    """That grammar has no word for the optimizer step: it stands behind everything else."""
+    return tuple(
+        actions + tuple(Action(stage, Kind.STEP) for stage, where in enumerate(file.placement) if where == device)
+        for device, actions in enumerate(lowered)
+    )
