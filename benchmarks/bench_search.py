@@ -18,14 +18,15 @@ from typing import Any
 from panpipe.core.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.auto import EVALUATIONS, Found, find_schedule
+from panpipe.core.schedules.scored import Scored
+from panpipe.core.search.auto import EVALUATIONS, find_schedule
 from recording import machine, record
 
 CASES = Path(__file__).parent.parent / "tests" / "data" / "frontiers.json"
 CHUNKS = (1, 2, 3, 4)
 
 
-def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Found:
+def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
     """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
     problems = []
     for chunks in CHUNKS:

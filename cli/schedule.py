@@ -4,11 +4,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from ..core.chart import schedule_html, schedule_svg
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
 from ..core.schedules.building_block import read_block
@@ -31,9 +32,6 @@ from .uniform import (
     uniform_problem,
     uniform_times,
 )
-
-if TYPE_CHECKING:
-    from ..core.search.auto import Found
 
 AUTO_CHUNKS = (1, 2, 3, 4)
 """Chunks a device that ``auto`` tries where none are given."""
@@ -81,6 +79,10 @@ def schedule(
     csv: Annotated[
         Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
     ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the order and the memory of every device.", show_default=False)
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="The same as a page.", show_default=False)] = None,
     evaluations: Annotated[
         int | None,
         typer.Option(
@@ -119,6 +121,10 @@ def schedule(
     scored = _choose(name, problem, given, _chunks_to_try(name, chunks, scales, devices))
     if csv is not None:
         _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
+    if svg is not None:
+        _write(svg, schedule_svg(scored))
+    if html is not None:
+        _write(html, schedule_html(scored))
     if json:
         print_json(_answer(scored))
     else:
@@ -127,7 +133,7 @@ def schedule(
 
 def _choose(
     name: str, problem: Callable[[int], ScheduleProblem], given: Mapping[str, Any], chunks: tuple[int, ...]
-) -> "Scored | Found":
+) -> Scored:
     """The named schedule, or the fastest found for ``auto``; ``problem`` makes the problem for a number of chunks."""
     if name == "auto":
         return _search([problem(count) for count in chunks], given)
@@ -139,7 +145,7 @@ def _choose(
     return scored
 
 
-def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> "Found":
+def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
     from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
 
     _check_parameters("auto", inspect.signature(find_schedule).parameters, given)
@@ -196,9 +202,8 @@ def _write(path: Path, text: str) -> None:
         raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None
 
 
-def _answer(scored: "Scored | Found") -> dict[str, Any]:
+def _answer(scored: Scored) -> dict[str, Any]:
     result, problem = scored.result, scored.problem
-    searched = {} if isinstance(scored, Scored) else {"lower_bound": scored.bound, "gap": scored.gap}
     return {
         "schedule": scored.schedule.name,
         "devices": problem.devices,
@@ -211,15 +216,15 @@ def _answer(scored: "Scored | Found") -> dict[str, Any]:
         "peak_memory": [peak / problem.chunks for peak in result.peak_memory],
         "busy": list(result.busy),
         "evaluations": scored.evaluations,
-        **searched,
+        **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
         "placement": list(scored.schedule.placement),
         "device_actions": [[str(action) for action in actions] for actions in scored.schedule.device_actions],
     }
 
 
-def _show(scored: "Scored | Found") -> None:
+def _show(scored: Scored) -> None:
     answer, result = _answer(scored), scored.result
-    if not isinstance(scored, Scored):
+    if scored.bound is not None:
         note(
             f"auto: the fastest of {scored.evaluations} orders tried; no order can be faster than {scored.bound:.6g} "
             f"(gap {scored.gap:.1%})"

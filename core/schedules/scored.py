@@ -11,12 +11,28 @@ from .problem import Schedule, ScheduleProblem
 
 @frozen
 class Scored:
-    """A schedule with what it gives, and how many were evaluated for it."""
+    """A schedule with what it gives.
+
+    Args:
+        problem: that the schedule solves.
+        schedule: the order of every device.
+        result: its evaluation.
+        evaluations: orders that were evaluated to find it.
+        bound: no order is faster, where a search has proved so: its makespan is at least this.
+    """
 
     problem: ScheduleProblem
     schedule: Schedule
     result: Evaluation
     evaluations: int = 1
+    bound: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the makespan is above the bound, as a share of the bound."""
+        if self.bound is None:
+            return None
+        return self.result.makespan / self.bound - 1 if self.bound else 0.0
 
 
 def costs_of(problem: ScheduleProblem) -> Sequence[StageCosts]:

@@ -7,14 +7,14 @@ many, until one is left. Nothing reads a clock: a budget counts evaluations, and
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..actions import Action, Kind
 from ..evaluate import Evaluation, evaluate
 from ..schedules.decode import decode
 from ..schedules.instance import Instance
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
-from ..schedules.scored import costs_of
+from ..schedules.scored import Scored, costs_of
 from .anneal import anneal
 from .bound import lower_bound
 from .starts import State, enough_memory, patterns, published
@@ -29,34 +29,10 @@ WARMTH = 0.001
 """First temperature of annealing, as a share of the makespan."""
 
 
-@frozen
-class Found:
-    """What a search gives.
-
-    Args:
-        problem: the one it was found for: the number of chunks is its choice.
-        schedule: the fastest order found.
-        result: its evaluation.
-        bound: no order of these problems on the placements looked at is faster.
-        evaluations: orders tried.
-    """
-
-    problem: ScheduleProblem
-    schedule: Schedule
-    result: Evaluation
-    bound: float
-    evaluations: int
-
-    @property
-    def gap(self) -> float:
-        """How far the makespan is above the bound, as a share of the bound."""
-        return self.result.makespan / self.bound - 1 if self.bound else 0.0
-
-
 def find_schedule(
     problems: Sequence[ScheduleProblem], families: Iterable[ScheduleFamily], *, evaluations: int = EVALUATIONS,
     seed: int = 0,
-) -> Found:  # fmt: skip
+) -> Scored:  # fmt: skip
     """The fastest schedule found within the memory limit.
 
     Args:
@@ -86,7 +62,7 @@ def find_schedule(
     schedule, result = _order(winner, seed, evaluations)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
-    return Found(*best, bound, tried)
+    return Scored(*best, tried, bound)
 
 
 def _better(one: Evaluation, other: Evaluation) -> bool:

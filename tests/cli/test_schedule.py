@@ -107,6 +107,13 @@ def test_for_people(capsys):
     assert chart[3].startswith("3 ···")
 
 
+def test_pictures_are_written(capsys, tmp_path):
+    picture, page = tmp_path / "order.svg", tmp_path / "order.html"
+    answer(capsys, "v-half", *SMALL, "--svg", picture, "--html", page)
+    assert picture.read_text().startswith("<svg ")
+    assert picture.read_text() in page.read_text()
+
+
 def test_csv_is_written(capsys, tmp_path):
     path = tmp_path / "order.csv"
     got = answer(capsys, "1f1b", *SMALL, "--csv", path)
@@ -138,6 +145,7 @@ def test_csv_is_written(capsys, tmp_path):
         (("1f1b", *SMALL, "--run-ahead", "4,3,2,1"), "--run-ahead is no parameter of 1f1b"),
         (("auto", *SMALL, "--rounds", "2"), "--rounds is no parameter of auto"),
         (("1f1b", *SMALL, "--csv", "/no/such/folder/x.csv"), "cannot write '/no/such/folder/x.csv'"),
+        (("1f1b", *SMALL, "--svg", "/no/such/folder/x.svg"), "cannot write '/no/such/folder/x.svg'"),
         (("1f1b", "--devices", "x", "--microbatches", 2), "--devices"),
         (("1f1b", "--devices", 2), "--microbatches"),
         (("1f1b", *SMALL, "--bogus"), "--bogus"),

@@ -1,10 +1,6 @@
 """The report: one file that loads nothing, holds everything, and draws itself in a browser."""
 
-import json
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
 from attrs import evolve
@@ -15,6 +11,8 @@ from panpipe.core.plan import Mesh, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.report import Check, ReportFacts, report_html, write_report
 from panpipe.core.report.operators import condensed
 from panpipe.core.trace import MemorySample, Trace, TraceEvent, receive_queue, send_queue
+
+from ..support.browser import Page, in_a_browser, probed
 
 FORWARD_S, BACKWARD_S, HOP_S = 0.010, 0.021, 0.0012
 STATE = {"parameters": 40_000_000, "gradients": 40_000_000, "optimizer": 80_000_000}
@@ -137,29 +135,6 @@ def inputs(devices: int, microbatches: int = 8) -> dict:
     }
 
 
-class Page(HTMLParser):
-    """Collects every tag with its attributes, and the text of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {"script": [], "style": [], "title": []}
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag in self.texts:
-            self.texts[tag].append("")
-
-    def handle_data(self, data):
-        if self.tags and self.tags[-1][0] in self.texts:
-            self.texts[self.tags[-1][0]][-1] += data
-
-    @property
-    def data(self) -> dict:
-        return json.loads(self.texts["script"][0])
-
-
 @pytest.mark.parametrize("devices", [2, 4])
 def test_one_file_that_loads_nothing(devices):
     text = report_html(**inputs(devices))
@@ -275,9 +250,6 @@ def test_operators_condense_to_modules():
     assert long[-1] == ("… 5 more", 5)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FRAMES = "<script>window.requestAnimationFrame = (paint) => setTimeout(() => paint(performance.now()), 16);</script>"
-"""Frames by timer: virtual time runs past real frames when the machine is busy, but never past a timer."""
 PROBE = """<script>
 addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => {
   const found = {};
@@ -306,33 +278,9 @@ addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame
 </script>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on PATH")
+@in_a_browser
 def test_it_draws_itself_in_a_browser(tmp_path):
-    page = tmp_path / "report.html"
-    # The page allows its own inline scripts, and so the probe as well.
-    text = report_html(**inputs(2)).replace("<body", FRAMES + "<body", 1).replace("</body>", PROBE + "</body>")
-    page.write_text(text, encoding="utf-8")
-    result = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-background-networking",
-            "--no-first-run",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--window-size=1280,2400",
-            "--virtual-time-budget=3000",
-            "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    body = next(attributes for tag, attributes in Page(result.stdout).tags if tag == "body")
-    found = json.loads(body["data-found"] or "")
+    found = probed(report_html(**inputs(2)), PROBE, tmp_path)
     assert len(found["tones"]) == 6
     assert min(found["tones"]) > 4
     assert found["tip"].startswith("forward · microbatch 0")

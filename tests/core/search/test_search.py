@@ -12,7 +12,8 @@ from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.auto import Found, find_schedule
+from panpipe.core.schedules.scored import Scored
+from panpipe.core.search.auto import find_schedule
 from panpipe.core.search.bound import lower_bound
 from panpipe.core.search.starts import patterns, placements
 
@@ -24,7 +25,7 @@ def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None
     return ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
 
 
-def search(problems, evaluations=300, seed=0) -> Found:
+def search(problems, evaluations=300, seed=0) -> Scored:
     return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
 
 

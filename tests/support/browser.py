@@ -1,0 +1,69 @@
+"""Pages as a browser sees them: their tags, and what a probe inside them finds."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FRAMES = "<script>window.requestAnimationFrame = (paint) => setTimeout(() => paint(performance.now()), 16);</script>"
+"""Frames by timer: virtual time runs past real frames when the machine is busy, but never past a timer."""
+
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on PATH")
+
+
+def probed(text: str, probe: str, folder: Path) -> Any:
+    """What a script, added at the page's end, left as JSON in the body's ``data-found``.
+
+    The pages allow their own inline scripts, and so the probe as well.
+    """
+    page = folder / "page.html"
+    page.write_text(text.replace("<body", FRAMES + "<body", 1).replace("</body>", probe + "</body>"), encoding="utf-8")
+    result = subprocess.run(
+        [
+            str(CHROMIUM),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1280,2400",
+            "--virtual-time-budget=3000",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    body = next(attributes for tag, attributes in Page(result.stdout).tags if tag == "body")
+    return json.loads(body["data-found"] or "")
+
+
+class Page(HTMLParser):
+    """Collects every tag with its attributes, and the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": [], "title": []}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag in self.texts:
+            self.texts[tag].append("")
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1][0] in self.texts:
+            self.texts[self.tags[-1][0]][-1] += data
+
+    @property
+    def data(self) -> dict:
+        return json.loads(self.texts["script"][0])
