@@ -1,8 +1,8 @@
 """A backward program bound to the tensors of its stage that never change, so that a call only fills in the rest."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..core.capture.programs import Backward
@@ -20,18 +20,22 @@ class BoundBackward:
         inputs: what the stage reads.
         static: parameters, buffers and constants, in the order of ``inputs``.
         loss: position of the loss among the stage's outputs, or None where it is not computed there.
+        buffer: gives the memory for a parameter's gradient.
 
     Attributes:
         places: positions among the boundary inputs of the gradients that ``run`` returns.
         saved: positions of the saved tensors that it reads.
     """
 
-    def __init__(self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None) -> None:
+    def __init__(
+        self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None,
+        buffer: Callable[[nn.Parameter], Tensor],
+    ) -> None:  # fmt: skip
         kept = len(inputs.boundary)
         self.saved = program.saved
         self.places = program.gradients
         self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
-        self._owned = program.owned
+        self._buffers = [buffer(parameter) for parameter in self._parameters]
         self._run = program.run
         self._created = program.created
         self._loss = loss
@@ -89,4 +93,4 @@ class BoundBackward:
         if held is not None:
             held.add_(gradient)
         else:
-            parameter.grad = gradient if self._owned[number] else gradient.clone(memory_format=torch.contiguous_format)
+            parameter.grad = self._buffers[number].copy_(gradient)

@@ -81,7 +81,9 @@ class StageRun:
         }
         position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
         self._backward, self._backward_input, self._backward_weight = (
-            None if program is None else BoundBackward(program, inputs, self._static, position_of_loss)
+            None
+            if program is None
+            else BoundBackward(program, inputs, self._static, position_of_loss, state.gradient_buffer)
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )
         second = programs.backward_weight

@@ -22,12 +22,23 @@ class StageState:
         self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None
     ) -> None:
         self.parameters = parameters
+        self._gradients: dict[nn.Parameter, Tensor] = {}
         self.buffers = buffers
         trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
         self.optimizer = optimizer(trained) if optimizer is not None and trained else None
 
+    def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
+        """Where a parameter's gradient is added up, step after step.
+
+        Memory that stays: gradients that came and went between saved tensors would leave holes among these, a quarter
+        of the peak on one worker of the benchmark GPT.
+        """
+        if parameter not in self._gradients:
+            self._gradients[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        return self._gradients[parameter]
+
     def clear_gradients(self) -> None:
-        """Drop all gradients."""
+        """Leave all parameters without a gradient, until the next one is added."""
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -1,11 +1,10 @@
 """The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
 
-from collections import Counter
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import Tensor, fx
+from torch import fx
 
 from .code import Program, compile_program, no_sink
 from .joint import JointGraph, ancestors, closed_over, ordered, split_masked, trace_joint
@@ -27,7 +26,6 @@ class Backward:
         tangents: positions of the outputs whose gradient it reads.
         gradients: positions of the boundary inputs whose gradient it returns, in order.
         parameters: positions of the parameters whose gradient its sink gets, by number.
-        owned: for each of these, whether nobody else holds the gradient's memory, so that it may be kept and added to.
     """
 
     run: Program
@@ -37,7 +35,6 @@ class Backward:
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
     parameters: tuple[int, ...]
-    owned: tuple[bool, ...] = ()
 
 
 @frozen
@@ -168,7 +165,7 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
 
 
 def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StagePrograms:
-    """Run the programs over fake tensors: what they hold, and which gradients nobody else holds."""
+    """Run the programs over fake tensors: what they hold."""
     fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
     kept = len(stage.inputs.boundary)
     returned = len(joint.outputs) + len(joint.mutations)
@@ -184,32 +181,13 @@ def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> 
         if backward is not None:
             given = backward_inputs(backward, saved, [], inputs, tangents)
             workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
-            backward = evolve(backward, owned=_owned(backward, given))
         if first is None or second is None:
-            memory = StageMemory(sum(held.values()), 0, 0, workspace)
-            return evolve(programs, backward=backward, memory=memory)
+            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace))
         made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
-        second = evolve(second, owned=_owned(second, backward_inputs(second, saved, made, inputs, tangents)))
         still = storage_sizes([saved[i] for i in second.saved] + made)
         freed = sum(size for key, size in held.items() if key not in still)
         created = sum(size for key, size in still.items() if key not in held and key not in persistent)
-    memory = StageMemory(sum(held.values()), freed, created, workspace)
-    return evolve(programs, backward=backward, backward_weight=second, memory=memory)
-
-
-def _owned(program: Backward, given: list[Any]) -> tuple[bool, ...]:
-    """For each gradient of a parameter, whether it fills a storage that nothing else given or returned is in."""
-    found: list[Tensor] = []
-    shared = [*given, *program.run(list(given), lambda _, gradient: found.append(gradient))]
-    foreign = storage_sizes(shared)
-    uses = Counter(gradient.untyped_storage()._cdata for gradient in found)
-    return tuple(
-        uses[gradient.untyped_storage()._cdata] == 1
-        and gradient.untyped_storage()._cdata not in foreign
-        and gradient.untyped_storage().nbytes() == gradient.nbytes
-        and gradient.is_contiguous()
-        for gradient in found
-    )
+    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace))
 
 
 def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -59,10 +61,41 @@ def test_every_rank_gets_the_whole_trace(tmp_path):
     assert all(start <= end for *_, start, end in first["events"])
 
 
+def alone(job: str, folder: Path, ranks: int = 2) -> list[subprocess.CompletedProcess[str]]:
+    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), job, str(folder)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    done = []
+    for process in started:
+        out, err = process.communicate(timeout=240)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
 @pytest.mark.parametrize(("job", "said"), [("killed", "rank 1 stopped answering"), ("raising", "rank 1 stopped")])
-def test_when_one_rank_stops_all_stop_within_seconds_and_name_it(tmp_path, job, said):
+def test_when_one_rank_stops_the_others_stop_within_seconds_and_name_it(tmp_path, job, said):
     begun = time.monotonic()
-    done = start(job, tmp_path)
-    assert done.returncode != 0
-    assert said in done.stderr
+    left, stopped = alone(job, tmp_path)
+    assert left.returncode == 1
+    assert stopped.returncode == (-signal.SIGKILL if job == "killed" else 1)
+    assert said in left.stderr
     assert time.monotonic() - begun < 60  # imports and rendezvous are most of it; a hang would be 240
+
+
+def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
+    begun = time.monotonic()
+    done = start("killed", tmp_path)
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr
+    assert time.monotonic() - begun < 60
