@@ -12,6 +12,7 @@ from ..core.errors import PanpipeError
 
 COMMANDS = {
     "schedule": "Build a schedule for uniform stages and evaluate it.",
+    "schedules": "Compare all schedules for uniform stages: time against memory.",
     "plan": "Plan how a model trains on a cluster.",
     "simulate": "Run a plan in the simulator.",
     "validate": "Check a plan or a schedule file.",

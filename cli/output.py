@@ -22,7 +22,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     """Print a table on standard output; its first column is text, the others numbers or short words."""
     table = Table(title=title or None, title_justify="left")
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right")
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*[cell if isinstance(cell, str) else readable(cell) for cell in row])
     Console().print(table)

@@ -19,22 +19,24 @@ from ..core.schedules.scored import Scored, exceeds, score
 from .gantt import gantt
 from .output import note, print_json, print_table
 from .uniform import (
+    CHUNKS_TO_TRY,
     BackwardInput,
     BackwardWeight,
     Devices,
+    Evaluations,
     Forward,
     FreedByInput,
     Hop,
     MemoryLimit,
     Microbatches,
+    Seed,
     StageScale,
+    check_search,
+    chunks_by_scales,
     numbers,
     uniform_problem,
     uniform_times,
 )
-
-AUTO_CHUNKS = (1, 2, 3, 4)
-"""Chunks a device that ``auto`` tries where none are given."""
 
 
 def schedule(
@@ -83,14 +85,8 @@ def schedule(
         Path | None, typer.Option(help="Draw the order and the memory of every device.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option(help="The same as a page.", show_default=False)] = None,
-    evaluations: Annotated[
-        int | None,
-        typer.Option(
-            help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)] = None,
+    evaluations: Evaluations = None,
+    seed: Seed = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
@@ -149,17 +145,9 @@ def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> Scored
     from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
 
     _check_parameters("auto", inspect.signature(find_schedule).parameters, given)
-    if given.get("evaluations", 1) < 1:
-        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
-    if not 0 <= given.get("seed", 0) < 2**31:
-        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
     # Limits are told in one device's saved tensors for one microbatch, whatever the number of chunks.
     limit = problems[0].memory_limit
-    if limit is not None and limit < problems[0].chunks:
-        raise InfeasibleError(
-            f"the memory limit is {limit / problems[0].chunks:g}: one microbatch on every stage of a device takes 1; "
-            "raise --memory-limit to at least 1"
-        )
+    check_search(given, None if limit is None else limit / problems[0].chunks)
     return find_schedule(problems, families().values(), **given)
 
 
@@ -174,12 +162,11 @@ def _chunks_to_try(name: str, chunks: int | None, scales: tuple[float, ...] | No
     """Those given; else with a factor for each stage as many as their number says; else the usual ones."""
     if chunks is not None:
         return (chunks,)
-    whole = scales is not None and devices > 0 and len(scales) % devices == 0
-    from_scales = len(scales or ()) // devices if whole else 1
+    scaled = chunks_by_scales(scales, devices)
     if name == "auto":
-        return AUTO_CHUNKS if scales is None else (from_scales,)
+        return scaled or CHUNKS_TO_TRY
     family = find_family(name)
-    return (from_scales if whole and family.chunks is None else family.usual_chunks,)
+    return (scaled[0] if scaled and family.chunks is None else family.usual_chunks,)
 
 
 def _check_limit(scored: Scored) -> None:

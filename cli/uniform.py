@@ -4,13 +4,13 @@ Times are in any one unit; memory is in one device's saved tensors for one micro
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ..core.costs import StageCosts
-from ..core.errors import RequestError
+from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleProblem
 
 Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
@@ -27,6 +27,41 @@ MemoryLimit = Annotated[
     float | None,
     typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
 ]
+
+Evaluations = Annotated[
+    int | None,
+    typer.Option(
+        help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)]
+
+CHUNKS_TO_TRY = (1, 2, 3, 4)
+"""Stages a device that are looked at where none are given."""
+
+
+def chunks_by_scales(scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
+    """The number of chunks that a factor for each stage says; none where there are no factors.
+
+    A number of factors that fits no number of chunks gives 1; whoever makes the problem tells what is wrong.
+    """
+    if scales is None:
+        return ()
+    return (len(scales) // devices if devices > 0 and len(scales) % devices == 0 else 1,)
+
+
+def check_search(given: Mapping[str, Any], limit: float | None) -> None:
+    """Check the parameters of a search, and that its limit allows one microbatch."""
+    if given.get("evaluations", 1) < 1:
+        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
+    if not 0 <= given.get("seed", 0) < 2**31:
+        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
+    if limit is not None and limit < 1:
+        raise InfeasibleError(
+            f"the memory limit is {limit:g}: one microbatch on every stage of a device takes 1; "
+            "raise --memory-limit to at least 1"
+        )
 
 
 def equal_stages(placement: Sequence[int], times: StageCosts) -> tuple[StageCosts, ...]:

@@ -7,13 +7,14 @@ import numpy as np
 from attrs import define
 
 from ..actions import Kind
-from ..errors import InfeasibleError, RequestError
+from ..errors import InfeasibleError
 from ..evaluate import Evaluation
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..schedules.instance import ROUNDING, Instance, instance
 from ..schedules.placement import folded_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
-from ..schedules.scored import exceeds, score
+from ..schedules.scored import exceeds
+from ..schedules.tradeoff import named_schedules
 
 W_BEHIND = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only where nothing else is to do."""
@@ -129,16 +130,11 @@ def published(
 ) -> tuple[list[State], list[tuple[Schedule, Evaluation]], int]:
     """The named schedules within the limit: as starts, as they are, and how many were evaluated."""
     states, found, tried = [], [], 0
-    for family in families:
-        for parameters in family.candidates(problem) if family.suits(problem) else ():
-            try:
-                scored = score(problem, family.build(problem, **parameters))
-            except (RequestError, InfeasibleError):
-                continue
-            tried += 1
-            if not exceeds(scored):
-                found.append((scored.schedule, scored.result))
-                states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
+    for scored in named_schedules(problem, families):
+        tried += 1
+        if not exceeds(scored):
+            found.append((scored.schedule, scored.result))
+            states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
     return states, found, tried
 
 

@@ -1,0 +1,138 @@
+"""``panpipe schedules``: all of them for uniform stages, time against memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from ..core.errors import RequestError
+from ..core.schedules.problem import ScheduleProblem
+from ..core.schedules.registry import families
+from ..core.schedules.scored import Scored, exceeds
+from ..core.schedules.tradeoff import frontier, named_schedules, peak_of
+from .output import note, print_json, print_table
+from .uniform import (
+    CHUNKS_TO_TRY,
+    BackwardInput,
+    BackwardWeight,
+    Devices,
+    Evaluations,
+    Forward,
+    FreedByInput,
+    Hop,
+    MemoryLimit,
+    Microbatches,
+    Seed,
+    StageScale,
+    check_search,
+    chunks_by_scales,
+    numbers,
+    uniform_problem,
+    uniform_times,
+)
+
+
+def schedules(
+    *,
+    devices: Devices,
+    microbatches: Microbatches,
+    chunks: Annotated[
+        int | None, typer.Option(help="Stages that each device holds; several are tried.", show_default=False)
+    ] = None,
+    forward: Forward = 1,
+    backward_input: BackwardInput = 1,
+    backward_weight: BackwardWeight = 1,
+    comm: Hop = 0,
+    stage_scale: StageScale = None,
+    freed_by_input: FreedByInput = 0,
+    memory_limit: MemoryLimit = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Search as well, at the memory of every schedule that is best at its own.")
+    ] = False,
+    evaluations: Evaluations = None,
+    seed: Seed = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Compare all schedules for uniform stages: time against memory.
+
+    Of a schedule with parameters the best sets are shown. A star marks those that no other one beats in time without
+    holding more.
+    """
+    times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
+    scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
+    problem = partial(
+        uniform_problem, devices=devices, microbatches=microbatches, device=times, scales=scales, comm=comm
+    )
+    counts = (chunks,) if chunks is not None else chunks_by_scales(scales, devices) or CHUNKS_TO_TRY
+    given = {key: value for key, value in (("evaluations", evaluations), ("seed", seed)) if value is not None}
+    if given and not auto:
+        raise RequestError(f"--{next(iter(given))} is of the search: give --auto as well")
+    check_search(given, memory_limit)
+    found = _named([problem(count, limit=memory_limit) for count in counts])
+    if auto:
+        found += _searched(lambda limit: [problem(count, limit=limit) for count in counts], found, memory_limit, given)
+    best = frontier(found)
+    found.sort(key=lambda scored: (peak_of(scored), scored.result.makespan))
+    if json:
+        print_json({"schedules": [_answer(scored, any(scored is other for other in best)) for scored in found]})
+    else:
+        _show(found, best)
+
+
+def _named(problems: Sequence[ScheduleProblem]) -> list[Scored]:
+    """Within the limit, of each family those numbers of chunks and parameters that no others of its own beat."""
+    found: list[Scored] = []
+    for family in families().values():
+        own = [scored for problem in problems for scored in named_schedules(problem, [family])]
+        found += frontier([scored for scored in own if not exceeds(scored)])
+    return found
+
+
+def _searched(
+    problems: Callable[[float], Sequence[ScheduleProblem]],
+    named: Sequence[Scored],
+    limit: float | None,
+    given: Mapping[str, Any],
+) -> list[Scored]:
+    """What the search finds at the memory of each schedule on the frontier, and at the limit, beyond those named."""
+    from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
+
+    limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
+    found = []
+    for number, memory in enumerate(limits, start=1):
+        note(f"auto: {number} of {len(limits)}, at most {memory:.4g} on a device")
+        best = find_schedule(problems(memory), families().values(), **given)
+        if all(best.schedule.name != scored.schedule.name for scored in named):
+            found.append(best)
+    return found
+
+
+def _answer(scored: Scored, best: bool) -> dict[str, Any]:
+    result = scored.result
+    return {
+        "schedule": scored.schedule.name,
+        "chunks": scored.problem.chunks,
+        "peak_memory": peak_of(scored),
+        "makespan": result.makespan,
+        "bubble_ratio": result.bubble_ratio,
+        "stage_span": result.stage_span,
+        "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
+        "on_frontier": best,
+        **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
+    }
+
+
+def _show(found: Sequence[Scored], best: Sequence[Scored]) -> None:
+    rows = [
+        (
+            scored.schedule.name,
+            "★" if any(scored is other for other in best) else "",
+            scored.problem.chunks,
+            peak_of(scored),
+            scored.result.makespan,
+            f"{scored.result.bubble_ratio:.1%}",
+        )
+        for scored in found
+    ]
+    print_table("", ("schedule", "best", "chunks", "peak memory", "makespan", "bubble"), rows)

@@ -1,0 +1,85 @@
+"""``panpipe schedules``: the table of all of them."""
+
+import json
+
+import pytest
+from panpipe import cli
+
+SMALL = ("--devices", "4", "--microbatches", "8", "--forward", "10", "--backward-input", "12", "--backward-weight", "8")
+
+
+def run(capsys, *words):
+    status = cli.main(["schedules", *words])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def answer(capsys, *words):
+    status, out, err = run(capsys, *words, "--json")
+    assert status == 0
+    return json.loads(out)["schedules"], err
+
+
+def test_all_are_there_with_the_best_marked(capsys):
+    rows, err = answer(capsys, *SMALL)
+    assert err == ""
+    assert [row["peak_memory"] for row in rows] == sorted(row["peak_memory"] for row in rows)
+    names = {row["schedule"].partition("(")[0] for row in rows}
+    assert {"gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-min", "v-half", "gis", "dualpipe-v"} <= names
+    best = [row for row in rows if row["on_frontier"]]
+    assert [row["makespan"] for row in best] == sorted((row["makespan"] for row in best), reverse=True)
+    for row in rows:
+        beaten = [b for b in best if b["peak_memory"] <= row["peak_memory"] and b["makespan"] <= row["makespan"]]
+        assert beaten
+
+
+def test_the_same_figures_as_for_one_schedule(capsys):
+    row = next(row for row in answer(capsys, *SMALL)[0] if row["schedule"] == "zb-v")
+    assert cli.main(["schedule", "zb-v", *SMALL, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert row["makespan"] == alone["makespan"]
+    assert row["peak_memory"] == max(alone["peak_memory"])
+    assert row["stage_span"] == alone["stage_span"]
+
+
+def test_within_a_limit(capsys):
+    rows, _ = answer(capsys, *SMALL, "--memory-limit", "2.5")
+    assert max(row["peak_memory"] for row in rows) <= 2.5
+    assert any(row["schedule"] == "v-min" for row in rows)
+    # One microbatch at a time is what the automatic ones can always do.
+    rows, _ = answer(capsys, *SMALL, "--memory-limit", "1")
+    assert {row["peak_memory"] for row in rows} == {1.0}
+
+
+def test_with_the_search(capsys):
+    rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "50", "--seed", "3")
+    assert "at most 2.75 on a device" in err
+    found = [row for row in rows if row["schedule"].startswith("auto")]
+    assert found
+    assert all(row["makespan"] >= row["lower_bound"] for row in found)
+
+
+def test_the_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    status, out, err = run(capsys, *SMALL)
+    assert (status, err) == (0, "")
+    assert "★" in out
+    assert "interleaved-1f1b" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--devices", "0", "--microbatches", "8"), 2, "devices is 0"),
+        ((*SMALL, "--seed", "1"), 2, "--seed is of the search: give --auto as well"),
+        ((*SMALL, "--auto", "--evaluations", "0"), 2, "--evaluations is 0"),
+        ((*SMALL, "--memory-limit", "0.5"), 3, "the memory limit is 0.5"),
+        ((*SMALL, "--chunks", "0"), 2, "--chunks is 0"),
+        ((*SMALL, "--stage-scale", "1,2,3"), 2, "--stage-scale has 3 factors"),
+    ],
+)
+def test_bad_requests(capsys, words, status, said):
+    got, out, err = run(capsys, *words)
+    assert (got, out) == (status, "")
+    assert said in err
+    assert err.count("\n") == 1
