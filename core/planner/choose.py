@@ -20,6 +20,7 @@ from ..partition import (
     stages_of,
 )
 from ..plan import Plan, Prediction
+from ..schedules.early import early_gradients
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .assemble import assemble
 from .options import MAX_CHUNKS, options, schedule_problem
@@ -28,6 +29,10 @@ from .search import Search
 
 BUDGET = 2000
 """Evaluations of a search unless told."""
+EARLY = 4
+"""Most evaluations for gradients sent early, once all else is chosen."""
+SPARED = 10
+"""A search spends at least this many times as many on all else."""
 
 
 def plan(
@@ -76,8 +81,12 @@ def plan(
         for chunks in range(min_chunks, min(max_chunks, len(graph.nodes) // devices) + 1)
         for option in options(families, ScheduleProblem(devices, microbatches, chunks))
     ]
-    best = Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
-    return _predicted(best, judge)
+    counts = _early_counts(microbatches) if budget >= SPARED * EARLY else ()
+    judge.reserved = len(counts)
+    Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
+    judge.reserved = 0
+    _send_early(judge, counts)
+    return _predicted(judge.best, judge)
 
 
 def partition_stages(
@@ -163,7 +172,6 @@ def choose_schedule(
     limits = device_limits(cluster, memory_limit)
     judge = Judge(oracle, cluster, limits, budget, progress)
     edges = stage_edges(graph, stages)
-    best: Candidate | None = None
     bare = ScheduleProblem(devices, microbatches, len(stages) // devices, tuple(costs))
     for option in options(families, bare)[:budget]:
         placement = option.placement(devices)
@@ -171,9 +179,27 @@ def choose_schedule(
         schedule = option.build(problem)
         if schedule is not None:
             draft = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)
-            candidate = judge.score(draft, tuple(costs))
-            best = candidate if best is None or candidate.rank < best.rank else best
-    return _predicted(best, judge)
+            judge.score(draft, tuple(costs))
+    _send_early(judge, _early_counts(microbatches))
+    return _predicted(judge.best, judge)
+
+
+def _early_counts(microbatches: int) -> tuple[int, ...]:
+    """Numbers of backwards to try in halves: 1, 2, 4 and so on, and all."""
+    return (*(1 << n for n in range(EARLY - 1) if 1 << n < microbatches), microbatches)
+
+
+def _send_early(judge: Judge, counts: Sequence[int]) -> None:
+    """Try the best plan with its last backwards in halves, where they are whole; the judge keeps what is better."""
+    best = judge.best
+    if best is None:
+        return
+    for count in counts[: judge.left]:
+        orders = early_gradients(best.plan.device_actions, best.plan.placement, count)
+        if orders == best.plan.device_actions:
+            return
+        name = f"{best.plan.schedule}+early({count})"
+        judge.score(evolve(best.plan, schedule=name, device_actions=orders), best.costs)
 
 
 def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int = 1, chunks: int = 1) -> None:

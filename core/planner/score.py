@@ -55,6 +55,7 @@ class Judge:
         limits: bytes that each device may hold.
         budget: evaluations it may spend.
         progress: see :data:`Progress`.
+        reserved: how many of these are for later.
         evaluations: those spent.
         best: the best candidate so far.
     """
@@ -64,13 +65,14 @@ class Judge:
     limits: Sequence[float]
     budget: int
     progress: Progress | None = None
+    reserved: int = 0
     evaluations: int = 0
     best: Candidate | None = field(default=None, init=False)
 
     @property
     def left(self) -> int:
-        """Evaluations not yet spent."""
-        return self.budget - self.evaluations
+        """Evaluations not yet spent, beside those reserved."""
+        return self.budget - self.reserved - self.evaluations
 
     def score(self, plan: Plan, costs: tuple[StageCosts, ...]) -> Candidate:
         """Score one plan and keep it if it is the best."""

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind
@@ -200,6 +201,19 @@ def test_choose_schedule_uses_the_measured_costs():
     assert chosen.prediction.costs == costs
     assert [stage.nodes for stage in chosen.stages] == list(stages)
     assert chosen.prediction.step_s == longest_path(chosen, costs, CLUSTER).step_s
+
+
+def test_gradients_are_sent_early_where_that_is_faster():
+    stages = partition_stages(GRAPH, CLUSTER, 4)
+    costs = stage_costs(GRAPH, stages)
+    one = [family for family in PLAIN if family.name == "1f1b"]
+    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=one, oracle=longest_path)
+    assert chosen.schedule.startswith("1f1b+early(")
+    assert sum(a.kind is Kind.W for row in chosen.device_actions for a in row) >= 1
+    # Halves that take longer than the whole by more than they save are left whole.
+    slow = [evolve(cost, backward_s=0.1 * cost.full_backward_s) for cost in costs]
+    plain = choose_schedule(GRAPH, stages, slow, CLUSTER, 4, families=one, oracle=longest_path)
+    assert plain.schedule == "1f1b"
 
 
 def test_choose_schedule_keeps_to_memory():
