@@ -1,12 +1,13 @@
 """A backward program bound to the tensors of its stage that never change, so that a call only fills in the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..core.capture.programs import Backward
-from ..core.capture.stage import StageInputs
+from ..core.capture.stage import Boundary, StageInputs
 
 _KEY = -1
 """Stands for the random key where a position in the batch may stand."""
@@ -21,19 +22,23 @@ class BoundBackward:
         static: parameters, buffers and constants, in the order of ``inputs``.
         loss: position of the loss among the stage's outputs, or None where it is not computed there.
         buffer: gives the memory for a parameter's gradient.
+        returned: for each message of gradients, positions of its tensors among the boundary inputs.
+        device: where its tensors are.
 
     Attributes:
-        places: positions among the boundary inputs of the gradients that ``run`` returns.
         saved: positions of the saved tensors that it reads.
     """
 
     def __init__(
         self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None,
-        buffer: Callable[[nn.Parameter], Tensor],
+        buffer: Callable[[nn.Parameter], Tensor], returned: Sequence[Sequence[int]], device: torch.device,
     ) -> None:  # fmt: skip
         kept = len(inputs.boundary)
         self.saved = program.saved
-        self.places = program.gradients
+        self._gradients = len(program.gradients)
+        self._boundary, self._device = inputs.boundary, device
+        number = {place: i for i, place in enumerate(program.gradients)}
+        self._messages = [[(number.get(place), place) for place in places] for places in returned]
         self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
         self._buffers = [buffer(parameter) for parameter in self._parameters]
         self._run = program.run
@@ -56,7 +61,7 @@ class BoundBackward:
     def run(
         self, saved: list[Any], created: list[Any], tangents: dict[int, Tensor], seed: Tensor,
         leaves: tuple[Any, ...], key: Tensor, release: bool = True,
-    ) -> tuple[list[Tensor], list[Any]]:  # fmt: skip
+    ) -> tuple[list[list[Tensor]], list[Any]]:  # fmt: skip
         """Run the program, and add the gradients of parameters to those that they have.
 
         Args:
@@ -69,7 +74,7 @@ class BoundBackward:
             release: empty ``saved`` and ``created``, so that each tensor goes with its last use.
 
         Returns:
-            Gradients of boundary inputs, and what I creates for W.
+            The messages of gradients, contiguous, with zeros where nothing flows back; and what I creates for W.
         """
         given = [saved[i] for i in self.saved]
         if self._created:
@@ -84,8 +89,11 @@ class BoundBackward:
             saved.clear()
             created.clear()
         values = self._run(given, self._add)
-        count = len(self.places)
-        return values[:count], values[count:]
+        messages = [
+            [zeros(self._boundary[place], self._device) if i is None else values[i].contiguous() for i, place in message]
+            for message in self._messages
+        ]
+        return messages, values[self._gradients :]
 
     def _add(self, number: int, gradient: Tensor) -> None:
         parameter = self._parameters[number]
@@ -94,3 +102,8 @@ class BoundBackward:
             held.add_(gradient)
         else:
             parameter.grad = self._buffers[number].copy_(gradient)
+
+
+def zeros(boundary: Boundary, device: torch.device) -> Tensor:
+    """The gradient of a tensor that nothing flows back to."""
+    return torch.zeros(boundary.shape, dtype=boundary.dtype, device=device)

@@ -196,16 +196,16 @@ class Binder:
             (output, [(self._message(dst, run.index, microbatch), place) for dst, place in sources])
             for output, sources in run.tangents.items()
         ]
-        returned = [(src, self._message(run.index, src, microbatch)) for src in run.returned]
+        returned = [self._message(run.index, src, microbatch) for src in run.returned]
 
         def call() -> None:
             given = {output: _total(parts) for output, parts in tangents}
             for mail in incoming:
                 mail.tensors = None
             leaves = frame.microbatches[microbatch].leaves
-            gradients = program(microbatch, given, frame.seeds[microbatch], leaves, frame.keys[microbatch])
-            for src, mail in returned:
-                mail.tensors = run.gradient_message(src, gradients)
+            messages = program(microbatch, given, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+            for mail, message in zip(returned, messages, strict=True):
+                mail.tensors = message
             if split and frame.meter is not None:
                 _watch(frame.meter, run, microbatch, leaves)
 
@@ -256,11 +256,12 @@ class Binder:
 
 def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
     """The sum of the gradients that an output gets from its readers."""
-    total: Tensor | None = None
-    for mail, place in parts:
+    mail, place = parts[0]
+    assert mail.tensors is not None
+    total = mail.tensors[place]
+    for mail, place in parts[1:] if len(parts) > 1 else ():
         assert mail.tensors is not None
-        total = mail.tensors[place] if total is None else total + mail.tensors[place]
-    assert total is not None
+        total = total + mail.tensors[place]
     return total
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.capture.code import no_sink
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stage import Boundary
-from .bound import BoundBackward
+from .bound import BoundBackward, zeros
 from .compute import compute_device
 from .state import StageState
 
@@ -83,7 +83,10 @@ class StageRun:
         self._backward, self._backward_input, self._backward_weight = (
             None
             if program is None
-            else BoundBackward(program, inputs, self._static, position_of_loss, state.gradient_buffer)
+            else BoundBackward(
+                program, inputs, self._static, position_of_loss, state.gradient_buffer,
+                list(self.returned.values()), self._device,
+            )  # fmt: skip
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )
         second = programs.backward_weight
@@ -127,17 +130,17 @@ class StageRun:
 
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> dict[int, Tensor]:
-        """B. Returns the gradients of boundary inputs, by position."""
+    ) -> list[list[Tensor]]:
+        """B. Returns the messages of gradients, one for each stage in ``returned``."""
         saved, program = self._saved.pop(microbatch), self._backward
         if program is None:
-            return {}
-        gradients, _ = program.run(saved, [], tangents, seed, leaves, key)
-        return dict(zip(program.places, gradients, strict=True))
+            boundary, device = self.programs.inputs.boundary, self._device
+            return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
+        return program.run(saved, [], tangents, seed, leaves, key)[0]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> dict[int, Tensor]:
+    ) -> list[list[Tensor]]:
         """I. A stage that has no program of its own for it does the whole backward here or in W, whichever is right:
         here where gradients go back, in W where none does."""
         program = self._backward_input
@@ -145,12 +148,12 @@ class StageRun:
             if self.returned:
                 return self.backward(microbatch, tangents, seed, leaves, key)
             self._created[microbatch] = [tangents]
-            return {}
+            return []
         saved = self._saved[microbatch]
-        gradients, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        messages, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key, release=False)
         keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
-        return dict(zip(program.places, gradients, strict=True))
+        return messages
 
     def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
         """W."""
@@ -159,16 +162,3 @@ class StageRun:
             program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
-
-    def gradient_message(self, source: int, gradients: dict[int, Tensor]) -> list[Tensor]:
-        """The message of gradients for stage ``source``: contiguous, zeros where nothing flows back."""
-        places = self.returned[source]
-        if len(places) == 1 and places[0] in gradients:
-            return [gradients[places[0]].contiguous()]
-        boundary = self.programs.inputs.boundary
-        return [
-            gradients[place].contiguous()
-            if place in gradients
-            else torch.zeros(boundary[place].shape, dtype=boundary[place].dtype, device=self._device)
-            for place in places
-        ]

@@ -33,6 +33,8 @@ PATIENCE = ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.0, 0.0, 1.0))
 """How far ahead a device looks before it takes F, I or W: see `decode`."""
 SLACK = (2.0, 4.0)
 """Slots by which a stage may hold a microbatch longer than its block says."""
+SECOND_ROUND = 3
+"""Of the wishes that a first run compares, so many are tried with every patience and slack."""
 
 
 @frozen
@@ -218,16 +220,27 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     orders = np.zeros((problem.devices, 3 * problem.chunks * problem.microbatches), dtype=np.int64)
     lengths = np.zeros(problem.devices, dtype=np.int64)
     best: tuple[tuple[float, float], Schedule] | None = None
-    for block, in_time, behind in itertools.product(blocks, (False, True), BEHIND):
-        keys, life = _wishes(block, task, in_time, behind)
-        for slack, patience in itertools.product(SLACK, PATIENCE):
-            caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
-            value = decode(
-                problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits,
-                keys, np.array(patience), caps, fused, orders, lengths,
-            )  # fmt: skip
-            if best is None or value < best[0]:
-                best = value, task.schedule(name, orders, lengths, fused)
+
+    def run(wish: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...]) -> tuple[float, float]:
+        nonlocal best
+        block, keys, life = wish
+        caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
+        value = decode(
+            problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits, keys,
+            np.array(patience), caps, fused, orders, lengths,
+        )  # fmt: skip
+        if best is None or value < best[0]:
+            best = value, task.schedule(name, orders, lengths, fused)
+        return value
+
+    wishes = [
+        (block, *_wishes(block, task, in_time, behind))
+        for block, in_time, behind in itertools.product(blocks, (False, True), BEHIND)
+    ]
+    ways = list(itertools.product(SLACK, PATIENCE))
+    for wish in sorted(wishes, key=lambda wish: run(wish, *ways[0]))[:SECOND_ROUND]:
+        for slack, patience in ways[1:]:
+            run(wish, slack, patience)
     assert best is not None
     return best[1]
 

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from attrs import define, field
 
-from ..actions import Action, Kind
+from ..actions import Kind
 from .problem import ScheduleProblem
 from .scored import costs_of
 
@@ -42,7 +42,7 @@ class _Device:
     weights: int = 0
     forward_ends: list[float] = field(factory=list)
     input_ends: list[float] = field(factory=list)
-    order: list[Action] = field(factory=list)
+    order: list[Kind] = field(factory=list)
 
     def full(self) -> bool:
         """Whether the next F would hold too much."""
@@ -71,8 +71,8 @@ class GreedyRun:
             at += device.input_s + self._hop
         self._events = [(0.0, number) for number in range(len(self._devices))]
 
-    def orders(self) -> tuple[tuple[Action, ...], ...]:
-        """The order of every device."""
+    def kinds(self) -> tuple[tuple[Kind, ...], ...]:
+        """What every device does, in order: the n-th F is that of microbatch n, and so are I and W."""
         while self._events:
             now, number = heappop(self._events)
             if now >= self._devices[number].free_s:
@@ -125,23 +125,23 @@ class GreedyRun:
         device = self._devices[number]
         device.held += device.need
         device.forward_ends.append(now + device.forward_s)
-        self._ran(number, Kind.F, len(device.forward_ends) - 1, now + device.forward_s, number + 1)
+        self._ran(number, Kind.F, now + device.forward_s, number + 1)
 
     def _input(self, number: int, now: float) -> None:
         device = self._devices[number]
         device.held += device.kept - device.need
         device.input_ends.append(now + device.input_s)
-        self._ran(number, Kind.I, len(device.input_ends) - 1, now + device.input_s, number - 1)
+        self._ran(number, Kind.I, now + device.input_s, number - 1)
 
     def _weight(self, number: int, now: float) -> None:
         device = self._devices[number]
         device.held -= device.kept
         device.weights += 1
-        self._ran(number, Kind.W, device.weights - 1, now + device.weight_s, None)
+        self._ran(number, Kind.W, now + device.weight_s, None)
 
-    def _ran(self, number: int, kind: Kind, microbatch: int, end: float, reader: int | None) -> None:
+    def _ran(self, number: int, kind: Kind, end: float, reader: int | None) -> None:
         device = self._devices[number]
-        device.order.append(Action(number, kind, microbatch))
+        device.order.append(kind)
         device.free_s = end
         heappush(self._events, (end, number))
         if reader is not None and 0 <= reader < len(self._devices):

@@ -13,7 +13,7 @@ some greedy runs through time: the shortest stage span, as the paper counts, the
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
@@ -99,15 +99,22 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int) -> Schedule:
     _one_stage(problem, name)
     placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)
     best: tuple[tuple[float, float], Schedule] | None = None
-    for overrun, squeeze in itertools.product(_OVERRUNS, _SQUEEZES):
-        orders = GreedyRun(problem, limits, overrun, squeeze).orders()
-        found = Schedule(name, placement, problem.microbatches, orders)
+    ways = itertools.product(_OVERRUNS, _SQUEEZES)
+    runs = dict.fromkeys(GreedyRun(problem, limits, overrun, squeeze).kinds() for overrun, squeeze in ways)
+    for kinds in runs:
+        found = Schedule(name, placement, problem.microbatches, tuple(map(_numbered, range(len(kinds)), kinds)))
         result = score(problem, found).result
         value = result.stage_span, result.makespan
         if best is None or value < best[0]:
             best = value, found
     assert best is not None
     return best[1]
+
+
+def _numbered(stage: int, kinds: Sequence[Kind]) -> tuple[Action, ...]:
+    """The actions of a stage that takes the microbatches in order."""
+    counts = {kind: itertools.count() for kind in (Kind.F, Kind.I, Kind.W)}
+    return tuple(Action(stage, kind, next(counts[kind])) for kind in kinds)
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:

@@ -1,6 +1,5 @@
 """Lowering: literal tables, queue order, and what it refuses."""
 
-import time
 
 import attrs
 import pytest
@@ -104,13 +103,6 @@ def test_laws(plan, prefetch):
     across = [edge for edge in plan.edges if plan.placement[edge.src] != plan.placement[edge.dst]]
     messages = sum(1 + (edge.gradient_bytes > 0) for edge in across) * plan.microbatches
     assert sum(map(len, sent.values())) == messages
-
-
-def test_a_large_plan_takes_well_under_a_second():
-    plan = scheduled("1f1b", 32, 128)
-    start = time.perf_counter()
-    lower(plan)
-    assert time.perf_counter() - start < 0.8
 
 
 def test_negative_prefetch_is_refused():

@@ -1,0 +1,102 @@
+"""What panpipe's own work costs before anything trains: schedules built, lowered and validated, costs evaluated, cuts.
+
+A schedule of 32 devices and 128 microbatches is to be built in under a second, and lowered and validated in under two;
+1F1B of 16 devices and 64 microbatches is to be evaluated at 300,000 actions a second, and 2,000 operators are to be cut
+for 64 devices within a minute. Seconds are of the process's own time, the best of some repetitions.
+
+    python benchmarks/bench_core.py [--record FILE]
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from panpipe.core.cluster import fully_connected
+from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.evaluate import Evaluator
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.lowering import lower
+from panpipe.core.partition.problem import PartitionProblem, round_robin
+from panpipe.core.partition.ranges import RangeTables
+from panpipe.core.partition.solve import partition
+from panpipe.core.plan import Mesh, Plan, Stage
+from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
+from panpipe.core.schedules.registry import families, find_family
+from panpipe.core.validate import validate
+from recording import machine, record
+
+DEVICES, MICROBATCHES = 32, 128
+REPEATS = 3
+
+T = TypeVar("T")
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What some work returns, and the best of its times."""
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        result = work()
+        seconds.append(time.process_time() - start)
+    return result, min(seconds)
+
+
+def large(family: ScheduleFamily) -> list[str]:
+    """A row: the family, and seconds to build, to lower and to validate its large schedule."""
+    problem = ScheduleProblem(DEVICES, MICROBATCHES, (family.chunks or (2,))[0])
+    schedule, build_s = timed(lambda: family.build(problem))
+    count = len(schedule.placement)
+    plan = Plan(
+        model="bench", graph_hash="", mesh=Mesh(DEVICES), microbatches=MICROBATCHES, schedule=schedule.name,
+        stages=tuple(Stage(index, device, (f"n{index}",)) for index, device in enumerate(schedule.placement)),
+        edges=tuple(StageEdge(index, index + 1, 1, 1) for index in range(count - 1)),
+        device_actions=schedule.device_actions,
+    )  # fmt: skip
+    _, lower_s = timed(lambda: lower(plan))
+    _, validate_s = timed(lambda: validate(plan))
+    return [family.name, f"{build_s:.2f}", f"{lower_s:.2f}", f"{validate_s:.2f}", f"{lower_s + validate_s:.2f}"]
+
+
+def others() -> list[list[str]]:
+    """Rows: what was done, and how fast."""
+    schedule = find_family("1f1b").build(ScheduleProblem(16, 64))
+    evaluator = Evaluator(schedule.placement, [StageCosts(1.0, 1.0, 1.0)] * 16, hop_s=0.1)
+    _, evaluate_s = timed(lambda: evaluator.evaluate(schedule.device_actions))
+    nodes = tuple(OpNode(f"n{i}", forward_s=1.0 + (i * 7919 % 13), saved_bytes=1) for i in range(2000))
+    graph = OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(len(nodes) - 1)))
+    cluster = fully_connected(64, 10**6, 1e9, 0.0)
+    limits = (10.0**6,) * 64
+    problem = PartitionProblem(RangeTables(graph), cluster, round_robin(64, 1), (1.0,) * 64, limits)
+    _, partition_s = timed(lambda: partition(problem))
+    return [
+        ["1F1B, 16 × 64: actions evaluated a second", f"{16 * 64 * 2 / evaluate_s:,.0f}"],
+        ["2,000 operators cut for 64 devices: s", f"{partition_s:.2f}"],
+    ]
+
+
+def shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", help="append the results to this Markdown file")
+    arguments = parser.parse_args()
+    header = ("schedule", "build s", "lower s", "validate s", "lower and validate s")
+    named = [family for family in families().values() if family.name != "building-block"]
+    tables = [
+        (f"{DEVICES} devices × {MICROBATCHES} microbatches", header, [large(family) for family in named]),
+        ("Evaluation and partition", ("work", "result"), others()),
+    ]
+    for title, head, rows in tables:
+        shown(head, rows)
+        if arguments.record:
+            record(arguments.record, title, machine(), head, rows)
+
+
+if __name__ == "__main__":
+    main()
