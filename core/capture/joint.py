@@ -1,8 +1,9 @@
 """The joint graph of a stage, forward and backward in one, and its cut into F, B, I and W.
 
 F keeps what the backward reads. B is everything that depends on a gradient that comes in. I is the part of B that the
-gradients of the stage's inputs need; W is the rest. Operators of B that compute both kinds at once, such as the
-backward of a convolution, stand in I and W each with its own half of the output mask.
+gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds at once: it
+stands in I and W, each with its own half of the output mask. The backward of a normalisation does so, too, and stays in
+I whole: its parameters' gradients come with little work, and W would need all it reads and one more gradient.
 """
 
 import contextlib
@@ -20,13 +21,8 @@ from .stage import StageGraph, StageModule
 
 aten = torch.ops.aten
 
-_MASKED = {
-    aten.convolution_backward.default,
-    aten.native_layer_norm_backward.default,
-    aten.native_group_norm_backward.default,
-    aten.native_batch_norm_backward.default,
-}
-"""Fused backward operators whose last argument is a mask of the gradients to compute."""
+_MASKED = {aten.convolution_backward.default}
+"""Fused backward operators, worth splitting, whose last argument is a mask of the gradients to compute."""
 
 
 @define
@@ -132,6 +128,12 @@ def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
         node.args = (*node.args[:-1], [mask[i] and i not in rest for i in range(len(mask))])
         for i in rest:
             parts[i].args = (twin, i)
+
+
+def at_hand(gradient: fx.Node, computed: set[fx.Node]) -> set[fx.Node] | None:
+    """The nodes that pick a gradient from what is computed, or None where there is more to do than to pick."""
+    picked = ancestors([gradient]) - computed
+    return picked if all(node.target is operator.getitem for node in picked) else None
 
 
 def closed_over(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> list[fx.Node]:

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 from torch import fx
 
 from .code import Program, compile_program, no_sink
-from .joint import JointGraph, ancestors, closed_over, ordered, split_masked, trace_joint
+from .joint import JointGraph, ancestors, at_hand, closed_over, ordered, split_masked, trace_joint
 from .stage import Boundary, StageGraph, StageInputs
 from .storages import StorageMeter, WatchEverything, storage_sizes
 
@@ -104,7 +104,7 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
     backward_input = backward_weight = None
     if input_gradients and len(input_gradients) < len(gradients):
-        backward_input, backward_weight = _halves(cut, input_gradients)
+        backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
     programs = StagePrograms(
         stage.inputs, stage.outputs, stage.results, forward, tuple(joint.mutations),
         backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
@@ -146,20 +146,31 @@ class _Cut:
         )  # fmt: skip
 
 
-def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward]:
-    """I and W."""
+def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
+    """I and W, or None where I leaves nothing for W."""
     joint = cut.joint
     forward_nodes = ancestors([*joint.outputs, *joint.mutations.values()])
     split_masked(joint.graph, ancestors(input_gradients.values()))
-    weight_gradients = {i: node for i, node in joint.gradients.items() if i not in input_gradients}
     input_nodes = ancestors(input_gradients.values()) - forward_nodes
+    first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
+    for i, node in joint.gradients.items():
+        picked = at_hand(node, forward_nodes | input_nodes)
+        if i in input_gradients:
+            continue
+        if picked is None or node in forward_nodes:
+            weight_gradients[i] = node
+        else:
+            first_gradients[i] = node
+            input_nodes |= picked
+    if not weight_gradients:
+        return None
     weight_nodes = ancestors(weight_gradients.values()) - forward_nodes - input_nodes
     # I hands over what W reads of its work, and the incoming gradients that W reads.
     handed_over = input_nodes | set(joint.tangents.values())
     outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
     outside += [node for node in weight_gradients.values() if node not in weight_nodes]
     created = [node for node in dict.fromkeys(outside) if node in handed_over and node.op != "get_attr"]
-    first = cut.program(input_nodes, input_gradients, (), created)
+    first = cut.program(input_nodes, first_gradients, (), created)
     second = cut.program(weight_nodes, weight_gradients, tuple(created))
     return first, second
 

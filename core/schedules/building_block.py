@@ -121,16 +121,19 @@ class Block:
 
     def held(self) -> tuple[int, ...]:
         """Per device, the most (stage, microbatch) pairs alive in a slot: from F through W, or I where W has none."""
+        return tuple(round(most) for most in self.weighed([1.0] * len(self.placement)))
+
+    def weighed(self, weights: Sequence[float]) -> tuple[float, ...]:
+        """The same, with each pair counted by its stage's weight."""
         ends = self.weight or self.input
         found = []
         for device in range(self.devices):
-            spans = [(self.forward[s], ends[s]) for s, where in enumerate(self.placement) if where == device]
-            found.append(
-                max(
-                    sum((t - begin) // self.period - (t - end - 1) // self.period for begin, end in spans)
-                    for t in range(self.period)
-                )
+            own = [stage for stage, where in enumerate(self.placement) if where == device]
+            alive = (
+                sum(weights[s] * ((t - self.forward[s]) // self.period - (t - ends[s] - 1) // self.period) for s in own)
+                for t in range(self.period)
             )
+            found.append(max(alive))
         return tuple(found)
 
 
@@ -213,8 +216,10 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     from .instance import instance
 
     task = instance(problem, blocks[0].placement)
-    share = np.array([task.need[own].sum() / len(own) for own in task.stages_on])
-    limits = np.maximum(np.array(held) * share, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
+    # In bytes: what the block holds, and the mean of a device's stages for every pair more or less.
+    share = np.array([task.need[own].mean() for own in task.stages_on])
+    most = np.array(blocks[0].weighed(task.need.tolist())) + (np.array(held) - np.array(blocks[0].held())) * share
+    limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
     fused = np.full(len(task.placement), blocks[0].whole_backward)
     times = task.fused_times(fused)
     orders = np.zeros((problem.devices, 3 * problem.chunks * problem.microbatches), dtype=np.int64)

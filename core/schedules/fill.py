@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..actions import Action, Kind
+from ..costs import StageCosts
 from .problem import ScheduleProblem
 from .scored import costs_of
 
@@ -23,12 +24,15 @@ def fill_weights(
         problem: costs and delays.
         placement: device of every stage.
         rows: per device F and I in order, free of deadlock.
-        limits: per device, how many saved (stage, microbatch) pairs it may hold; as many as ``rows`` need, at least.
+        limits: per device, how many saved (stage, microbatch) pairs it may hold. In bytes: what ``rows`` hold with
+            every W at once, and the mean of its stages for each pair more.
     """
     costs = costs_of(problem)
+    need = [max(cost.saved_bytes, _kept(cost)) for cost in costs]
+    most = [_limit(row, limit, need) for row, limit in zip(rows, limits, strict=True)]
     orders: list[list[Action]] = [[] for _ in rows]
     waiting: list[deque[Action]] = [deque() for _ in rows]
-    held, place = [0] * len(rows), [0] * len(rows)
+    held, place = [0.0] * len(rows), [0] * len(rows)
     ends: dict[_Done, float] = {}
     asleep: dict[_Done, tuple[float, int]] = {}
     clocks = [(0.0, device) for device in range(len(rows))]
@@ -44,11 +48,11 @@ def fill_weights(
         arrival = 0.0 if source is None else ends.get(source)
         if arrival is not None and source is not None and placement[source[0]] != device:
             arrival += problem.hop_s
-        full = action.kind is Kind.F and held[device] >= limits[device]
+        full = action.kind is Kind.F and held[device] + need[action.stage] > most[device]
         if weights and (full or arrival is None or _enough(arrival - now, costs[weights[0].stage].backward_weight_s)):
             work = weights.popleft()
             order.append(work)
-            held[device] -= 1
+            held[device] -= _kept(costs[work.stage])
             heappush(clocks, (now + costs[work.stage].backward_weight_s, device))
         elif arrival is None:
             assert source is not None
@@ -57,8 +61,9 @@ def fill_weights(
             order.append(action)
             place[device] += 1
             if action.kind is Kind.F:
-                held[device] += 1
+                held[device] += need[action.stage]
             else:
+                held[device] += _kept(cost) - need[action.stage]
                 weights.append(Action(action.stage, Kind.W, action.microbatch))
             end = max(now, arrival) + (cost.forward_s if action.kind is Kind.F else cost.backward_input_s)
             done = action.stage, action.kind, action.microbatch
@@ -67,6 +72,23 @@ def fill_weights(
             if done in asleep:
                 heappush(clocks, asleep.pop(done))
     return tuple(map(tuple, orders))
+
+
+def _kept(cost: StageCosts) -> float:
+    """What a microbatch holds between I and W."""
+    return cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
+
+
+def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:
+    """Bytes that a device may hold, which are never less than what its row does."""
+    held, most, count, fewest = 0.0, 0.0, 0, 0
+    for action in row:
+        sign = 1 if action.kind is Kind.F else -1
+        held, count = held + sign * need[action.stage], count + sign
+        most, fewest = max(most, held), max(fewest, count)
+    own = {action.stage for action in row}
+    mean = sum(need[stage] for stage in own) / max(len(own), 1)
+    return (most + max(pairs - fewest, 0) * mean) * (1 + 1e-9)
 
 
 def _source(action: Action, stages: int) -> _Done | None:

@@ -1,6 +1,5 @@
 """The longest-path evaluation: times, memory, deadlocks, speed."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

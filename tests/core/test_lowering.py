@@ -1,6 +1,5 @@
 """Lowering: literal tables, queue order, and what it refuses."""
 
-
 import attrs
 import pytest
 from hypothesis import given

@@ -1,6 +1,5 @@
 """Validation: what it refuses and in which words, what it warns of, and that what it accepts runs to the end."""
 
-
 import attrs
 import pytest
 from hypothesis import given

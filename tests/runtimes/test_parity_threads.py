@@ -5,19 +5,7 @@ import torch
 from panpipe.runtimes.team import ThreadTeam
 
 from ..support.models import CASES
-from ..support.parity import distance
-
-PLANS = {
-    "1f1b": {},
-    "gpipe": {"schedule_name": "gpipe"},
-    "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
-    "split backward": {"split": True},
-    **{name: {"schedule_name": name} for name in ("zb-h1", "zb-h2", "zb-1p", "zb-2p")},
-    **{
-        name: {"schedule_name": name, "chunks": 2}
-        for name in ("zb-v", "v-min", "v-half", "1f1b-v", "gis", "gis-h", "dualpipe-v")
-    },
-}
+from ..support.parity import PLANS, distance
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -1,5 +1,6 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
 from panpipe.core.plan import Plan
 from panpipe.core.planner import assemble
+from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.runtimes.microbatches import split_batch
@@ -18,6 +20,7 @@ from torch.utils import _pytree as pytree
 from .models import Case
 
 
+@functools.cache
 def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
     """The case's step for the largest of its microbatches."""
     pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)
@@ -51,13 +54,17 @@ def even_plan(
     schedule_name: str = "1f1b",
     chunks: int = 1,
     split: bool = False,
+    early: int = 0,
 ) -> Plan:
-    """As many operators in each stage."""
+    """As many operators in each stage; the schedule as it is, or with its backwards split, or its last ones."""
     names = [node.name for node in operators.graph.nodes]
     stages = devices * chunks
     cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
     schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
     schedule = split_backwards(schedule) if split else schedule
+    if early:
+        orders = early_gradients(schedule.device_actions, schedule.placement, early)
+        schedule = evolve(schedule, device_actions=orders)
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
     parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
     return assemble(operators.graph, parts, schedule, parameter_sizes=sizes)

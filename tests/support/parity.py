@@ -16,6 +16,22 @@ from .models import CASES
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 STEPS = 3
+PLANS = {
+    "1f1b": {},
+    "interleaved": {"schedule_name": "interleaved-1f1b", "chunks": 2},
+    "split backward": {"split": True},
+    "early gradients": {"early": 2},
+    "v-half": {"schedule_name": "v-half", "chunks": 2},
+    "gpipe": {"schedule_name": "gpipe"},
+    "looped": {"schedule_name": "looped", "chunks": 2},
+    **{name: {"schedule_name": name} for name in ("zb-h1", "zb-h2", "zb-1p", "zb-2p")},
+    **{
+        name: {"schedule_name": name, "chunks": 2} for name in ("zb-v", "v-min", "1f1b-v", "gis", "gis-h", "dualpipe-v")
+    },
+}
+"""What an even plan is made with: every named schedule, and two whose backwards are split afterwards."""
+EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half")
+"""Plans that every case runs on any number of ranks; on two, the first case runs all of them."""
 
 
 @frozen
