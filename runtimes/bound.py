@@ -37,8 +37,8 @@ class BoundBackward:
         self.saved = program.saved
         self._gradients = len(program.gradients)
         self._boundary, self._device = inputs.boundary, device
-        number = {place: i for i, place in enumerate(program.gradients)}
-        self._messages = [[(number.get(place), place) for place in places] for places in returned]
+        order = {place: i for i, place in enumerate(program.gradients)}
+        self._messages = [[(order.get(place), place) for place in places] for places in returned]
         self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
         self._buffers = [buffer(parameter) for parameter in self._parameters]
         self._run = program.run
@@ -89,8 +89,9 @@ class BoundBackward:
             saved.clear()
             created.clear()
         values = self._run(given, self._add)
+        boundary, device = self._boundary, self._device
         messages = [
-            [zeros(self._boundary[place], self._device) if i is None else values[i].contiguous() for i, place in message]
+            [zeros(boundary[place], device) if i is None else values[i].contiguous() for i, place in message]
             for message in self._messages
         ]
         return messages, values[self._gradients :]

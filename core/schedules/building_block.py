@@ -212,7 +212,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     """The fastest run through time with slots as wishes."""
     import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
 
-    from .decode import decode
+    from .decode import INFINITY, TAIL, decode
     from .instance import instance
 
     task = instance(problem, blocks[0].placement)
@@ -232,7 +232,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
         caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
         value = decode(
             problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits, keys,
-            np.array(patience), caps, fused, orders, lengths,
+            np.array(patience), caps, fused, orders, lengths, INFINITY if best is None else best[0][0] * (1 + TAIL),
         )  # fmt: skip
         if best is None or value < best[0]:
             best = value, task.schedule(name, orders, lengths, fused)

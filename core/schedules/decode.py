@@ -17,30 +17,35 @@ from numpy.typing import NDArray
 
 FORWARD, INPUT, WEIGHT = 0, 1, 2
 INFINITY = np.inf
+TAIL = 1e-3
+"""Weight of the mean end of the devices beside the makespan, in a search: it tells orders of equal makespan apart."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _may_begin(
-    place: int, own: Any, begun: Any, ended: Any, turned: Any, need: Any, kept: Any, held: float, limit: float
-) -> bool:
-    """Whether a device that holds ``held`` may begin the next forward of its stage at ``place``."""
-    count = own.shape[0]
+    d: int, place: int, stages_on: Any, begun: Any, ended: Any, turned: Any, need: Any, kept: Any, held: float,
+    limit: float,
+) -> bool:  # fmt: skip
+    """Whether device ``d``, which holds ``held``, may begin the next forward of its stage at ``place``."""
+    if held + need[stages_on[d, place]] > limit:
+        return False
+    count = stages_on.shape[1]
     total = 0.0
+    first, last = ended[stages_on[d, 0]], begun[stages_on[d, place]] + 1
     for c in range(count):
-        total += need[own[c]]
+        stage = stages_on[d, c]
+        total += need[stage]
+        first, last = min(first, ended[stage]), max(last, begun[stage])
     if held + total <= limit:
         return True
-    first, last = ended[own[0]], begun[own[place]] + 1
-    for c in range(count):
-        first, last = min(first, ended[own[c]]), max(last, begun[own[c]])
     suffix = 0.0
     for microbatch in range(last - 1, first - 1, -1):
         missing = 0.0
         for c in range(count):
-            stage = own[c]
+            stage = stages_on[d, c]
             through = begun[stage] + (1 if c == place else 0)
             if microbatch >= through:
                 missing += need[stage]
@@ -51,57 +56,98 @@ def _may_begin(
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _look(
-    ready: Any, count: int, own: Any, begun: Any, turned: Any, ended: Any, forward_end: Any, backward_end: Any,
-    hops: Any, need: Any, kept: Any, held: float, limit: float, caps: Any, fused: Any,
+    d: int, ready: Any, count: int, stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any,
+    backward_end: Any, hops: Any, need: Any, kept: Any, held: float, limit: float, caps: Any, fused: Any,
 ) -> float:  # fmt: skip
-    """When each kind's next action could start on each of a device's stages, into ``ready``; returns the earliest."""
-    stages = begun.shape[0]
-    ready[:] = INFINITY
-    for c in range(own.shape[0]):
-        stage = own[c]
-        m = begun[stage]
-        if m < count and m - ended[stage] < caps[stage]:
+    """When each kind's next action could start on each stage of device ``d``, into ``ready``; returns the earliest."""
+    last = begun.shape[0] - 1
+    earliest = INFINITY
+    for c in range(stages_on.shape[1]):
+        stage = stages_on[d, c]
+        ready[FORWARD, c] = ready[INPUT, c] = ready[WEIGHT, c] = INFINITY
+        m, turn, end = begun[stage], turned[stage], ended[stage]
+        if m < count and m - end < caps[stage]:
             at = 0.0 if stage == 0 else forward_end[stage - 1, m] + hops[stage]
-            if at < INFINITY and _may_begin(c, own, begun, ended, turned, need, kept, held, limit):
+            if at < INFINITY and _may_begin(d, c, stages_on, begun, ended, turned, need, kept, held, limit):
                 ready[FORWARD, c] = at
-        m = turned[stage]
-        if m < begun[stage]:
-            at = forward_end[stage, m]
-            if stage < stages - 1:
-                at = max(at, backward_end[stage + 1, m] + hops[stage + 1])
+                earliest = min(earliest, at)
+        if turn < m:
+            at = forward_end[stage, turn]
+            if stage < last:
+                at = max(at, backward_end[stage + 1, turn] + hops[stage + 1])
             ready[INPUT, c] = at
-        m = ended[stage]
-        if not fused[stage] and m < turned[stage]:
-            ready[WEIGHT, c] = backward_end[stage, m]
-    return float(ready.min())
+            earliest = min(earliest, at)
+        if end < turn and not fused[stage]:
+            at = backward_end[stage, end]
+            ready[WEIGHT, c] = at
+            earliest = min(earliest, at)
+    return earliest
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _pick(
-    ready: Any, now: float, own: Any, begun: Any, turned: Any, ended: Any, times: Any, keys: Any, patience: Any
-) -> tuple[float, int, int]:
-    """Start, kind and stage of the action that a device takes at ``now``, or waits for a little."""
+    d: int, ready: Any, now: float, stages_on: Any, begun: Any, turned: Any, ended: Any, times: Any, keys: Any,
+    patience: Any,
+) -> tuple[float, int, int]:  # fmt: skip
+    """Start, kind and stage of the action that device ``d`` takes at ``now``, or waits for a little."""
     best, kind, place, start = INFINITY, -1, 0, now
     until = now
     for late in range(2):
         if late:
-            until = now + patience[kind] * times[kind, own[place]]
-        for c in range(own.shape[0]):
-            stage = own[c]
+            until = now + patience[kind] * times[kind, stages_on[d, place]]
+            if until <= now:
+                break
+        for c in range(stages_on.shape[1]):
+            stage = stages_on[d, c]
             for k in range(3):
-                if (now < ready[k, c] < until) if late else (ready[k, c] <= now):
+                at = ready[k, c]
+                if (now < at < until) if late else (at <= now):
                     m = begun[stage] if k == FORWARD else turned[stage] if k == INPUT else ended[stage]
                     if kind < 0 or keys[k, stage, m] < best:
-                        best, kind, place, start = keys[k, stage, m], k, c, max(now, ready[k, c])
-    return start, kind, own[place]
+                        best, kind, place, start = keys[k, stage, m], k, c, max(now, at)
+    return start, kind, stages_on[d, place]
+
+
+@njit(cache=True, inline="always")
+def _soonest(
+    stale: Any, start: Any, kind: Any, stage: Any, ready: Any, free: Any, held: Any, limits: Any, count: int,
+    stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any, backward_end: Any, hops: Any, need: Any,
+    kept: Any, caps: Any, fused: Any, times: Any, keys: Any, patience: Any,
+) -> int:  # fmt: skip
+    """The device that acts next, after a look at those for which something has changed; -1 where none can."""
+    soonest, chosen = INFINITY, -1
+    for d in range(stages_on.shape[0]):
+        if stale[d]:
+            at = _look(
+                d, ready, count, stages_on, begun, turned, ended, forward_end, backward_end, hops, need, kept, held[d],
+                limits[d], caps, fused,
+            )  # fmt: skip
+            start[d] = INFINITY
+            if at < INFINITY:
+                start[d], kind[d], stage[d] = _pick(
+                    d, ready, max(at, free[d]), stages_on, begun, turned, ended, times, keys, patience
+                )
+            stale[d] = False
+        if start[d] < soonest:
+            soonest, chosen = start[d], d
+    return chosen
+
+
+@njit(cache=True, inline="always")
+def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> Any:
+    """How long each device computes."""
+    work = np.zeros(devices)
+    for s in range(placement.shape[0]):
+        work[placement[s]] += count * (times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s]))
+    return work
 
 
 @njit(cache=True)
 def decode(
     count: int, placement: Any, stages_on: Any, times: Any, hops: Any, need: Any, kept: Any, limits: Any, keys: Any,
-    patience: Any, caps: Any, fused: Any, orders: Any, lengths: Any,
+    patience: Any, caps: Any, fused: Any, orders: Any, lengths: Any, stop: float = INFINITY,
 ) -> tuple[float, float]:  # fmt: skip
     """The order that keys stand for.
 
@@ -119,9 +165,10 @@ def decode(
         fused: whether a stage runs I and W as B, (stages,).
         orders: filled with kind · stages · count + stage · count + microbatch, (devices, 3 · chunks · count).
         lengths: filled with how many actions each device has, (devices,).
+        stop: give up where the makespan and ``TAIL`` times the mean end are sure to be above this together.
 
     Returns:
-        Makespan, and the mean over devices of the end of their last actions.
+        Makespan, and the mean over devices of the end of their last actions. Infinite where the order was given up.
     """
     stages, devices = placement.shape[0], stages_on.shape[0]
     begun = np.zeros(stages, dtype=np.int64)
@@ -132,26 +179,21 @@ def decode(
     free, held = np.zeros(devices), np.zeros(devices)
     start, kind, stage = np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     stale = np.ones(devices, dtype=np.bool_)
+    ends = _work(count, placement, times, fused, devices)  # of a device that idles no more
+    tail = TAIL * ends.mean()
     ready = np.empty((3, stages_on.shape[1]))
     lengths[:] = 0
     while True:
-        for d in range(devices):
-            if stale[d]:
-                own = stages_on[d]
-                at = _look(
-                    ready, count, own, begun, turned, ended, forward_end, backward_end, hops, need, kept, held[d],
-                    limits[d], caps, fused,
-                )  # fmt: skip
-                start[d] = INFINITY
-                if at < INFINITY:
-                    start[d], kind[d], stage[d] = _pick(
-                        ready, max(at, free[d]), own, begun, turned, ended, times, keys, patience
-                    )
-                stale[d] = False
-        d = int(start.argmin())
-        if start[d] == INFINITY:
+        d = _soonest(
+            stale, start, kind, stage, ready, free, held, limits, count, stages_on, begun, turned, ended, forward_end,
+            backward_end, hops, need, kept, caps, fused, times, keys, patience,
+        )  # fmt: skip
+        if d < 0:
             break
         k, s = kind[d], stage[d]
+        ends[d] += start[d] - free[d]
+        if ends[d] + tail > stop:
+            return INFINITY, INFINITY
         end = start[d] + times[k, s]
         if k == FORWARD:
             m = begun[s]

@@ -5,10 +5,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..schedules.decode import decode
-
-TAIL = 1e-3
-"""Weight of the mean end of the devices beside the makespan: it tells orders of equal makespan apart."""
+from ..schedules.decode import TAIL, decode
 
 
 @njit(cache=True)
@@ -26,14 +23,17 @@ def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def _some_microbatches(count: int) -> tuple[int, int]:
-    """All, some that follow one another, or one; the first, and behind the last."""
+def _some_microbatches(count: int) -> tuple[int, int, int]:
+    """All, every second or third, some that follow one another, or one; the first, behind the last, and the step."""
     draw, first = np.random.random(), np.random.randint(count)
-    if draw < 0.4:
-        return 0, count
-    if draw < 0.8:
-        return first, min(count, first + 1 + np.random.randint(1 + count // 3))
-    return first, first + 1
+    if draw < 0.3:
+        return 0, count, 1
+    if draw < 0.5:
+        step = 2 + np.random.randint(2)
+        return first % step, count, step
+    if draw < 0.85:
+        return first, min(count, first + 1 + np.random.randint(1 + count // 3)), 1
+    return first, first + 1, 1
 
 
 @njit(cache=True)
@@ -51,11 +51,11 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
     elif draw < 0.15:
         patience[kind] = max(0.0, min(1.5, patience[kind] + np.random.standard_normal() * 0.3))
     else:
-        first, last = _some_microbatches(count)
+        first, last, step = _some_microbatches(count)
         sloped = high > low + 1 and np.random.random() < 0.5
         for s in range(low, high):
             share = (s - low) / (high - low) if sloped else 1.0
-            keys[kind, s, first:last] += size * share
+            keys[kind, s, first:last:step] += size * share
 
 
 @njit(cache=True)
@@ -99,14 +99,16 @@ def anneal(
         _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
         while np.random.random() < 0.3:
             _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
+        # Metropolis, with the random number first: it says how good the order has to be.
+        temperature = warmth * best_span * (1 - progress) ** 2
+        enough = value - temperature * np.log(1 - np.random.random())
         span, tail = decode(
             count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
-            fused, orders, lengths,
+            fused, orders, lengths, enough * (1 + 1e-12),
         )  # fmt: skip
         tried += 1
         new = span + TAIL * tail
-        temperature = warmth * best_span * (1 - progress) ** 2
-        if new <= value or (temperature > 0 and np.random.random() < np.exp((value - new) / temperature)):
+        if new <= enough:
             now_keys, now_patience, now_caps, value = new_keys, new_patience, new_caps, new
             if new < best_value:
                 best_keys, best_patience, best_caps, best_value = new_keys, new_patience, new_caps, new

@@ -19,7 +19,7 @@ from .anneal import anneal
 from .bound import lower_bound
 from .starts import State, enough_memory, patterns, published
 
-EVALUATIONS = 12_000
+EVALUATIONS = 36_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
 FIRST_SHARE = 0.1
 """Share of the evaluations that all starts get together."""

@@ -11,7 +11,7 @@ from ..errors import InfeasibleError
 from ..evaluate import Evaluation
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..schedules.instance import ROUNDING, Instance, instance
-from ..schedules.placement import folded_placement, looped_placement
+from ..schedules.placement import folded_placement, hooked_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds
 from ..schedules.tradeoff import named_schedules
@@ -47,10 +47,12 @@ class State:
 
 
 def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
-    """Round the devices again and again, and there and back."""
+    """Round the devices again and again, there and back, and there and back with a hook at the turn."""
     yield looped_placement(devices, chunks)
     if chunks > 1 and devices > 1:
         yield folded_placement(devices, chunks)
+    if chunks == 2 and devices > 2:
+        yield hooked_placement(devices)
 
 
 def patterns(task: Instance) -> Iterator[State]:
@@ -75,7 +77,7 @@ def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Flo
     devices = task.problem.devices
     few = PACES if limited and task.problem.chunks > 1 else PACES[:1]
     paces: list[tuple[float, ...]] = [(out, home, out, home) for out, home in few]
-    if limited and task.problem.chunks == 2 and tuple(task.placement) == folded_placement(devices, 2):
+    if limited and task.problem.chunks == 2 and tuple(task.placement) != looped_placement(devices, 2):
         paces = list(dict.fromkeys([*paces, *FOLDED_PACES]))
     for pace in paces:
         forward, back = _due(task, *pace)
@@ -128,13 +130,13 @@ def _caps(task: Instance, life: Floats, rounding: float) -> Integers:
 def published(
     problem: ScheduleProblem, families: Iterable[ScheduleFamily]
 ) -> tuple[list[State], list[tuple[Schedule, Evaluation]], int]:
-    """The named schedules within the limit: as starts, as they are, and how many were evaluated."""
+    """The named schedules as starts, those within the limit as they are, and how many were evaluated."""
     states, found, tried = [], [], 0
     for scored in named_schedules(problem, families):
         tried += 1
+        states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
         if not exceeds(scored):
             found.append((scored.schedule, scored.result))
-            states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
     return states, found, tried
 
 

@@ -146,7 +146,7 @@ def test_every_pattern_is_a_start_of_its_own_instance():
         ((8, 16, (10, 12, 8), 1), 4, 748.0),
     ],
 )
-def test_a_quarter_of_the_default_budget_reaches_what_published_schedulers_do_not(case, memory, reach):
+def test_a_twelfth_of_the_default_budget_reaches_what_published_schedulers_do_not(case, memory, reach):
     devices, microbatches, times, hop = case
     found = search([uniform(devices, microbatches, v, times, hop, memory) for v in (1, 2)], evaluations=3000)
     assert found.result.makespan < reach
