@@ -80,12 +80,12 @@ class StageRun:
             dst: [(b.shape, b.dtype) for b in tensors if b.differentiable] for dst, tensors in outgoing.items()
         }
         position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
-        back, buffer = list(self.returned.values()), state.gradient_buffer
+        returned = list(self.returned.values())
         self._backward, self._backward_input, self._backward_weight = (
             None
             if program is None
             else BoundBackward(
-                program, inputs, self._static, position_of_loss, state.gradient_buffer, back, self._device
+                program, inputs, self._static, position_of_loss, state.gradient_buffer, returned, self._device
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )

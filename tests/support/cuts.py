@@ -1,6 +1,5 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
-import functools
 import itertools
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.utils import _pytree as pytree
 from .models import Case
 
 
-@functools.cache
 def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
     """The case's step for the largest of its microbatches."""
     pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)

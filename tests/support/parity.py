@@ -34,6 +34,9 @@ EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half")
 """Plans that every case runs on any number of ranks; on two, the first case runs all of them."""
 
 
+_captured = functools.cache(captured)
+
+
 @frozen
 class Distance:
     """The largest distances after a few optimizer steps; gradients relative, in norm, at the first step."""
@@ -50,7 +53,7 @@ def build(
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     case = CASES[name]
-    operators = captured(case, dtype, rows, microbatches, device)
+    operators = _captured(case, dtype, rows, microbatches, device)
     plan = plan or even_plan(operators, team.size, microbatches, **options)
     shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
     pipe = Pipeline(case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
