@@ -1,0 +1,188 @@
+"""Small cases exactly: the fastest order of a placement as a mixed-integer program, solved by HiGHS.
+
+Each action has a start; for every two actions of a device that could run in either order, a binary says which one is
+first. Starts respect what is read, the order (with a large constant, M), and that a stage takes its microbatches one
+after the other, which loses nothing, because they are all alike. What a device holds when an action begins follows
+from who came before it, so the memory limit is linear, too. The form is that of OptPipe (arXiv 2510.05186, section 4),
+without offload.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import define, field, frozen
+from scipy import optimize, sparse
+
+from ..schedules.decode import FORWARD, INPUT, WEIGHT
+from ..schedules.instance import Instance
+
+LARGEST = 4000
+"""Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 330."""
+NODES = 2_000
+"""Branch-and-bound nodes, which stand for the time that is spent: the same input gives the same answer."""
+
+_Op = tuple[int, int, int]
+"""Kind, stage, microbatch."""
+
+
+@frozen
+class Exact:
+    """What is known of the fastest order.
+
+    Args:
+        bound: no order of this placement is faster.
+        starts: (kind, stage, microbatch) → start in the best order found, or None where none was.
+        makespan: of that order; infinite without one.
+    """
+
+    bound: float
+    starts: dict[_Op, float] | None
+    makespan: float
+
+
+def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact | None:
+    """The fastest order, as far as so many nodes tell.
+
+    Args:
+        task: the problem. No stage is to run B faster than I and W: whether to fuse is not in the program.
+        makespan: of an order that is known: a better one is looked for.
+        nodes: branch-and-bound nodes.
+
+    Returns:
+        What was found; None where the program is too large, or B is faster than I and W somewhere.
+    """
+    if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
+        return None
+    program = _Program(task, makespan)
+    if len(program.pairs) > LARGEST:
+        return None
+    return program.solve(nodes)
+
+
+@define
+class _Program:
+    """The program of one placement.
+
+    Args:
+        task: the problem.
+        horizon: all of it is over by then.
+        columns: action → column of its start; column 0 is the makespan.
+        pairs: (action, action) → column of the binary that says that the first runs first.
+    """
+
+    task: Instance
+    horizon: float
+    columns: dict[_Op, int] = field(factory=dict)
+    pairs: dict[tuple[_Op, _Op], int] = field(factory=dict)
+    _rows: list[tuple[dict[int, float], float]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        for kind in (FORWARD, INPUT, WEIGHT):
+            for stage in range(len(self.task.placement)):
+                for m in range(self.task.problem.microbatches):
+                    self.columns[kind, stage, m] = 1 + len(self.columns)
+        for one, other in self._open_pairs():
+            self.pairs[one, other] = 1 + len(self.columns) + len(self.pairs)
+
+    def solve(self, nodes: int) -> Exact:
+        """Build it and hand it to HiGHS."""
+        self._reads()
+        self._one_at_a_time()
+        self._memory()
+        width = 1 + len(self.columns) + len(self.pairs)
+        matrix = sparse.lil_array((len(self._rows), width))
+        for number, (row, _) in enumerate(self._rows):
+            for column, factor in row.items():
+                matrix[number, column] = factor
+        upper = np.array([limit for _, limit in self._rows])
+        goal, whole, top = np.zeros(width), np.zeros(width), np.full(width, self.horizon)
+        goal[0] = 1
+        whole[1 + len(self.columns) :] = 1
+        top[1 + len(self.columns) :] = 1
+        found = optimize.milp(
+            goal, integrality=whole, bounds=optimize.Bounds(0, top),
+            constraints=optimize.LinearConstraint(matrix.tocsr(), -np.inf, upper),
+            options={"node_limit": nodes, "mip_rel_gap": 1e-6},
+        )  # fmt: skip
+        if found.status == 2:  # nothing is faster than what was known
+            return Exact(self.horizon, None, float("inf"))
+        bound = float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
+        if found.x is None:
+            return Exact(bound, None, float("inf"))
+        starts = {action: float(found.x[column]) for action, column in self.columns.items()}
+        return Exact(bound, starts, float(found.x[0]))
+
+    def _time(self, action: _Op) -> float:
+        return float(self.task.times[action[0], action[1]])
+
+    def _follows(self, one: _Op, other: _Op) -> bool:
+        """Whether ``other`` comes after ``one`` in every order: by what it reads, and microbatches in order."""
+        (kind, stage, m), (later, there, n) = one, other
+        if m > n:
+            return False
+        if kind == later and (stage == there or kind == WEIGHT):
+            return stage == there and m < n
+        if kind == FORWARD:
+            return later != FORWARD or stage < there
+        return kind == INPUT and (there <= stage if later == INPUT else later == WEIGHT and there == stage)
+
+    def _open_pairs(self) -> Iterator[tuple[_Op, _Op]]:
+        for own in self.task.stages_on.tolist():
+            here = [action for action in self.columns if action[1] in own]
+            for i, one in enumerate(here):
+                for other in here[i + 1 :]:
+                    if not self._follows(one, other) and not self._follows(other, one):
+                        yield one, other
+
+    def _after(self, action: _Op, source: _Op, delay: float = 0.0) -> None:
+        """``action`` begins when ``source`` has ended, and the delay has passed."""
+        row = {self.columns[source]: 1.0, self.columns[action]: -1.0}
+        self._rows.append((row, -self._time(source) - delay))
+
+    def _reads(self) -> None:
+        hops, last = self.task.hops, len(self.task.placement) - 1
+        for kind, stage, m in self.columns:
+            action = kind, stage, m
+            self._rows.append(({self.columns[action]: 1.0, 0: -1.0}, -self._time(action)))
+            if m > 0:
+                self._after(action, (kind, stage, m - 1))
+            if kind == FORWARD and stage > 0:
+                self._after(action, (FORWARD, stage - 1, m), float(hops[stage]))
+            elif kind == INPUT:
+                self._after(action, (FORWARD, stage, m))
+                if stage < last:
+                    self._after(action, (INPUT, stage + 1, m), float(hops[stage + 1]))
+            elif kind == WEIGHT:
+                self._after(action, (INPUT, stage, m))
+
+    def _one_at_a_time(self) -> None:
+        for (one, other), pair in self.pairs.items():
+            a, b, far = self.columns[one], self.columns[other], self.horizon
+            self._rows.append(({a: 1.0, b: -1.0, pair: far}, far - self._time(one)))
+            self._rows.append(({b: 1.0, a: -1.0, pair: -far}, -self._time(other)))
+
+    def _memory(self) -> None:
+        """What a device holds with a forward that begins: everything that came before it, and its own."""
+        task = self.task
+        for device, own in enumerate(task.stages_on.tolist()):
+            limit = float(task.limits[device])
+            if not np.isfinite(limit):
+                continue
+            here = [action for action in self.columns if action[1] in own]
+            change = {FORWARD: task.need, INPUT: task.kept - task.need, WEIGHT: -task.kept}
+            for action in here:
+                if action[0] != FORWARD:
+                    continue
+                row, held = dict[int, float](), float(task.need[action[1]])
+                for other in here:
+                    size = float(change[other[0]][other[1]])
+                    if other == action or size == 0 or self._follows(action, other):
+                        continue
+                    if self._follows(other, action):
+                        held += size
+                    elif (other, action) in self.pairs:
+                        row[self.pairs[other, action]] = size
+                    else:
+                        held += size
+                        row[self.pairs[action, other]] = -size
+                self._rows.append((row, limit - held))
