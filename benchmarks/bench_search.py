@@ -5,7 +5,7 @@ device's work) of what is found, the public best, the lower bound, and processor
 ratio of makespans, and the median share of idle time saved over the cases with hop time or unequal costs at or below
 half of 1F1B's memory.
 
-    python benchmarks/bench_search.py [--evaluations 36000] [--seed 0] [--devices 8] [--record FILE]
+    python benchmarks/bench_search.py [--evaluations 800000] [--seed 0] [--devices 8] [--record FILE]
 """
 
 import argparse

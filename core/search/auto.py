@@ -1,32 +1,53 @@
 """The search over schedules: from patterns and published orders, the fastest one that the memory limit allows.
 
-Successive halving (Karnin et al. 2013) over starts: each gets a few evaluations, the better half goes on with twice as
-many, until one is left. Nothing reads a clock: a budget counts evaluations, and the same input gives the same bytes.
+1. Keys: every start is annealed as priorities of a list scheduler (`anneal`), which changes many actions at a time.
+2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
+
+Both by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
+orders, and the same input gives the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve
 
 from ..actions import Action, Kind
 from ..evaluate import Evaluation, evaluate
-from ..schedules.decode import decode
-from ..schedules.instance import Instance
+from ..schedules.decode import Integers, decode
+from ..schedules.instance import Instance, instance
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import Scored, costs_of
 from .anneal import anneal
 from .bound import lower_bound
-from .starts import State, enough_memory, patterns, published
+from .local import improve
+from .starts import State, codes_of, enough_memory, patterns, published
 
-EVALUATIONS = 36_000
+EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
-FIRST_SHARE = 0.1
-"""Share of the evaluations that all starts get together."""
-WIDTHS = (4, 1)
-"""Starts that are left after each round."""
-WARMTH = 0.001
-"""First temperature of annealing, as a share of the makespan."""
+DECODING = 40
+"""Orders that are evaluated in the time in which one is decoded from keys."""
+KEYS_SHARE = 0.3
+"""Share of the evaluations for keys."""
+FIRST_SHARE = 0.3
+"""Share of these that all starts get together; the best ``WIDTH`` get the rest."""
+WIDTH = 4
+"""Starts that go on as orders."""
+LAST_SHARE = 0.5
+"""Share of the evaluations for orders that the best of them gets."""
+KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.004, 0.002
+"""First temperatures of annealing, as shares of the makespan."""
+
+
+@define(eq=False)
+class _Found:
+    """Orders of a problem on a placement, coded as in ``decode``."""
+
+    task: Instance
+    fused: "np.ndarray"
+    orders: Integers
+    lengths: Integers
+    makespan: float = float("inf")
 
 
 def find_schedule(
@@ -49,45 +70,63 @@ def find_schedule(
     known = list(families)
     states: list[State] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
-    tried = 0
     for problem in dict.fromkeys(task.problem for task in tasks):
-        starts, found, count = published(problem, known)
-        tried += count
+        starts, found = published(problem, known)
         states += starts
         for schedule, result in found:
             if best is None or _better(result, best[2]):
                 best = problem, schedule, result
-    winner, more = _halving(states, evaluations, seed, bound)
-    tried += more
-    schedule, result = _order(winner, seed, evaluations)
+    left = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), seed, bound)
+    candidates = [_decoded(state) for state in left]
+    if best is not None:
+        candidates.append(_coded(best[0], best[1]))
+    winner = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
+    name = f"auto(evaluations={evaluations},seed={seed})"
+    schedule = winner.task.schedule(name, winner.orders, winner.lengths, winner.fused)
+    schedule, result = _fuse(winner.task, schedule)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
-    return Scored(*best, tried, bound)
+    return Scored(*best, evaluations, bound)
 
 
 def _better(one: Evaluation, other: Evaluation) -> bool:
     return (one.makespan, max(one.peak_memory)) < (other.makespan, max(other.peak_memory))
 
 
-def _halving(states: list[State], evaluations: int, seed: int, bound: float) -> tuple[State, int]:
-    """The best of all starts after annealing, and how many orders were tried."""
-    tried = 0
-    left, share = states, FIRST_SHARE
-    for number, width in enumerate((*WIDTHS, 0)):
+def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float) -> list[State]:
+    """The best of all starts after annealing, best first."""
+    left = states
+    for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
         each = max(int(share * evaluations / len(left)), 1)
         for place, state in enumerate(left):
             task = state.task
-            state.makespan, count = anneal(
-                seed * 1_000_003 + number * 1009 + place, each, WARMTH, bound * (1 + 1e-12), task.problem.microbatches,
-                task.placement, task.stages_on, task.fused_times(state.fused), task.hops, _need(state), _kept(state),
-                task.limits, state.keys, state.patience, state.caps, state.fused,
+            state.makespan, _ = anneal(
+                seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
+                task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
+                _need(task, state.fused), _kept(task, state.fused), task.limits, state.keys, state.patience, state.caps,
+                state.fused,
             )  # fmt: skip
-            tried += count
         left = sorted(left, key=lambda state: state.makespan)
-        if width:
-            left = _varied(left)[:width] if number == 0 else left[:width]
-            share = (1 - FIRST_SHARE) / len(WIDTHS)
-    return left[0], tried
+        left = _varied(left)[:WIDTH]
+    return left
+
+
+def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound: float) -> _Found:
+    """The best of some orders after annealing."""
+    each = int((1 - LAST_SHARE) * evaluations / len(candidates))
+    for place, found in enumerate(candidates):
+        _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound)
+    best = min(candidates, key=lambda found: found.makespan)
+    _improve(best, seed * 1_000_003 + len(candidates), int(LAST_SHARE * evaluations), LAST_WARMTH, bound)
+    return best
+
+
+def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> None:
+    task, fused = found.task, found.fused
+    found.makespan = improve(
+        seed, moves, warmth, bound * (1 + 1e-12), task.problem.microbatches, task.placement, task.fused_times(fused),
+        task.hops, _need(task, fused), _kept(task, fused), task.limits, fused, found.orders, found.lengths,
+    )  # fmt: skip
 
 
 def _varied(states: list[State]) -> list[State]:
@@ -96,27 +135,32 @@ def _varied(states: list[State]) -> list[State]:
     return sorted(first, key=lambda state: state.makespan) + [state for state in states if state not in first]
 
 
-def _need(state: State) -> "np.ndarray":
+def _need(task: Instance, fused: "np.ndarray") -> "np.ndarray":
     """What F reserves; a fused stage needs no more than it saves."""
-    return np.where(state.fused, state.task.saved, state.task.need)
+    return np.where(fused, task.saved, task.need)
 
 
-def _kept(state: State) -> "np.ndarray":
+def _kept(task: Instance, fused: "np.ndarray") -> "np.ndarray":
     """Held after I; a fused stage holds nothing more after its backward."""
-    return np.where(state.fused, state.task.saved, state.task.kept)
+    return np.where(fused, task.saved, task.kept)
 
 
-def _order(state: State, seed: int, evaluations: int) -> tuple[Schedule, Evaluation]:
-    """The order of a state, with I and W fused where that costs nothing."""
-    task = state.task
-    orders = np.empty((task.problem.devices, 3 * task.stages_on.shape[1] * task.problem.microbatches), dtype=np.int64)
+def _decoded(state: State) -> _Found:
+    """The order of a state's keys."""
+    task, fused = state.task, state.fused
+    count = task.problem.microbatches
+    orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
     lengths = np.zeros(task.problem.devices, dtype=np.int64)
     decode(
-        task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
-        _need(state), _kept(state), task.limits, state.keys, state.patience, state.caps, state.fused, orders, lengths,
+        count, task.placement, task.stages_on, task.fused_times(fused), task.hops, _need(task, fused),
+        _kept(task, fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
     )  # fmt: skip
-    name = f"auto(evaluations={evaluations},seed={seed})"
-    return _fuse(task, task.schedule(name, orders, lengths, state.fused))
+    return _Found(task, fused, orders, lengths)
+
+
+def _coded(problem: ScheduleProblem, schedule: Schedule) -> _Found:
+    """A published order."""
+    return _Found(instance(problem, schedule.placement), *codes_of(schedule))
 
 
 def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:

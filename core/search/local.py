@@ -13,59 +13,68 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..schedules.decode import FORWARD, INFINITY, INPUT, TAIL, WEIGHT
+from ..schedules.decode import FORWARD, INFINITY, INPUT, TAIL
 
 UNKNOWN = -1
+
+
+@njit(cache=True, inline="always")
+def _begin(
+    code: int, kind: int, stage: int, now: float, stages: int, count: int, hops: Any, finish: Any
+) -> tuple[float, int]:
+    """When an action can begin on a device that is free ``now``, and the action elsewhere that it waits for.
+
+    Negative where something that it reads has not run yet.
+    """
+    size, source, hop = stages * count, UNKNOWN, 0.0
+    if kind != FORWARD and finish[code - size] < 0:
+        return -1.0, UNKNOWN
+    if kind == FORWARD and stage > 0:
+        source, hop = code - count, hops[stage]
+    elif kind == INPUT and stage < stages - 1:
+        source, hop = code + count, hops[stage + 1]
+    if source == UNKNOWN:
+        return now, UNKNOWN
+    if finish[source] < 0:
+        return -1.0, UNKNOWN
+    at = finish[source] + hop
+    return (at, source) if at > now else (now, UNKNOWN)
 
 
 @njit(cache=True)
 def _run(
     orders: Any, lengths: Any, count: int, stages: int, times: Any, hops: Any, stop: float, finish: Any, cause: Any,
     place: Any, free: Any,
-) -> float:  # fmt: skip
-    """The makespan and ``TAIL`` times the mean end; infinite where something waits for itself, or above ``stop``.
+) -> tuple[float, float]:  # fmt: skip
+    """The longest path.
 
     Args:
         orders, lengths, count, times, hops: as in ``decode``.
         stages: how many.
         stop: give up above this.
         finish: filled with the end of every action.
-        cause: filled with the action of another queue that it waited for, or ``UNKNOWN``.
+        cause: filled with the action elsewhere that it waited for, or ``UNKNOWN``.
         place, free: room for a number a device.
+
+    Returns:
+        The makespan with ``TAIL`` times the mean end, and alone; infinite above ``stop``, or where something waits for
+        itself.
     """
     size = stages * count
     finish[:] = -1.0
     place[:] = 0
     free[:] = 0.0
-    devices, left = orders.shape[0], lengths.sum()
+    left = lengths.sum()
     while left > 0:
         before = left
-        for d in range(devices):
+        for d in range(orders.shape[0]):
             i, now = place[d], free[d]
             while i < lengths[d]:
                 code = orders[d, i]
                 kind = code // size
                 stage = (code - kind * size) // count
-                at, why = now, UNKNOWN
-                if kind == FORWARD:
-                    if stage > 0:
-                        end = finish[code - count]
-                        if end < 0:
-                            break
-                        if end + hops[stage] > at:
-                            at, why = end + hops[stage], code - count
-                elif kind == INPUT:
-                    end = finish[code - size]
-                    if end < 0:
-                        break
-                    at = max(at, end)
-                    if stage < stages - 1:
-                        end = finish[code + count]
-                        if end < 0:
-                            break
-                        if end + hops[stage + 1] > at:
-                            at, why = end + hops[stage + 1], code + count
-                elif finish[code - size] < 0:
+                at, why = _begin(code, kind, stage, now, stages, count, hops, finish)
+                if at < 0:
                     break
                 now = at + times[kind, stage]
                 finish[code] = now
@@ -74,10 +83,10 @@ def _run(
                 left -= 1
             place[d], free[d] = i, now
             if now > stop:
-                return INFINITY
+                return INFINITY, INFINITY
         if left == before:
-            return INFINITY
-    return float(free.max() + TAIL * free.mean())
+            return INFINITY, INFINITY
+    return free.max() + TAIL * free.mean(), free.max()
 
 
 @njit(cache=True)
@@ -116,9 +125,11 @@ def _move(order: Any, start: int, goal: int, count: int, stages: int) -> int:
 
 
 @njit(cache=True)
-def _critical(orders: Any, lengths: Any, count: int, stages: int, times: Any, finish: Any, cause: Any, found: Any) -> int:
+def _critical(
+    orders: Any, lengths: Any, count: int, placement: Any, times: Any, finish: Any, cause: Any, found: Any
+) -> int:
     """Positions on the longest path whose action waited for the one in front of it on its device, into ``found``."""
-    size, last, d = stages * count, -1.0, 0
+    size, last, d = placement.shape[0] * count, -1.0, 0
     for device in range(orders.shape[0]):
         if lengths[device] > 0 and finish[orders[device, lengths[device] - 1]] > last:
             last, d = finish[orders[device, lengths[device] - 1]], device
@@ -127,29 +138,38 @@ def _critical(orders: Any, lengths: Any, count: int, stages: int, times: Any, fi
         code = orders[d, i]
         why = cause[code]
         if why != UNKNOWN:
-            for device in range(orders.shape[0]):
-                hit = -1
-                for j in range(lengths[device]):
-                    if orders[device, j] == why:
-                        hit = j
-                        break
-                if hit >= 0:
-                    d, i = device, hit
-                    break
-            continue
-        if i == 0:
+            d = placement[(why % size) // count]
+            i = 0
+            while orders[d, i] != why:
+                i += 1
+        elif i == 0:
             return number
-        if finish[orders[d, i - 1]] >= finish[code] - times[code // size, (code % size) // count] - 1e-9 * last:
+        else:
             found[number, 0], found[number, 1] = d, i
             number += 1
-        i -= 1
+            i -= 1
+
+
+@njit(cache=True)
+def _some_move(orders: Any, lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
+    """A device, and a position there and where its action is to go."""
+    reach = 1 + int(-2.0 * np.log(1 - np.random.random()))
+    if number > 0 and np.random.random() < 0.8:
+        pick = np.random.randint(number)
+        d, i = found[pick, 0], found[pick, 1]
+        if np.random.random() < 0.5:
+            return d, i, max(i - reach, 0)
+        return d, i - 1, min(i - 1 + reach, lengths[d] - 1)
+    d = np.random.randint(orders.shape[0])
+    start = np.random.randint(lengths[d])
+    return d, start, min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
 
 
 @njit(cache=True)
 def improve(
     seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, times: Any, hops: Any, need: Any,
     kept: Any, limits: Any, fused: Any, orders: Any, lengths: Any,
-) -> tuple[float, int]:  # fmt: skip
+) -> float:  # fmt: skip
     """Improve ``orders`` in place by simulated annealing; arguments from ``count`` on as in ``decode``.
 
     Args:
@@ -159,48 +179,36 @@ def improve(
         target: a makespan that ends the search.
 
     Returns:
-        The value of the order, and how many moves were tried.
+        The makespan of the best order, which has the least mean end among those.
     """
     np.random.seed(seed)
     stages, devices = placement.shape[0], orders.shape[0]
     finish, cause = np.empty(3 * stages * count), np.empty(3 * stages * count, dtype=np.int64)
     place, free = np.zeros(devices, dtype=np.int64), np.zeros(devices)
     found = np.empty((lengths.sum(), 2), dtype=np.int64)
-    value = _run(orders, lengths, count, stages, times, hops, INFINITY, finish, cause, place, free)
-    number = _critical(orders, lengths, count, stages, times, finish, cause, found)
-    best, best_orders = value, orders.copy()
+    value, span = _run(orders, lengths, count, stages, times, hops, INFINITY, finish, cause, place, free)
+    number = _critical(orders, lengths, count, placement, times, finish, cause, found)
+    best, best_span, best_orders = value, span, orders.copy()
     row = np.empty(orders.shape[1], dtype=np.int64)
-    tried = 0
-    while tried < moves and best > target:
-        tried += 1
-        left = 1 - tried / moves
-        reach = 1 + int(-2.0 * np.log(1 - np.random.random()))
-        if number > 0 and np.random.random() < 0.8:
-            pick = np.random.randint(number)
-            d, i = found[pick, 0], found[pick, 1]
-            if np.random.random() < 0.5:
-                start, goal = i, max(i - reach, 0)
-            else:
-                start, goal = i - 1, min(i - 1 + reach, lengths[d] - 1)
-        else:
-            d = np.random.randint(devices)
-            start = np.random.randint(lengths[d])
-            goal = min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
+    for tried in range(moves):
+        if best_span <= target:
+            break
+        d, start, goal = _some_move(orders, lengths, found, number)
         row[:] = orders[d]
         if _move(orders[d], start, goal, count, stages) == start:
             continue
-        if not _fits(orders[d], lengths[d], count, stages, need, kept, fused, limits[d]):
-            orders[d] = row
-            continue
-        enough = value - warmth * best * left * left * np.log(1 - np.random.random())
-        new = _run(orders, lengths, count, stages, times, hops, enough * (1 + 1e-12), finish, cause, place, free)
-        if new > enough * (1 + 1e-12):
+        left = 1 - tried / moves
+        enough = (value - warmth * best * left * left * np.log(1 - np.random.random())) * (1 + 1e-12)
+        new = INFINITY
+        if _fits(orders[d], lengths[d], count, stages, need, kept, fused, limits[d]):
+            new, span = _run(orders, lengths, count, stages, times, hops, enough, finish, cause, place, free)
+        if new > enough:
             orders[d] = row
             continue
         value = new
-        number = _critical(orders, lengths, count, stages, times, finish, cause, found)
+        number = _critical(orders, lengths, count, placement, times, finish, cause, found)
         if value < best:
-            best = value
+            best, best_span = value, span
             best_orders[:] = orders
     orders[:] = best_orders
-    return best, tried
+    return best_span

@@ -129,15 +129,16 @@ def _caps(task: Instance, life: Floats, rounding: float) -> Integers:
 
 def published(
     problem: ScheduleProblem, families: Iterable[ScheduleFamily]
-) -> tuple[list[State], list[tuple[Schedule, Evaluation]], int]:
-    """The named schedules as starts, those within the limit as they are, and how many were evaluated."""
-    states, found, tried = [], [], 0
+) -> tuple[list[State], list[tuple[Schedule, Evaluation]]]:
+    """The named schedules as starts, and those within the limit as they are."""
+    states, found = [], []
     for scored in named_schedules(problem, families):
-        tried += 1
-        states.append(state_of(instance(problem, scored.schedule.placement), scored.schedule, scored.result))
+        task = instance(problem, scored.schedule.placement)
+        if holds_one(task):
+            states.append(state_of(task, scored.schedule, scored.result))
         if not exceeds(scored):
             found.append((scored.schedule, scored.result))
-    return states, found, tried
+    return states, found
 
 
 def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
@@ -158,6 +159,36 @@ def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
     return State(task, keys, np.full(3, EAGER), caps, fused)
 
 
+def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
+    """Which stages run I and W as B, the orders coded as in ``decode``, and their lengths.
+
+    A stage with backwards of both kinds has all of them split: its B are I followed by W.
+    """
+    stages, count = len(schedule.placement), schedule.microbatches
+    fused = np.ones(stages, dtype=np.bool_)
+    rows: list[list[int]] = []
+    for order in schedule.device_actions:
+        fused[[action.stage for action in order if action.kind is Kind.I]] = False
+    for order in schedule.device_actions:
+        row: list[int] = []
+        for action in order:
+            assert action.microbatch is not None
+            place = action.stage * count + action.microbatch
+            row.append(_CODE[action.kind] * stages * count + place)
+            if action.kind is Kind.B and not fused[action.stage]:
+                row.append(WEIGHT * stages * count + place)
+        rows.append(row)
+    orders = np.zeros((len(rows), 3 * stages * count // len(rows)), dtype=np.int64)
+    for device, row in enumerate(rows):
+        orders[device, : len(row)] = row
+    return fused, orders, np.array([len(row) for row in rows], dtype=np.int64)
+
+
+def holds_one(task: Instance) -> bool:
+    """Whether the limit holds one microbatch on all stages of a device: then there is an order (see ``decode``)."""
+    return task.least_memory <= float(task.limits[0]) * (1 + ROUNDING)
+
+
 def enough_memory(problems: Sequence[ScheduleProblem]) -> list[Instance]:
     """Every problem with every placement, those that one microbatch fits in.
 
@@ -165,7 +196,7 @@ def enough_memory(problems: Sequence[ScheduleProblem]) -> list[Instance]:
         InfeasibleError: none; the message names the least limit that would do.
     """
     tasks = [instance(p, placement) for p in problems for placement in placements(p.devices, p.chunks)]
-    left = [t for t in tasks if t.least_memory <= t.limits[0] * (1 + ROUNDING)]
+    left = [task for task in tasks if holds_one(task)]
     if not left:
         task = min(tasks, key=lambda t: t.least_memory)
         raise InfeasibleError(

@@ -52,7 +52,7 @@ def test_schedules_that_are_searched(data, chunks, limit):
         problem.devices, problem.microbatches, chunks, problem.costs, problem.hop_s, memory_limit=limit
     )
     try:
-        found = find_schedule([problem], BUILT_IN, evaluations=80)
+        found = find_schedule([problem], BUILT_IN, evaluations=2000)
     except InfeasibleError as error:
         assert "raise the limit to at least" in str(error)  # noqa: PT017
         return

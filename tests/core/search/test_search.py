@@ -25,7 +25,7 @@ def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None
     return ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
 
 
-def search(problems, evaluations=300, seed=0) -> Scored:
+def search(problems, evaluations=8000, seed=0) -> Scored:
     return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
 
 
@@ -59,7 +59,7 @@ def problems(draw):
 @settings(max_examples=25, deadline=None)
 @given(problems())
 def test_what_is_found_is_complete_inside_its_limit_and_not_below_the_bound(problem):
-    found = search([problem], evaluations=60)
+    found = search([problem], evaluations=2000)
     schedule, result = found.schedule, found.result
     done = [(a.stage, a.kind, a.microbatch) for row in schedule.device_actions for a in row]
     assert len(set(done)) == len(done)
@@ -95,7 +95,7 @@ def test_the_same_input_and_seed_give_the_same_order():
 @pytest.mark.parametrize("devices", [1, 2, 5])
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
 def test_any_limit_that_holds_one_microbatch_has_a_schedule(devices, microbatches):
-    found = search([uniform(devices, microbatches, v, memory=1) for v in (1, 2, 3, 4)], evaluations=60)
+    found = search([uniform(devices, microbatches, v, memory=1) for v in (1, 2, 3, 4)], evaluations=2000)
     assert max(found.result.peak_memory) / found.problem.chunks <= 1
 
 
@@ -119,14 +119,14 @@ def test_the_bound_of_hand():
 
 
 def test_one_microbatch_at_a_time_is_found_optimal():
-    found = search([uniform(2, 4, 1, hop=0.5, memory=1)], evaluations=200)
+    found = search([uniform(2, 4, 1, hop=0.5, memory=1)], evaluations=4000)
     assert found.result.makespan == found.bound == 24
     assert found.gap == 0
 
 
 def test_fused_backwards_are_used_where_they_are_quicker():
     cost = StageCosts(1, 1, 1, backward_s=1.2, saved_bytes=1)
-    found = search([ScheduleProblem(1, 4, 1, (cost,))], evaluations=100)
+    found = search([ScheduleProblem(1, 4, 1, (cost,))], evaluations=4000)
     assert {action.kind for action in found.schedule.device_actions[0]} == {Kind.F, Kind.B}
     assert found.result.makespan == pytest.approx(4 * 2.2)
 
@@ -141,12 +141,12 @@ def test_every_pattern_is_a_start_of_its_own_instance():
 @pytest.mark.parametrize(
     ("case", "memory", "reach"),
     [
-        ((4, 8, (10, 12, 8), 1), 2, 384.0),
-        ((8, 16, (18, 18, 7), 2), 4, 1150.0),
-        ((8, 16, (10, 12, 8), 1), 4, 748.0),
+        ((4, 8, (10, 12, 8), 1), 2, 362.0),  # the best public one takes 384
+        ((8, 16, (18, 18, 7), 2), 4, 1115.0),
+        ((8, 16, (10, 12, 8), 1), 4, 706.0),  # 748
     ],
 )
-def test_a_twelfth_of_the_default_budget_reaches_what_published_schedulers_do_not(case, memory, reach):
+def test_a_quarter_of_the_default_budget_reaches_what_published_schedulers_do_not(case, memory, reach):
     devices, microbatches, times, hop = case
-    found = search([uniform(devices, microbatches, v, times, hop, memory) for v in (1, 2)], evaluations=3000)
+    found = search([uniform(devices, microbatches, v, times, hop, memory) for v in (1, 2)], evaluations=200_000)
     assert found.result.makespan < reach
