@@ -27,7 +27,7 @@ EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
 DECODING = 40
 """Orders that are evaluated in the time in which one is decoded from keys."""
-KEYS_SHARE = 0.3
+KEYS_SHARE = 0.2
 """Share of the evaluations for keys."""
 FIRST_SHARE = 0.3
 """Share of these that all starts get together; the best ``WIDTH`` get the rest."""
@@ -35,7 +35,7 @@ WIDTH = 4
 """Starts that go on as orders."""
 LAST_SHARE = 0.5
 """Share of the evaluations for orders that the best of them gets."""
-KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.004, 0.002
+KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
 """First temperatures of annealing, as shares of the makespan."""
 
 
