@@ -39,7 +39,10 @@ check: test lint format-check types
 bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/two_workers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/schedule_memory.py
 	$(BIN)/python benchmarks/bench_simulator.py
+	$(BIN)/python benchmarks/bench_core.py
+	$(BIN)/python benchmarks/bench_search.py
 
 clean:
 	rm -rf $(VENV) build out
