@@ -4,7 +4,7 @@
 2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
 
 Both by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
-orders, and the same input gives the same bytes.
+orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,6 +20,7 @@ from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import Scored, costs_of
 from .anneal import anneal
 from .bound import lower_bound
+from .exact import solvable, solve
 from .local import improve
 from .starts import State, codes_of, enough_memory, patterns, published
 
@@ -70,63 +71,87 @@ def find_schedule(
     known = list(families)
     states: list[State] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
+    tried = 0
     for problem in dict.fromkeys(task.problem for task in tasks):
         starts, found = published(problem, known)
         states += starts
+        tried += len(found)
         for schedule, result in found:
             if best is None or _better(result, best[2]):
                 best = problem, schedule, result
-    left = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), seed, bound)
+    left, decoded = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), seed, bound)
     candidates = [_decoded(state) for state in left]
     if best is not None:
         candidates.append(_coded(best[0], best[1]))
-    winner = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
+    winner, moved = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
     name = f"auto(evaluations={evaluations},seed={seed})"
     schedule = winner.task.schedule(name, winner.orders, winner.lengths, winner.fused)
     schedule, result = _fuse(winner.task, schedule)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
-    return Scored(*best, evaluations, bound)
+    return _proved(tasks, Scored(*best, tried + decoded + moved, bound))
+
+
+def _proved(tasks: Sequence[Instance], found: Scored) -> Scored:
+    """What the exact program says, where every placement that could be faster is small enough for it."""
+    open_tasks = [task for task in tasks if lower_bound(task) < found.result.makespan * (1 - 1e-9)]
+    if not open_tasks or not all(map(solvable, open_tasks)):
+        return found
+    bound = found.result.makespan
+    for task in open_tasks:
+        exact = solve(task, found.result.makespan)
+        bound = min(bound, exact.bound)
+        if exact.device_actions is not None:
+            schedule = Schedule(
+                found.schedule.name, tuple(task.placement.tolist()), task.problem.microbatches, exact.device_actions
+            )
+            schedule, result = _fuse(task, schedule)
+            if result.makespan < found.result.makespan * (1 - 1e-9):
+                found = evolve(found, problem=task.problem, schedule=schedule, result=result)
+    return evolve(found, bound=max(min(bound, found.result.makespan), found.bound or 0.0))
 
 
 def _better(one: Evaluation, other: Evaluation) -> bool:
     return (one.makespan, max(one.peak_memory)) < (other.makespan, max(other.peak_memory))
 
 
-def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float) -> list[State]:
-    """The best of all starts after annealing, best first."""
-    left = states
+def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float) -> tuple[list[State], int]:
+    """The best of all starts after annealing, best first, and how many orders were decoded."""
+    left, tried = states, 0
     for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
         each = max(int(share * evaluations / len(left)), 1)
         for place, state in enumerate(left):
             task = state.task
-            state.makespan, _ = anneal(
+            state.makespan, count = anneal(
                 seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
                 task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
                 _need(task, state.fused), _kept(task, state.fused), task.limits, state.keys, state.patience, state.caps,
                 state.fused,
             )  # fmt: skip
+            tried += count
         left = sorted(left, key=lambda state: state.makespan)
         left = _varied(left)[:WIDTH]
-    return left
+    return left, tried
 
 
-def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound: float) -> _Found:
-    """The best of some orders after annealing."""
+def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound: float) -> tuple[_Found, int]:
+    """The best of some orders after annealing, and how many moves were tried."""
     each = int((1 - LAST_SHARE) * evaluations / len(candidates))
-    for place, found in enumerate(candidates):
-        _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound)
+    tried = sum(
+        _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound) for place, found in enumerate(candidates)
+    )
     best = min(candidates, key=lambda found: found.makespan)
-    _improve(best, seed * 1_000_003 + len(candidates), int(LAST_SHARE * evaluations), LAST_WARMTH, bound)
-    return best
+    last = int(LAST_SHARE * evaluations)
+    return best, tried + _improve(best, seed * 1_000_003 + len(candidates), last, LAST_WARMTH, bound)
 
 
-def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> None:
+def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
     task, fused = found.task, found.fused
-    found.makespan = improve(
+    found.makespan, tried = improve(
         seed, moves, warmth, bound * (1 + 1e-12), task.problem.microbatches, task.placement, task.fused_times(fused),
         task.hops, _need(task, fused), _kept(task, fused), task.limits, fused, found.orders, found.lengths,
     )  # fmt: skip
+    return tried
 
 
 def _varied(states: list[State]) -> list[State]:

@@ -13,10 +13,11 @@ import numpy as np
 from attrs import define, field, frozen
 from scipy import optimize, sparse
 
+from ..actions import Action, Kind
 from ..schedules.decode import FORWARD, INPUT, WEIGHT
 from ..schedules.instance import Instance
 
-LARGEST = 4000
+LARGEST = 400
 """Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 330."""
 NODES = 2_000
 """Branch-and-bound nodes, which stand for the time that is spent: the same input gives the same answer."""
@@ -31,32 +32,30 @@ class Exact:
 
     Args:
         bound: no order of this placement is faster.
-        starts: (kind, stage, microbatch) → start in the best order found, or None where none was.
-        makespan: of that order; infinite without one.
+        device_actions: the best order found, or None where none is faster than what was known.
     """
 
     bound: float
-    starts: dict[_Op, float] | None
-    makespan: float
+    device_actions: tuple[tuple[Action, ...], ...] | None
 
 
-def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact | None:
+def solvable(task: Instance) -> bool:
+    """Whether a problem is small enough, and no stage runs B faster than I and W: that is not in the program."""
+    if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
+        return False
+    largest = task.stages_on.shape[1] * task.problem.microbatches
+    return task.problem.devices * largest * (largest - 1) <= 6 * LARGEST and len(_Program(task, 1.0).pairs) <= LARGEST
+
+
+def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact:
     """The fastest order, as far as so many nodes tell.
 
     Args:
-        task: the problem. No stage is to run B faster than I and W: whether to fuse is not in the program.
-        makespan: of an order that is known: a better one is looked for.
+        task: a problem that is ``solvable``.
+        makespan: of an order that is known; none that takes longer is looked for.
         nodes: branch-and-bound nodes.
-
-    Returns:
-        What was found; None where the program is too large, or B is faster than I and W somewhere.
     """
-    if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
-        return None
-    program = _Program(task, makespan)
-    if len(program.pairs) > LARGEST:
-        return None
-    return program.solve(nodes)
+    return _Program(task, makespan).solve(nodes)
 
 
 @define
@@ -104,13 +103,19 @@ class _Program:
             constraints=optimize.LinearConstraint(matrix.tocsr(), -np.inf, upper),
             options={"node_limit": nodes, "mip_rel_gap": 1e-6},
         )  # fmt: skip
-        if found.status == 2:  # nothing is faster than what was known
-            return Exact(self.horizon, None, float("inf"))
-        bound = float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
+        if found.status == 2:  # nothing is as fast as what was known
+            return Exact(self.horizon, None)
+        bound = float(found.fun) if found.status == 0 else max(float(found.mip_dual_bound or 0.0), 0.0)
         if found.x is None:
-            return Exact(bound, None, float("inf"))
+            return Exact(bound, None)
         starts = {action: float(found.x[column]) for action, column in self.columns.items()}
-        return Exact(bound, starts, float(found.x[0]))
+        return Exact(bound, tuple(self._order(own, starts) for own in self.task.stages_on.tolist()))
+
+    def _order(self, own: list[int], starts: dict[_Op, float]) -> tuple[Action, ...]:
+        """The order of a device; actions that take no time come in the order in which they are read."""
+        here = [action for action in self.columns if action[1] in own]
+        here.sort(key=lambda a: (round(starts[a], 9), a[0], a[1] if a[0] == FORWARD else -a[1], a[2]))
+        return tuple(Action(stage, (Kind.F, Kind.I, Kind.W)[kind], m) for kind, stage, m in here)
 
     def _time(self, action: _Op) -> float:
         return float(self.task.times[action[0], action[1]])

@@ -169,7 +169,7 @@ def _some_move(orders: Any, lengths: Any, found: Any, number: int) -> tuple[int,
 def improve(
     seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, times: Any, hops: Any, need: Any,
     kept: Any, limits: Any, fused: Any, orders: Any, lengths: Any,
-) -> float:  # fmt: skip
+) -> tuple[float, int]:  # fmt: skip
     """Improve ``orders`` in place by simulated annealing; arguments from ``count`` on as in ``decode``.
 
     Args:
@@ -179,7 +179,7 @@ def improve(
         target: a makespan that ends the search.
 
     Returns:
-        The makespan of the best order, which has the least mean end among those.
+        The makespan of the best order, which has the least mean end among those; and how many moves were tried.
     """
     np.random.seed(seed)
     stages, devices = placement.shape[0], orders.shape[0]
@@ -190,9 +190,9 @@ def improve(
     number = _critical(orders, lengths, count, placement, times, finish, cause, found)
     best, best_span, best_orders = value, span, orders.copy()
     row = np.empty(orders.shape[1], dtype=np.int64)
-    for tried in range(moves):
-        if best_span <= target:
-            break
+    tried = 0
+    while tried < moves and best_span > target:
+        tried += 1
         d, start, goal = _some_move(orders, lengths, found, number)
         row[:] = orders[d]
         if _move(orders[d], start, goal, count, stages) == start:
@@ -211,4 +211,4 @@ def improve(
             best, best_span = value, span
             best_orders[:] = orders
     orders[:] = best_orders
-    return best_span
+    return best_span, tried
