@@ -20,6 +20,7 @@ from panpipe.core.planner import (
     partition_stages,
     plan,
 )
+from panpipe.core.planner.choose import EARLY
 from panpipe.core.planner.options import in_flight
 from panpipe.core.planner.shapes import evened, looped_cuts, moves, prefix_of, seeds
 from panpipe.core.schedules.problem import ScheduleProblem
@@ -83,7 +84,9 @@ def test_the_budget_is_kept_and_counted(budget):
         return longest_path(draft, costs, cluster)
 
     chosen = planned(oracle=oracle, budget=budget, progress=lambda *state: told.append(state))
-    assert len(asked) == budget == chosen.prediction.evaluations
+    # What is set aside for gradients sent early is left where backwards are in halves already.
+    assert budget - EARLY < len(asked) <= budget
+    assert len(asked) == chosen.prediction.evaluations
     assert [state[:2] for state in told] == [(n + 1, budget) for n in range(budget)]
     assert told[-1][2] == chosen.prediction.step_s
 
