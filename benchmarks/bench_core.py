@@ -12,10 +12,11 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from panpipe.cli.output import print_table
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.evaluate import Evaluator
@@ -92,13 +93,6 @@ def commands() -> list[list[str]]:
     return rows
 
 
-def shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    for row in [header, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", help="append the results to this Markdown file")
@@ -110,7 +104,7 @@ def main() -> None:
         ("Evaluation, partition and commands", ("work", "result"), others() + commands()),
     ]
     for title, head, rows in tables:
-        shown(head, rows)
+        print_table(title, head, rows)
         if arguments.record:
             record(arguments.record, title, machine(), head, rows)
 

@@ -259,7 +259,7 @@ def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
     mail, place = parts[0]
     assert mail.tensors is not None
     total = mail.tensors[place]
-    for mail, place in parts[1:] if len(parts) > 1 else ():
+    for mail, place in parts[1:]:
         assert mail.tensors is not None
         total = total + mail.tensors[place]
     return total

@@ -154,9 +154,9 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     input_nodes = ancestors(input_gradients.values()) - forward_nodes
     first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
     for i, node in joint.gradients.items():
-        picked = at_hand(node, forward_nodes | input_nodes)
         if i in input_gradients:
             continue
+        picked = at_hand(node, forward_nodes | input_nodes)
         if picked is None or node in forward_nodes:
             weight_gradients[i] = node
         else:

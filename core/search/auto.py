@@ -7,7 +7,7 @@ Both by successive halving (Karnin et al. 2013): the better ones go on with more
 orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, evolve
@@ -67,7 +67,8 @@ def find_schedule(
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
     tasks = enough_memory(problems)
-    bound = min(lower_bound(task) for task in tasks)
+    bounds = {task: lower_bound(task) for task in tasks}
+    bound = min(bounds.values())
     known = list(families)
     states: list[State] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
@@ -89,12 +90,12 @@ def find_schedule(
     schedule, result = _fuse(winner.task, schedule)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
-    return _proved(tasks, Scored(*best, tried + decoded + moved, bound))
+    return _proved(bounds, Scored(*best, tried + decoded + moved, bound))
 
 
-def _proved(tasks: Sequence[Instance], found: Scored) -> Scored:
+def _proved(bounds: Mapping[Instance, float], found: Scored) -> Scored:
     """What the exact program says, where every placement that could be faster is small enough for it."""
-    open_tasks = [task for task in tasks if lower_bound(task) < found.result.makespan * (1 - 1e-9)]
+    open_tasks = [task for task, bound in bounds.items() if bound < found.result.makespan * (1 - 1e-9)]
     if not open_tasks or not all(map(solvable, open_tasks)):
         return found
     bound = found.result.makespan

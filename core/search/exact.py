@@ -8,6 +8,7 @@ without offload.
 """
 
 from collections.abc import Iterator
+from itertools import combinations, islice, product
 
 import numpy as np
 from attrs import define, field, frozen
@@ -18,7 +19,7 @@ from ..schedules.decode import FORWARD, INPUT, WEIGHT
 from ..schedules.instance import Instance
 
 LARGEST = 400
-"""Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 330."""
+"""Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 396."""
 NODES = 2_000
 """Branch-and-bound nodes, which stand for the time that is spent: the same input gives the same answer."""
 
@@ -43,8 +44,7 @@ def solvable(task: Instance) -> bool:
     """Whether a problem is small enough, and no stage runs B faster than I and W: that is not in the program."""
     if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
         return False
-    largest = task.stages_on.shape[1] * task.problem.microbatches
-    return task.problem.devices * largest * (largest - 1) <= 6 * LARGEST and len(_Program(task, 1.0).pairs) <= LARGEST
+    return sum(1 for _ in islice(_open_pairs(task), LARGEST + 1)) <= LARGEST
 
 
 def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact:
@@ -56,6 +56,30 @@ def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact:
         nodes: branch-and-bound nodes.
     """
     return _Program(task, makespan).solve(nodes)
+
+
+def _actions(task: Instance) -> Iterator[_Op]:
+    return product((FORWARD, INPUT, WEIGHT), range(len(task.placement)), range(task.problem.microbatches))
+
+
+def _follows(one: _Op, other: _Op) -> bool:
+    """Whether ``other`` comes after ``one`` in every order: by what it reads, and microbatches in order."""
+    (kind, stage, m), (later, there, n) = one, other
+    if m > n:
+        return False
+    if kind == later and (stage == there or kind == WEIGHT):
+        return stage == there and m < n
+    if kind == FORWARD:
+        return later != FORWARD or stage < there
+    return kind == INPUT and (there <= stage if later == INPUT else later == WEIGHT and there == stage)
+
+
+def _open_pairs(task: Instance) -> Iterator[tuple[_Op, _Op]]:
+    """Actions of one device that could run in either order."""
+    for own in task.stages_on.tolist():
+        for one, other in combinations([action for action in _actions(task) if action[1] in own], 2):
+            if not _follows(one, other) and not _follows(other, one):
+                yield one, other
 
 
 @define
@@ -76,11 +100,9 @@ class _Program:
     _rows: list[tuple[dict[int, float], float]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        for kind in (FORWARD, INPUT, WEIGHT):
-            for stage in range(len(self.task.placement)):
-                for m in range(self.task.problem.microbatches):
-                    self.columns[kind, stage, m] = 1 + len(self.columns)
-        for one, other in self._open_pairs():
+        for action in _actions(self.task):
+            self.columns[action] = 1 + len(self.columns)
+        for one, other in _open_pairs(self.task):
             self.pairs[one, other] = 1 + len(self.columns) + len(self.pairs)
 
     def solve(self, nodes: int) -> Exact:
@@ -119,25 +141,6 @@ class _Program:
 
     def _time(self, action: _Op) -> float:
         return float(self.task.times[action[0], action[1]])
-
-    def _follows(self, one: _Op, other: _Op) -> bool:
-        """Whether ``other`` comes after ``one`` in every order: by what it reads, and microbatches in order."""
-        (kind, stage, m), (later, there, n) = one, other
-        if m > n:
-            return False
-        if kind == later and (stage == there or kind == WEIGHT):
-            return stage == there and m < n
-        if kind == FORWARD:
-            return later != FORWARD or stage < there
-        return kind == INPUT and (there <= stage if later == INPUT else later == WEIGHT and there == stage)
-
-    def _open_pairs(self) -> Iterator[tuple[_Op, _Op]]:
-        for own in self.task.stages_on.tolist():
-            here = [action for action in self.columns if action[1] in own]
-            for i, one in enumerate(here):
-                for other in here[i + 1 :]:
-                    if not self._follows(one, other) and not self._follows(other, one):
-                        yield one, other
 
     def _after(self, action: _Op, source: _Op, delay: float = 0.0) -> None:
         """``action`` begins when ``source`` has ended, and the delay has passed."""
@@ -181,9 +184,9 @@ class _Program:
                 row, held = dict[int, float](), float(task.need[action[1]])
                 for other in here:
                     size = float(change[other[0]][other[1]])
-                    if other == action or size == 0 or self._follows(action, other):
+                    if other == action or size == 0 or _follows(action, other):
                         continue
-                    if self._follows(other, action):
+                    if _follows(other, action):
                         held += size
                     elif (other, action) in self.pairs:
                         row[self.pairs[other, action]] = size

@@ -125,9 +125,7 @@ def _move(order: Any, start: int, goal: int, count: int, stages: int) -> int:
 
 
 @njit(cache=True)
-def _critical(
-    orders: Any, lengths: Any, count: int, placement: Any, times: Any, finish: Any, cause: Any, found: Any
-) -> int:
+def _critical(orders: Any, lengths: Any, count: int, placement: Any, finish: Any, cause: Any, found: Any) -> int:
     """Positions on the longest path whose action waited for the one in front of it on its device, into ``found``."""
     size, last, d = placement.shape[0] * count, -1.0, 0
     for device in range(orders.shape[0]):
@@ -187,7 +185,7 @@ def improve(
     place, free = np.zeros(devices, dtype=np.int64), np.zeros(devices)
     found = np.empty((lengths.sum(), 2), dtype=np.int64)
     value, span = _run(orders, lengths, count, stages, times, hops, INFINITY, finish, cause, place, free)
-    number = _critical(orders, lengths, count, placement, times, finish, cause, found)
+    number = _critical(orders, lengths, count, placement, finish, cause, found)
     best, best_span, best_orders = value, span, orders.copy()
     row = np.empty(orders.shape[1], dtype=np.int64)
     tried = 0
@@ -206,7 +204,7 @@ def improve(
             orders[d] = row
             continue
         value = new
-        number = _critical(orders, lengths, count, placement, times, finish, cause, found)
+        number = _critical(orders, lengths, count, placement, finish, cause, found)
         if value < best:
             best, best_span = value, span
             best_orders[:] = orders

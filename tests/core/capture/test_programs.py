@@ -6,26 +6,12 @@ from panpipe.core.capture.programs import stage_programs
 from panpipe.core.capture.stage import stage_graph
 from panpipe.core.capture.step import capture_step
 from torch import nn
-from torch.nn import functional as F
+
+from ...support.models import Block
 
 WIDTH, LENGTH = 16, 8
 TENSOR = LENGTH * WIDTH * 4
 """Bytes of one tensor of the width, for one row."""
-
-
-class Block(nn.Module):
-    """A transformer block, with an attention whose fused kernel saves no matrix."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, 2))
-        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 def last_stage(*modules: nn.Module):
@@ -63,7 +49,7 @@ def test_a_stage_whose_gradients_all_come_with_those_of_its_input_has_no_halves(
 def test_a_transformer_block_holds_no_more_for_w_than_for_the_backward():
     """W reads the inputs of the four linear layers, 1 + 1 + 1 + 4 tensors, and the gradients of their outputs,
     3 + 1 + 4 + 1; F had kept inputs of all, the queries, keys and values, GELU's input, and the sums."""
-    memory = last_stage(Block(), nn.Linear(WIDTH, WIDTH)).memory
+    memory = last_stage(Block(WIDTH, 0.0).eval(), nn.Linear(WIDTH, WIDTH)).memory
     kept = memory.saved - memory.freed_by_input + memory.created_by_input
     assert kept <= memory.saved
     behind = 2 * TENSOR  # the input of the last linear layer and the gradient of its output
