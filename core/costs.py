@@ -43,6 +43,16 @@ class StageCosts:
         return self.backward_input_s + self.backward_weight_s
 
     @property
+    def kept_bytes(self) -> float:
+        """What a microbatch holds between I and W."""
+        return self.saved_bytes - self.freed_by_input_bytes + self.created_by_input_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What F has to find room for: I may leave more than F saved."""
+        return max(self.saved_bytes, self.kept_bytes)
+
+    @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes

@@ -112,7 +112,7 @@ class Evaluator:
             [0.0 for _ in costs],
             [cost.saved_bytes for cost in costs],
             [cost.freed_by_input_bytes - cost.created_by_input_bytes for cost in costs],
-            [cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes for cost in costs],
+            [cost.kept_bytes for cost in costs],
         )
 
     def evaluate(self, device_actions: Sequence[Sequence[Action]]) -> Evaluation:

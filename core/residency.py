@@ -118,7 +118,7 @@ def device_timelines(
 
 def _effects(cost: StageCosts) -> dict[Kind, tuple[float, float, float]]:
     """Per kind of action: saved bytes at its start, at its end, and workspace."""
-    kept = cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
+    kept = cost.kept_bytes
     space = cost.workspace_bytes
     return {
         _F: (cost.saved_bytes, 0.0, space),

@@ -42,5 +42,5 @@ def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> flo
         elif kind is Kind.I:
             held += cost.created_by_input_bytes - cost.freed_by_input_bytes
         elif kind is Kind.W:
-            held -= cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
+            held -= cost.kept_bytes
     return peak

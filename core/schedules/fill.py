@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..actions import Action, Kind
-from ..costs import StageCosts
 from .problem import ScheduleProblem
 from .scored import costs_of
 
@@ -28,7 +27,7 @@ def fill_weights(
             every W at once, and the mean of its stages for each pair more.
     """
     costs = costs_of(problem)
-    need = [max(cost.saved_bytes, _kept(cost)) for cost in costs]
+    need = [cost.reserved_bytes for cost in costs]
     most = [_limit(row, limit, need) for row, limit in zip(rows, limits, strict=True)]
     orders: list[list[Action]] = [[] for _ in rows]
     waiting: list[deque[Action]] = [deque() for _ in rows]
@@ -52,7 +51,7 @@ def fill_weights(
         if weights and (full or arrival is None or _enough(arrival - now, costs[weights[0].stage].backward_weight_s)):
             work = weights.popleft()
             order.append(work)
-            held[device] -= _kept(costs[work.stage])
+            held[device] -= costs[work.stage].kept_bytes
             heappush(clocks, (now + costs[work.stage].backward_weight_s, device))
         elif arrival is None:
             assert source is not None
@@ -63,7 +62,7 @@ def fill_weights(
             if action.kind is Kind.F:
                 held[device] += need[action.stage]
             else:
-                held[device] += _kept(cost) - need[action.stage]
+                held[device] += cost.kept_bytes - need[action.stage]
                 weights.append(Action(action.stage, Kind.W, action.microbatch))
             end = max(now, arrival) + (cost.forward_s if action.kind is Kind.F else cost.backward_input_s)
             done = action.stage, action.kind, action.microbatch
@@ -72,11 +71,6 @@ def fill_weights(
             if done in asleep:
                 heappush(clocks, asleep.pop(done))
     return tuple(map(tuple, orders))
-
-
-def _kept(cost: StageCosts) -> float:
-    """What a microbatch holds between I and W."""
-    return cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
 
 
 def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:

@@ -62,9 +62,8 @@ class GreedyRun:
         self._count, self._hop, self._overrun, self._squeeze = problem.microbatches, problem.hop_s, overrun, squeeze
         self._devices: list[_Device] = []
         for cost, limit in zip(costs_of(problem), limits, strict=True):
-            kept = cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
             times = cost.forward_s, cost.backward_input_s, cost.backward_weight_s
-            self._devices.append(_Device(*times, max(cost.saved_bytes, kept), kept, limit))
+            self._devices.append(_Device(*times, cost.reserved_bytes, cost.kept_bytes, limit))
         at = sum(device.forward_s + self._hop for device in self._devices) - self._hop
         for device in reversed(self._devices):
             device.first_input_s = at

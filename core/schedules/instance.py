@@ -46,8 +46,14 @@ class Instance:
 
     @property
     def least_memory(self) -> float:
-        """The least limit that any order can keep: one microbatch on all stages of a device."""
-        return float(self.need[self.stages_on].sum(axis=1).max())
+        """The least limit that any order can keep: one microbatch on all stages of a device, its backwards fused."""
+        return float(self.saved[self.stages_on].sum(axis=1).max())
+
+    @property
+    def too_large_to_split(self) -> "np.ndarray":
+        """Stages of devices whose limit does not hold one microbatch between I and W of all of them."""
+        short = self.need[self.stages_on].sum(axis=1) > self.limits
+        return np.asarray(short[self.placement], dtype=np.bool_)
 
     def fused_times(self, fused: "np.ndarray") -> Floats:
         """Times of F, I and W where the fused stages run B in I's place."""
@@ -78,7 +84,7 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
     own = [[s for s, d in enumerate(placement) if d == device] for device in range(problem.devices)]
     limit = np.inf if problem.memory_limit is None else problem.memory_limit * (1 + ROUNDING)
     saved = np.array([cost.saved_bytes for cost in costs], dtype=float)
-    change = np.array([cost.created_by_input_bytes - cost.freed_by_input_bytes for cost in costs], dtype=float)
+    kept = np.array([cost.kept_bytes for cost in costs], dtype=float)
     times = np.zeros((3, len(costs)))
     times[FORWARD] = [cost.forward_s for cost in costs]
     times[INPUT] = [cost.backward_input_s for cost in costs]
@@ -87,6 +93,6 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
     hops[1:] = np.where(device_of[1:] != device_of[:-1], problem.hop_s, 0.0)
     return Instance(
         problem, device_of, np.array(own, dtype=np.int64), times,
-        np.array([cost.full_backward_s for cost in costs], dtype=float), hops, saved, saved + change,
+        np.array([cost.full_backward_s for cost in costs], dtype=float), hops, saved, kept,
         np.full(problem.devices, limit),
     )  # fmt: skip

@@ -119,10 +119,7 @@ def _numbered(stage: int, kinds: Sequence[Kind]) -> tuple[Action, ...]:
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
     """What each device may hold."""
-    needs = []
-    for cost in costs_of(problem):
-        kept = cost.saved_bytes - cost.freed_by_input_bytes + cost.created_by_input_bytes
-        needs.append(max(cost.saved_bytes, kept))
+    needs = [cost.reserved_bytes for cost in costs_of(problem)]
     if problem.memory_limit is None:
         return [usual * need for need in needs]
     if max(needs) > problem.memory_limit * (1 + 1e-9):

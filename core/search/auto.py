@@ -150,7 +150,7 @@ def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) 
     task, fused = found.task, found.fused
     found.makespan, tried = improve(
         seed, moves, warmth, bound * (1 + 1e-12), task.problem.microbatches, task.placement, task.fused_times(fused),
-        task.hops, _need(task, fused), _kept(task, fused), task.limits, fused, found.orders, found.lengths,
+        task.hops, task.saved, _kept(task, fused), task.limits, fused, found.orders, found.lengths,
     )  # fmt: skip
     return tried
 

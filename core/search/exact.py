@@ -41,8 +41,13 @@ class Exact:
 
 
 def solvable(task: Instance) -> bool:
-    """Whether a problem is small enough, and no stage runs B faster than I and W: that is not in the program."""
+    """Whether a problem is small enough, and B is nowhere better than I and W: it is not in the program.
+
+    It may be faster, and it may need less memory, where I leaves more than F saved.
+    """
     if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
+        return False
+    if np.any(task.kept > task.saved) and np.any(np.isfinite(task.limits)):
         return False
     return sum(1 for _ in islice(_open_pairs(task), LARGEST + 1)) <= LARGEST
 
@@ -177,11 +182,11 @@ class _Program:
             if not np.isfinite(limit):
                 continue
             here = [action for action in self.columns if action[1] in own]
-            change = {FORWARD: task.need, INPUT: task.kept - task.need, WEIGHT: -task.kept}
+            change = {FORWARD: task.saved, INPUT: task.kept - task.saved, WEIGHT: -task.kept}
             for action in here:
                 if action[0] != FORWARD:
                     continue
-                row, held = dict[int, float](), float(task.need[action[1]])
+                row, held = dict[int, float](), float(task.saved[action[1]])
                 for other in here:
                     size = float(change[other[0]][other[1]])
                     if other == action or size == 0 or _follows(action, other):

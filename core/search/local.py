@@ -90,20 +90,20 @@ def _run(
 
 
 @njit(cache=True)
-def _fits(order: Any, length: int, count: int, stages: int, need: Any, kept: Any, fused: Any, limit: float) -> bool:
-    """Whether a device in this order holds no more than it may."""
+def _fits(order: Any, length: int, count: int, stages: int, saved: Any, kept: Any, fused: Any, limit: float) -> bool:
+    """Whether a device in this order holds no more than it may, also after an I that leaves more than F saved."""
     size, held = stages * count, 0.0
     for i in range(length):
         kind = order[i] // size
         stage = (order[i] - kind * size) // count
         if kind == FORWARD:
-            held += need[stage]
-            if held > limit:
-                return False
+            held += saved[stage]
         elif kind == INPUT:
-            held -= need[stage] if fused[stage] else need[stage] - kept[stage]
+            held -= saved[stage] if fused[stage] else saved[stage] - kept[stage]
         else:
             held -= kept[stage]
+        if held > limit:
+            return False
     return True
 
 
@@ -165,10 +165,11 @@ def _some_move(orders: Any, lengths: Any, found: Any, number: int) -> tuple[int,
 
 @njit(cache=True)
 def improve(
-    seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, times: Any, hops: Any, need: Any,
+    seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, times: Any, hops: Any, saved: Any,
     kept: Any, limits: Any, fused: Any, orders: Any, lengths: Any,
 ) -> tuple[float, int]:  # fmt: skip
-    """Improve ``orders`` in place by simulated annealing; arguments from ``count`` on as in ``decode``.
+    """Improve ``orders`` in place by simulated annealing; arguments from ``count`` on as in ``decode``, but for
+    ``saved``: what F leaves, with nothing kept back for I.
 
     Args:
         seed: of the random numbers.
@@ -198,7 +199,7 @@ def improve(
         left = 1 - tried / moves
         enough = (value - warmth * best * left * left * np.log(1 - np.random.random())) * (1 + 1e-12)
         new = INFINITY
-        if _fits(orders[d], lengths[d], count, stages, need, kept, fused, limits[d]):
+        if _fits(orders[d], lengths[d], count, stages, saved, kept, fused, limits[d]):
             new, span = _run(orders, lengths, count, stages, times, hops, enough, finish, cause, place, free)
         if new > enough:
             orders[d] = row

@@ -10,7 +10,7 @@ from ..actions import Kind
 from ..errors import InfeasibleError
 from ..evaluate import Evaluation
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
-from ..schedules.instance import ROUNDING, Instance, instance
+from ..schedules.instance import Instance, instance
 from ..schedules.placement import folded_placement, hooked_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds
@@ -58,15 +58,15 @@ def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
 def patterns(task: Instance) -> Iterator[State]:
     """Actions due in the rhythm of the busiest device, at several paces; memory shared out by how long it is held."""
     period = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())
-    splits = [np.zeros(len(task.placement), dtype=np.bool_)]
-    if np.any(task.backward < task.times[INPUT] + task.times[WEIGHT]):
-        splits.append(~splits[0])
+    splits = [task.too_large_to_split]
+    if np.any(task.backward < task.times[INPUT] + task.times[WEIGHT]) and not splits[0].all():
+        splits.append(np.ones(len(task.placement), dtype=np.bool_))
     limited = bool(np.isfinite(task.limits[0]))
     for fused in splits:
         for forward, back in _rhythms(task, period, limited):
-            for behind in W_BEHIND if not fused[0] else W_BEHIND[:1]:
+            for behind in W_BEHIND if not fused.all() else W_BEHIND[:1]:
                 for rounding in CAP_ROUNDING if limited else CAP_ROUNDING[:1]:
-                    caps = _caps(task, back[:, 0] - forward[:, 0] + period, rounding)
+                    caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
                     keys = np.stack([forward, back, back + behind * period])
                     yield State(task, keys, np.full(3, 0.5), caps, fused.copy())
 
@@ -115,12 +115,12 @@ def _due(
     return forward, forward[-1] + back
 
 
-def _caps(task: Instance, life: Floats, rounding: float) -> Integers:
+def _caps(task: Instance, fused: "np.ndarray", life: Floats, rounding: float) -> Integers:
     """Microbatches that each stage may hold: its share of the device's memory by how long it holds one."""
     count = task.problem.microbatches
     caps = np.full(len(task.placement), count, dtype=np.int64)
     for device, own in enumerate(task.stages_on):
-        unit = np.maximum(task.need[own], 1e-300)
+        unit = np.maximum(np.where(fused, task.saved, task.need)[own], 1e-300)
         if np.isfinite(task.limits[device]):
             share = life[own] / life[own].sum() * task.limits[device] / unit
             caps[own] = np.clip(np.floor(np.minimum(share, count) + rounding), 1, count)
@@ -156,7 +156,7 @@ def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
                 fused[stage] = False
             held[stage] += 1 if kind is Kind.F else -1 if kind in (Kind.B, Kind.W) else 0
             caps[stage] = max(caps[stage], held[stage])
-    return State(task, keys, np.full(3, EAGER), caps, fused)
+    return State(task, keys, np.full(3, EAGER), caps, fused | task.too_large_to_split)
 
 
 def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
@@ -186,7 +186,7 @@ def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
 
 def holds_one(task: Instance) -> bool:
     """Whether the limit holds one microbatch on all stages of a device: then there is an order (see ``decode``)."""
-    return task.least_memory <= float(task.limits[0]) * (1 + ROUNDING)
+    return task.least_memory <= float(task.limits[0])
 
 
 def enough_memory(problems: Sequence[ScheduleProblem]) -> list[Instance]:
