@@ -1,4 +1,9 @@
-"""The gloo backend: processes, tensors on the CPU, one message after another over the process group's sockets."""
+"""The gloo backend: processes, tensors on the CPU, one message after another over the process group's sockets.
+
+Two ranks share one connection a process group, and whoever sends on it keeps others from receiving meanwhile. So there
+are two groups, one for messages to higher ranks and one for those to lower ranks: an action of stages of nothing takes
+125 to 165 µs instead of 190 (two ranks, 32 bytes, torch 2.13, loopback, two cores).
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,10 +16,11 @@ from ..core.errors import WorkerError
 from .contract import Backend, Handle
 
 LATE_BELOW_BYTES = 1 << 16
-"""Receives of messages below this size are posted when they are waited for.
+"""Receives of messages below this size are posted late: one at a time, when the one before it has arrived.
 
-Posting early hands a small message from thread to thread: 155 µs an action against 78 µs with 32 bytes, two ranks and
-30 µs of compute on two cores. At 512 KiB it is the other way round, 123 µs against 247 µs (torch 2.13, loopback).
+All of them posted early, small messages keep gloo's thread from where the computing one runs: 155 µs an action against
+78 µs with 32 bytes, two ranks and 30 µs of compute on two cores. At 512 KiB it is the other way round, 123 µs against
+247 µs (torch 2.13, loopback).
 """
 
 
@@ -36,7 +42,7 @@ class _Sent:
 
 
 class _Receive:
-    """A receive that is posted at once or when it is waited for, and never before those in front of it."""
+    """A receive that is posted at once or later, and never before those in front of it."""
 
     __slots__ = ("_buffers", "_group", "_peer", "_queue", "_works")
 
@@ -62,12 +68,16 @@ class _Receive:
                 self.post()
             for work in self._works or ():
                 work.wait()
+            if self._queue:
+                self._queue[0].post()
         except RuntimeError as error:
             raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error
 
 
 class GlooBackend(Backend):
     """One rank's end of a gloo process group whose ranks are the pipeline's devices.
+
+    Made on all of its ranks at the same time: they agree on a second group.
 
     Args:
         group: the group; the default one if None.
@@ -78,18 +88,21 @@ class GlooBackend(Backend):
     def __init__(self, group: Any = None) -> None:
         world: Any = dist.group.WORLD
         self._group: Any = world if group is None else group
+        self._down: Any = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
         self.device = self._group.rank()
         self.devices = self._group.size()
         self._waiting: list[deque[_Receive]] = [deque() for _ in range(self.devices)]
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
+        group = self._group if peer > self.device else self._down
         try:
-            return _Sent([self._group.send([tensor], peer, 0) for tensor in tensors], peer)
+            return _Sent([group.send([tensor], peer, 0) for tensor in tensors], peer)
         except RuntimeError as error:
             raise WorkerError(f"rank {peer} stopped answering: {error}") from error
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        receive = _Receive(self._group, self._waiting[peer], buffers, peer)
+        group = self._group if peer < self.device else self._down
+        receive = _Receive(group, self._waiting[peer], buffers, peer)
         size = 0
         for buffer in buffers:
             size += buffer.nbytes
@@ -107,4 +120,6 @@ class GlooBackend(Backend):
             raise WorkerError(f"rank {source} stopped answering: {error}") from error
 
     def close(self, failure: BaseException | None = None) -> None:
-        """The process group belongs to whoever made it."""
+        """Let go of the second group; the first belongs to whoever made it."""
+        if failure is None and dist.is_initialized():
+            dist.destroy_process_group(self._down)

@@ -20,11 +20,12 @@ from attrs import define, field
 from torch import Tensor
 
 from ..backends.contract import Backend
-from ..core.actions import SEND_KINDS, Action, Kind
+from ..core.actions import COMPUTE_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
 from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
 from .compute import ComputeQueue
+from .heap import give_back_freed_memory
 from .instructions import Binder, Frame, Instruction
 from .microbatches import Microbatch
 from .stage_run import StageRun
@@ -112,7 +113,7 @@ class Executor:
             update: step the optimizers; without it the gradients are reduced and left.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
-        self._bind(runs)
+        compute = self._bind(runs)
         frame, queue = self._frame, self._queue
         frame.backend, frame.reduced = self.backend, False
         frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
@@ -125,7 +126,7 @@ class Executor:
         start, notes = queue.mark() if trace else None, list[Note]()
         try:
             with torch.no_grad():
-                self._walk(self._compute, notes, trace)
+                self._walk(compute, notes, trace)
                 if before_update is not None:
                     before_update(record)
                 last = self._update if update else [i for i in self._update if i.action.kind is not Kind.STEP]
@@ -165,11 +166,14 @@ class Executor:
                 size = sum(tensor.nbytes for tensor in mail.tensors)
             notes.append((action, where, start, end, size))
 
-    def _bind(self, runs: Sequence[Mapping[int, StageRun]]) -> None:
-        """Bind the actions to these runs; most steps have those of the step before."""
+    def _bind(self, runs: Sequence[Mapping[int, StageRun]]) -> list[Instruction]:
+        """Bind the actions to these runs, which most steps share with the step before; returns those up to the update.
+
+        In the first step on the host, every action is followed by giving back what is free (see `heap`).
+        """
         bound = self._bound_to
         if len(runs) == len(bound) and all(new is old for new, old in zip(runs, bound, strict=True)):
-            return
+            return self._compute
         binder = Binder(self._plan, self._lowered, self.device, runs, self._tied, self._frame)
         first = next(
             (i for i, found in enumerate(binder.instructions) if found.action.microbatch is None),
@@ -177,6 +181,15 @@ class Executor:
         )
         self._compute, self._update = binder.instructions[:first], binder.instructions[first:]
         self._bound_to = list(runs)
+        return [_then_give_back(i) for i in self._compute] if self._queue.device.type == "cpu" else self._compute
+
+
+def _then_give_back(instruction: Instruction) -> Instruction:
+    def run() -> None:
+        instruction.run()
+        give_back_freed_memory()
+
+    return instruction._replace(run=run) if instruction.action.kind in COMPUTE_KINDS else instruction
 
 
 def _new_meter(record: StepRecord) -> StorageMeter:

@@ -1,8 +1,12 @@
-"""Keeping the memory that a training step frees for the next one: what the caching allocator does on a GPU.
+"""The C library's heap, made to serve training as the caching allocator does on a GPU.
 
 The C library gives freed memory at the end of its heap back to the kernel and takes large blocks from it one by one.
 A training step frees and takes the same saved tensors once a microbatch; every page that came back from the kernel is
 cleared and faulted in anew: 48,000 faults and a tenth of the step's time on one worker of the benchmark GPT.
+
+What is kept has holes, though. A block for a tensor is aligned, which leaves scraps beside it; small objects settle
+there, and the hole that the tensor leaves is too small for the next of the same size. Given back while the heap takes
+its shape, in the first step, such holes stay empty: 97 to 108 MB instead of 103 to 138 on that worker (glibc 2.36).
 """
 
 import ctypes
@@ -14,15 +18,23 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 _NEVER = 2**31 - 1
 
 
+_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+
+
 def keep_freed_memory() -> bool:
     """Tell the C library to keep what is freed, for the whole process; peaks stay what they are.
 
     Returns:
         Whether it could be told: glibc can, other C libraries do without.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_LIBRARY, "mallopt", None)
     if mallopt is None:
         return False
     return bool(mallopt(_M_TRIM_THRESHOLD, _NEVER)) and bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
+
+
+def give_back_freed_memory() -> None:
+    """Give every free page back to the kernel, this once, where the C library knows how."""
+    trim = getattr(_LIBRARY, "malloc_trim", None)
+    if trim is not None:
+        trim(0)

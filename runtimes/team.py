@@ -149,5 +149,6 @@ class RankTeam(Team):
 
     def close(self) -> None:
         self._watch.stop()
+        self._backend.close()
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()
