@@ -1,8 +1,7 @@
 """``panpipe schedule``: a schedule for uniform stages, evaluated."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,27 +13,24 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.schedule_csv import schedule_csv
 from ..core.schedules.building_block import read_block
 from ..core.schedules.problem import ScheduleProblem
-from ..core.schedules.registry import families, find_family
+from ..core.schedules.registry import find_family
 from ..core.schedules.scored import Scored, exceeds, score
 from .gantt import gantt
 from .output import note, print_json, print_table
+from .searching import PARAMETERS, Evaluations, Seconds, Seed, check_search, run_search
 from .uniform import (
     CHUNKS_TO_TRY,
     BackwardInput,
     BackwardWeight,
     Devices,
-    Evaluations,
     Forward,
     FreedByInput,
     Hop,
     MemoryLimit,
     Microbatches,
-    Seed,
     StageScale,
-    check_search,
-    chunks_by_scales,
+    UniformStages,
     numbers,
-    uniform_problem,
     uniform_times,
 )
 
@@ -86,6 +82,7 @@ def schedule(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="The same as a page.", show_default=False)] = None,
     evaluations: Evaluations = None,
+    seconds: Seconds = None,
     seed: Seed = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
@@ -102,19 +99,13 @@ def schedule(
         "group_size": group_size,
         "block": None if block is None else read_block(block),
         "evaluations": evaluations,
+        "seconds": seconds,
         "seed": seed,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
-    problem = partial(
-        uniform_problem,
-        devices=devices,
-        microbatches=microbatches,
-        device=times,
-        scales=scales,
-        comm=comm,
-        limit=memory_limit,
-    )
-    scored = _choose(name, problem, given, _chunks_to_try(name, chunks, scales, devices))
+    stages = UniformStages(devices, microbatches, times, scales, comm)
+    problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
+    scored = _choose(name, problems, given, memory_limit)
     if csv is not None:
         _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if svg is not None:
@@ -128,41 +119,32 @@ def schedule(
 
 
 def _choose(
-    name: str, problem: Callable[[int], ScheduleProblem], given: Mapping[str, Any], chunks: tuple[int, ...]
+    name: str, problems: Sequence[ScheduleProblem], given: Mapping[str, Any], memory_limit: float | None
 ) -> Scored:
-    """The named schedule, or the fastest found for ``auto``; ``problem`` makes the problem for a number of chunks."""
+    """The named schedule, or the fastest found for ``auto``, which looks at every number of chunks."""
     if name == "auto":
-        return _search([problem(count) for count in chunks], given)
+        _check_parameters("auto", PARAMETERS, given)
+        check_search(given, memory_limit)
+        return run_search(problems, given)
     family = find_family(name)
     _check_parameters(name, inspect.signature(family.build).parameters, given)
-    task = problem(chunks[0])
-    scored = score(task, family.build(task, **given))
+    scored = score(problems[0], family.build(problems[0], **given))
     _check_limit(scored)
     return scored
 
 
-def _search(problems: list[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
-    from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
-
-    _check_parameters("auto", inspect.signature(find_schedule).parameters, given)
-    # Limits are told in one device's saved tensors for one microbatch, whatever the number of chunks.
-    limit = problems[0].memory_limit
-    check_search(given, None if limit is None else limit / problems[0].chunks)
-    return find_schedule(problems, families().values(), **given)
-
-
-def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_parameters(name: str, known: Container[str], given: Mapping[str, Any]) -> None:
     stranger = next((key for key in given if key not in known), None)
     if stranger is not None:
         option = "--" + stranger.replace("_", "-")
         raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
 
 
-def _chunks_to_try(name: str, chunks: int | None, scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
+def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:
     """Those given; else with a factor for each stage as many as their number says; else the usual ones."""
     if chunks is not None:
         return (chunks,)
-    scaled = chunks_by_scales(scales, devices)
+    scaled = stages.chunks_by_scales
     if name == "auto":
         return scaled or CHUNKS_TO_TRY
     family = find_family(name)

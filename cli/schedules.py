@@ -1,7 +1,6 @@
 """``panpipe schedules``: all of them for uniform stages, time against memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,23 +11,20 @@ from ..core.schedules.registry import families
 from ..core.schedules.scored import Scored, exceeds
 from ..core.schedules.tradeoff import frontier, named_schedules, peak_of
 from .output import note, print_json, print_table
+from .searching import Evaluations, Seconds, Seed, check_search, run_search
 from .uniform import (
     CHUNKS_TO_TRY,
     BackwardInput,
     BackwardWeight,
     Devices,
-    Evaluations,
     Forward,
     FreedByInput,
     Hop,
     MemoryLimit,
     Microbatches,
-    Seed,
     StageScale,
-    check_search,
-    chunks_by_scales,
+    UniformStages,
     numbers,
-    uniform_problem,
     uniform_times,
 )
 
@@ -51,6 +47,7 @@ def schedules(
         bool, typer.Option("--auto", help="Search as well, at the memory of every schedule that is best at its own.")
     ] = False,
     evaluations: Evaluations = None,
+    seconds: Seconds = None,
     seed: Seed = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
@@ -61,17 +58,16 @@ def schedules(
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
-    problem = partial(
-        uniform_problem, devices=devices, microbatches=microbatches, device=times, scales=scales, comm=comm
-    )
-    counts = (chunks,) if chunks is not None else chunks_by_scales(scales, devices) or CHUNKS_TO_TRY
-    given = {key: value for key, value in (("evaluations", evaluations), ("seed", seed)) if value is not None}
+    stages = UniformStages(devices, microbatches, times, scales, comm)
+    counts = (chunks,) if chunks is not None else stages.chunks_by_scales or CHUNKS_TO_TRY
+    budget = {"evaluations": evaluations, "seconds": seconds, "seed": seed}
+    given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
         raise RequestError(f"--{next(iter(given))} is of the search: give --auto as well")
     check_search(given, memory_limit)
-    found = _named([problem(count, limit=memory_limit) for count in counts])
+    found = _named([stages.problem(count, memory_limit) for count in counts])
     if auto:
-        found += _searched(lambda limit: [problem(count, limit=limit) for count in counts], found, memory_limit, given)
+        found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, memory_limit, given)
     best = frontier(found)
     found.sort(key=lambda scored: (peak_of(scored), scored.result.makespan))
     if json:
@@ -96,13 +92,11 @@ def _searched(
     given: Mapping[str, Any],
 ) -> list[Scored]:
     """What the search finds at the memory of each schedule on the frontier, and at the limit, beyond those named."""
-    from ..core.search.auto import find_schedule  # takes a second to load, for its compiled parts
-
     limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
     found = []
     for number, memory in enumerate(limits, start=1):
         note(f"auto: {number} of {len(limits)}, at most {memory:.4g} on a device")
-        best = find_schedule(problems(memory), families().values(), **given)
+        best = run_search(problems(memory), given)
         if all(best.schedule.name != scored.schedule.name for scored in named):
             found.append(best)
     return found

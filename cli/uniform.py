@@ -4,13 +4,14 @@ Times are in any one unit; memory is in one device's saved tensors for one micro
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from attrs import frozen
 
 from ..core.costs import StageCosts
-from ..core.errors import InfeasibleError, RequestError
+from ..core.errors import RequestError
 from ..core.schedules.problem import ScheduleProblem
 
 Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
@@ -28,40 +29,8 @@ MemoryLimit = Annotated[
     typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
 ]
 
-Evaluations = Annotated[
-    int | None,
-    typer.Option(
-        help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)]
-
 CHUNKS_TO_TRY = (1, 2, 3, 4)
 """Stages a device that are looked at where none are given."""
-
-
-def chunks_by_scales(scales: tuple[float, ...] | None, devices: int) -> tuple[int, ...]:
-    """The number of chunks that a factor for each stage says; none where there are no factors.
-
-    A number of factors that fits no number of chunks gives 1; whoever makes the problem tells what is wrong.
-    """
-    if scales is None:
-        return ()
-    return (len(scales) // devices if devices > 0 and len(scales) % devices == 0 else 1,)
-
-
-def check_search(given: Mapping[str, Any], limit: float | None) -> None:
-    """Check the parameters of a search, and that its limit allows one microbatch."""
-    if given.get("evaluations", 1) < 1:
-        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
-    if not 0 <= given.get("seed", 0) < 2**31:
-        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
-    if limit is not None and limit < 1:
-        raise InfeasibleError(
-            f"the memory limit is {limit:g}: one microbatch on every stage of a device takes 1; "
-            "raise --memory-limit to at least 1"
-        )
 
 
 def equal_stages(placement: Sequence[int], times: StageCosts) -> tuple[StageCosts, ...]:
@@ -88,36 +57,57 @@ def uniform_times(forward: float, backward_input: float, backward_weight: float,
     return StageCosts(forward, backward_input, backward_weight, saved_bytes=1, freed_by_input_bytes=freed)
 
 
-def uniform_problem(
-    chunks: int,
-    *,
-    devices: int,
-    microbatches: int,
-    device: StageCosts,
-    scales: tuple[float, ...] | None,
-    comm: float,
-    limit: float | None,
-) -> ScheduleProblem:
-    """One device's costs split evenly over its chunks. Memory is in stages' worth: whole numbers add exactly."""
-    if chunks < 1:
-        raise RequestError(f"--chunks is {chunks}: a device holds at least 1 stage")
-    stages = max(devices, 0) * chunks
-    if scales is not None and len(scales) != stages:
-        raise RequestError(
-            f"--stage-scale has {len(scales)} factors: {devices} devices with {chunks} chunks have {stages} stages; "
-            "give one factor for each"
+@frozen
+class UniformStages:
+    """A pipeline of devices that are alike, whatever the number of stages that each holds.
+
+    Args:
+        devices: along the pipeline.
+        microbatches: in one step.
+        device: costs of one device for one microbatch, over all its chunks.
+        scales: factors on the times of each stage, or None.
+        comm: delay of a message between two devices.
+    """
+
+    devices: int
+    microbatches: int
+    device: StageCosts
+    scales: tuple[float, ...] | None
+    comm: float
+
+    def problem(self, chunks: int, limit: float | None) -> ScheduleProblem:
+        """One device's costs split evenly over its chunks. Memory is in stages' worth: whole numbers add exactly."""
+        if chunks < 1:
+            raise RequestError(f"--chunks is {chunks}: a device holds at least 1 stage")
+        stages = max(self.devices, 0) * chunks
+        if self.scales is not None and len(self.scales) != stages:
+            raise RequestError(
+                f"--stage-scale has {len(self.scales)} factors: {self.devices} devices with {chunks} chunks have "
+                f"{stages} stages; give one factor for each"
+            )
+        costs = tuple(
+            StageCosts(
+                self.device.forward_s / chunks * scale,
+                self.device.backward_input_s / chunks * scale,
+                self.device.backward_weight_s / chunks * scale,
+                saved_bytes=self.device.saved_bytes,
+                freed_by_input_bytes=self.device.freed_by_input_bytes,
+            )
+            for scale in (self.scales or (1.0,) * stages)
         )
-    costs = tuple(
-        StageCosts(
-            device.forward_s / chunks * scale,
-            device.backward_input_s / chunks * scale,
-            device.backward_weight_s / chunks * scale,
-            saved_bytes=device.saved_bytes,
-            freed_by_input_bytes=device.freed_by_input_bytes,
-        )
-        for scale in (scales or (1.0,) * stages)
-    )
-    return ScheduleProblem(devices, microbatches, chunks, costs, comm, None if limit is None else limit * chunks)
+        memory = None if limit is None else limit * chunks
+        return ScheduleProblem(self.devices, self.microbatches, chunks, costs, self.comm, memory)
+
+    @property
+    def chunks_by_scales(self) -> tuple[int, ...]:
+        """The number of chunks that a factor for each stage says; none where there are no factors.
+
+        A number of factors that fits no number of chunks gives 1; making the problem tells what is wrong.
+        """
+        if self.scales is None:
+            return ()
+        count, devices = len(self.scales), self.devices
+        return (count // devices if devices > 0 and count % devices == 0 else 1,)
 
 
 def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:

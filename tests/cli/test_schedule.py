@@ -81,6 +81,13 @@ def test_auto_is_at_least_as_fast_as_named_ones_within_the_limit(capsys):
     assert "makespan" in out
 
 
+def test_what_a_time_budget_finds_its_number_of_evaluations_finds_again(capsys):
+    timed = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--seconds", 0.1, "--seed", 3)
+    budget = timed["schedule"].removeprefix("auto(evaluations=").removesuffix(",seed=3)")
+    again = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--evaluations", budget, "--seed", 3)
+    assert again == timed
+
+
 def test_over_the_limit_names_device_action_and_excess(capsys):
     status, out, err = run(capsys, "1f1b", *SMALL, "--memory-limit", 3)
     assert (status, out) == (3, "")

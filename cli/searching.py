@@ -1,0 +1,61 @@
+"""The search for schedules from the command line: its options, their checks, and the call."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ..core.errors import InfeasibleError, RequestError
+from ..core.schedules.problem import ScheduleProblem
+from ..core.schedules.registry import families
+from ..core.schedules.scored import Scored
+
+Evaluations = Annotated[
+    int | None,
+    typer.Option(
+        help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+        show_default=False,
+    ),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        help="auto: time for a search, in place of --evaluations; the schedule's name tells how many it was.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)]
+
+PARAMETERS = ("evaluations", "seconds", "seed")
+"""Of ``auto``."""
+
+
+def check_search(given: Mapping[str, Any], limit: float | None) -> None:
+    """Check the parameters of a search, and that its limit allows one microbatch."""
+    if given.get("evaluations", 1) < 1:
+        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
+    if not 0 < given.get("seconds", 1) < float("inf"):
+        raise RequestError(f"--seconds is {given['seconds']:g}: a search takes some time; give a number above 0")
+    if "evaluations" in given and "seconds" in given:
+        raise RequestError(
+            f"--evaluations is {given['evaluations']} and --seconds {given['seconds']:g}: a search has one budget; "
+            "give one of the two"
+        )
+    if not 0 <= given.get("seed", 0) < 2**31:
+        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
+    if limit is not None and limit < 1:
+        raise InfeasibleError(
+            f"the memory limit is {limit:g}: one microbatch on every stage of a device takes 1; "
+            "raise --memory-limit to at least 1"
+        )
+
+
+def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
+    """The search with its checked parameters."""
+    from ..core.search.auto import find_schedule  # late: what is compiled takes a second to load
+    from ..core.search.within import find_schedule_within
+
+    known = families().values()
+    if "seconds" in given:
+        return find_schedule_within(problems, known, **given)
+    return find_schedule(problems, known, **given)
