@@ -19,8 +19,9 @@ from ..actions import Action, Kind
 from ..documents import from_json, read_text, to_json
 from ..errors import RequestError
 from .fill import fill_weights
+from .polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
-from .scored import score
+from .scored import time_of
 
 if TYPE_CHECKING:
     from .decode import Floats
@@ -174,7 +175,7 @@ def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> S
 
 
 def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
-    """The fastest schedule that the blocks give, by repeating, squeezing and re-ordering.
+    """The fastest schedule that the blocks give, by repeating, squeezing, re-ordering and polishing.
 
     Args:
         problem: costs and delays.
@@ -188,12 +189,7 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
     if not block.weight and not block.whole_backward:
         rows = [_row(block, device, count) for device in range(block.devices)]
         candidates.append(Schedule(name, placement, count, fill_weights(problem, placement, rows, held)))
-    return min(candidates, key=lambda found: _value(problem, found))
-
-
-def _value(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]:
-    result = score(problem, schedule).result
-    return result.makespan, result.stage_span
+    return polish(problem, min(candidates, key=lambda found: time_of(problem, found)))
 
 
 def _row(block: Block, device: int, count: int) -> list[Action]:

@@ -12,8 +12,9 @@ _Done = tuple[int, Kind, int | None]
 
 
 def fill_weights(
-    problem: ScheduleProblem, placement: Sequence[int], rows: Sequence[Sequence[Action]], limits: Sequence[int]
-) -> tuple[tuple[Action, ...], ...]:
+    problem: ScheduleProblem, placement: Sequence[int], rows: Sequence[Sequence[Action]], limits: Sequence[int],
+    *, first_fits: float = 1.0,
+) -> tuple[tuple[Action, ...], ...]:  # fmt: skip
     """Orders of F and I with W placed by a run through time, as ZB-1p's heuristic does (Zero Bubble, section 3.1).
 
     A device runs the oldest W there is where its next F would hold too much, and where the time until what its next
@@ -25,6 +26,7 @@ def fill_weights(
         rows: per device F and I in order, free of deadlock.
         limits: per device, how many saved (stage, microbatch) pairs it may hold. In bytes: what ``rows`` hold with
             every W at once, and the mean of its stages for each pair more.
+        first_fits: share of a W's time that is enough on the first device, which then ends later than it could.
     """
     costs = costs_of(problem)
     need = [cost.reserved_bytes for cost in costs]
@@ -47,8 +49,11 @@ def fill_weights(
         arrival = 0.0 if source is None else ends.get(source)
         if arrival is not None and source is not None and placement[source[0]] != device:
             arrival += problem.hop_s
+        fits = first_fits if device == 0 else 1.0
         full = action.kind is Kind.F and held[device] + need[action.stage] > most[device]
-        if weights and (full or arrival is None or _enough(arrival - now, costs[weights[0].stage].backward_weight_s)):
+        if weights and (
+            full or arrival is None or _enough(arrival - now, fits * costs[weights[0].stage].backward_weight_s)
+        ):
             work = weights.popleft()
             order.append(work)
             held[device] -= costs[work.stage].kept_bytes

@@ -10,6 +10,8 @@ from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
 
+CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.B: INPUT, Kind.W: WEIGHT}
+"""What a kind of action is in ``decode``."""
 ROUNDING = 1e-9
 """Share of a memory limit that sums of floating-point numbers may exceed it by."""
 
@@ -96,3 +98,28 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
         np.array([cost.full_backward_s for cost in costs], dtype=float), hops, saved, kept,
         np.full(problem.devices, limit),
     )  # fmt: skip
+
+
+def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
+    """Which stages run I and W as B, the orders coded as in ``decode``, and their lengths.
+
+    A stage with backwards of both kinds has all of them split: its B are I followed by W.
+    """
+    stages, count = len(schedule.placement), schedule.microbatches
+    fused = np.ones(stages, dtype=np.bool_)
+    rows: list[list[int]] = []
+    for order in schedule.device_actions:
+        fused[[action.stage for action in order if action.kind is Kind.I]] = False
+    for order in schedule.device_actions:
+        row: list[int] = []
+        for action in order:
+            assert action.microbatch is not None
+            place = action.stage * count + action.microbatch
+            row.append(CODE[action.kind] * stages * count + place)
+            if action.kind is Kind.B and not fused[action.stage]:
+                row.append(WEIGHT * stages * count + place)
+        rows.append(row)
+    orders = np.zeros((len(rows), 3 * stages * count // len(rows)), dtype=np.int64)
+    for device, row in enumerate(rows):
+        orders[device, : len(row)] = row
+    return fused, orders, np.array([len(row) for row in rows], dtype=np.int64)

@@ -47,6 +47,12 @@ def score(problem: ScheduleProblem, schedule: Schedule) -> Scored:
     return Scored(problem, schedule, result)
 
 
+def time_of(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]:
+    """Makespan, then longest stage span: what tells schedules of a problem apart."""
+    result = score(problem, schedule).result
+    return result.makespan, result.stage_span
+
+
 def exceeds(scored: Scored) -> bool:
     """Whether some device holds more than the limit, by more than rounding."""
     limit = scored.problem.memory_limit

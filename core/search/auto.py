@@ -15,14 +15,14 @@ from attrs import define, evolve
 from ..actions import Action, Kind
 from ..evaluate import Evaluation, evaluate
 from ..schedules.decode import Integers, decode
-from ..schedules.instance import Instance, instance
+from ..schedules.instance import Instance, codes_of, instance
+from ..schedules.local import improve
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import Scored, costs_of
 from .anneal import anneal
 from .bound import lower_bound
 from .exact import solvable, solve
-from .local import improve
-from .starts import State, codes_of, enough_memory, patterns, published
+from .starts import State, enough_memory, patterns, published
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""

@@ -10,7 +10,7 @@ from ..actions import Kind
 from ..errors import InfeasibleError
 from ..evaluate import Evaluation
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
-from ..schedules.instance import Instance, instance
+from ..schedules.instance import CODE, Instance, instance
 from ..schedules.placement import folded_placement, hooked_placement, looped_placement
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds
@@ -151,37 +151,12 @@ def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
         for action, at in zip(order, starts, strict=True):
             assert action.microbatch is not None
             stage, kind = action.stage, action.kind
-            keys[_CODE[kind], stage, action.microbatch] = at
+            keys[CODE[kind], stage, action.microbatch] = at
             if kind is Kind.I:
                 fused[stage] = False
             held[stage] += 1 if kind is Kind.F else -1 if kind in (Kind.B, Kind.W) else 0
             caps[stage] = max(caps[stage], held[stage])
     return State(task, keys, np.full(3, EAGER), caps, fused | task.too_large_to_split)
-
-
-def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
-    """Which stages run I and W as B, the orders coded as in ``decode``, and their lengths.
-
-    A stage with backwards of both kinds has all of them split: its B are I followed by W.
-    """
-    stages, count = len(schedule.placement), schedule.microbatches
-    fused = np.ones(stages, dtype=np.bool_)
-    rows: list[list[int]] = []
-    for order in schedule.device_actions:
-        fused[[action.stage for action in order if action.kind is Kind.I]] = False
-    for order in schedule.device_actions:
-        row: list[int] = []
-        for action in order:
-            assert action.microbatch is not None
-            place = action.stage * count + action.microbatch
-            row.append(_CODE[action.kind] * stages * count + place)
-            if action.kind is Kind.B and not fused[action.stage]:
-                row.append(WEIGHT * stages * count + place)
-        rows.append(row)
-    orders = np.zeros((len(rows), 3 * stages * count // len(rows)), dtype=np.int64)
-    for device, row in enumerate(rows):
-        orders[device, : len(row)] = row
-    return fused, orders, np.array([len(row) for row in rows], dtype=np.int64)
 
 
 def holds_one(task: Instance) -> bool:
@@ -204,6 +179,3 @@ def enough_memory(problems: Sequence[ScheduleProblem]) -> list[Instance]:
             f"{task.least_memory:g}: raise the limit to at least that, or use more devices"
         )
     return left
-
-
-_CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.B: INPUT, Kind.W: WEIGHT}

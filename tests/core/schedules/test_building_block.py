@@ -4,7 +4,7 @@ import json
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.costs import StageCosts
 from panpipe.core.errors import RequestError
@@ -44,6 +44,7 @@ def test_a_block_is_repeated_squeezed_and_reordered():
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.sampled_from([0.0, 0.3]))
 def test_no_schedule_holds_more_than_its_block(microbatches, hop):
     costs = [StageCosts(1, 1.5, 0.5, saved_bytes=1)] * 8

@@ -112,20 +112,6 @@ def test_interleaved_1f1b_in_most_rounds_holds_its_published_peak(devices, micro
         assert peak <= (chunks - 1) * devices + 2 * (devices - 1 - device) + 1
 
 
-def _missed(row):
-    """V-Half on 8 devices with hops: 0.3 % above theirs."""
-    return row["schedule"] == "v-half" and row["devices"] == 8 and row["comm"] > 0
-
-
-def _missed_span(row):
-    """ZB-V on 4 devices with hops: 1.5 % above theirs, at an equal makespan."""
-    return _missed(row) or (row["schedule"] == "zb-v" and row["devices"] == 4 and row["comm"] > 0)
-
-
-def _rows(missed):
-    return [pytest.param(row, marks=pytest.mark.xfail(strict=True)) if missed(row) else row for row in NAMED]
-
-
 def _name(row):
     return "-".join(str(row[key]) for key in ("schedule", "chunks", "devices", "microbatches", "comm"))
 
@@ -138,7 +124,7 @@ def _of_row(row):
 ROUNDING = 5e-5  # of the file
 
 
-@pytest.mark.parametrize("row", _rows(_missed), ids=_name)
+@pytest.mark.parametrize("row", NAMED, ids=_name)
 def test_public_schedulers_are_met(row):
     result = _of_row(row)
     assert result.makespan <= row["makespan"] + ROUNDING
@@ -146,7 +132,7 @@ def test_public_schedulers_are_met(row):
         assert mine <= (theirs + ROUNDING) * row["chunks"]
 
 
-@pytest.mark.parametrize("row", _rows(_missed_span), ids=_name)
+@pytest.mark.parametrize("row", NAMED, ids=_name)
 def test_stage_spans_of_public_schedulers_are_met(row):
     assert _of_row(row).stage_span <= row["stage_span"] + ROUNDING
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..schedules.decode import FORWARD, INFINITY, INPUT, TAIL
+from .decode import FORWARD, INFINITY, INPUT, TAIL
 
 UNKNOWN = -1
 
