@@ -10,8 +10,14 @@ from .times import StepTimes
 
 
 def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline]) -> Trace:
-    """The events of all queues in order of start, and a memory sample for every change."""
-    events = [*_operations(times), *_reductions(times), *_transfers(times)]
+    """The events of all queues in order of start, and a memory sample for every change.
+
+    What starts at one moment on one queue stays in the order issued: the reductions stand in front of the steps.
+    """
+    operations = list(_operations(times))
+    steps = [event for event in operations if event.action.kind is Kind.STEP]
+    work = [event for event in operations if event.action.kind is not Kind.STEP]
+    events = [*work, *_reductions(times), *steps, *_transfers(times)]
     events.sort(key=lambda event: (event.start_s, event.device))
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)

@@ -11,6 +11,7 @@ from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate import evaluate
+from panpipe.core.lowering import lower
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import TiedWeight
 from panpipe.simulators.run import simulate
@@ -75,7 +76,9 @@ def test_a_tied_weight_is_summed_when_its_last_stage_is_there():
 
 def test_a_weight_tied_on_one_device_takes_no_time():
     plan = plan_of(orders("0F0 1F0 1B0 0B0"), (0, 0), tied=(TiedWeight("embedding", (0, 1), 20),))
-    assert simulate(plan).step_s == 6.0
+    result = simulate(plan)
+    assert result.step_s == 6.0
+    assert [e.action for e in result.trace.events] == list(lower(plan)[0])
 
 
 def test_split_backward_hands_its_gradient_on_behind_i():
