@@ -114,6 +114,10 @@ function statements(found) {
     const some = only.slice(0, 6).map((item) => `${item.action} on device ${item.device}`).join(", ");
     lines.push([name, only.length > 6 ? `${some} and ${only.length - 6} more` : some]);
   }
+  if (found.kinds.some((kind) => /^(SEND|RECV)/.test(kind.kind))) {
+    lines.push(["Messages", "a predicted one lasts while it is on the link; a measured one from when it is posted until its "
+      + "reader has it: their errors tell when readers came, not how fast the link is"]);
+  }
   return lines.map(([name, text]) => element("p", { class: "statement" }, element("strong", {}, `${name} `), text));
 }
 
