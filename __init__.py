@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import pipeline as pipeline
     from .core.compare import compare as compare
+    from .core.costs import StageCosts as StageCosts
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import PanpipeError as PanpipeError
     from .core.errors import RequestError as RequestError
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from .core.report import Check as Check
     from .core.report import ReportFacts as ReportFacts
     from .core.report import write_report as write_report
+    from .core.schedules.problem import Schedule as Schedule
+    from .core.schedules.problem import ScheduleProblem as ScheduleProblem
+    from .core.schedules.registry import families as families
+    from .core.schedules.registry import find_family as find_family
+    from .core.schedules.scored import score as score
+    from .core.search.auto import find_schedule as find_schedule
+    from .core.search.within import find_schedule_within as find_schedule_within
     from .core.trace import Trace as Trace
     from .core.validate import validate as validate
     from .runtimes.pipeline import Pipeline as Pipeline
@@ -32,14 +40,22 @@ _HOME = {
     "Plan": "core.plan",
     "ReportFacts": "core.report",
     "RequestError": "core.errors",
+    "Schedule": "core.schedules.problem",
+    "ScheduleProblem": "core.schedules.problem",
+    "StageCosts": "core.costs",
     "Trace": "core.trace",
     "WorkerError": "core.errors",
     "compare": "core.compare",
+    "families": "core.schedules.registry",
+    "find_family": "core.schedules.registry",
+    "find_schedule": "core.search.auto",
+    "find_schedule_within": "core.search.within",
     "pipeline": "api",
     "plan_json": "core.plan",
     "read_plan": "core.plan",
     "read_trace": "core.perfetto",
     "reference_step": "runtimes.reference",
+    "score": "core.schedules.scored",
     "simulate": "simulators.run",
     "validate": "core.validate",
     "write_report": "core.report",

@@ -1,14 +1,18 @@
 """What a schedule is built for, and what building one gives."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..actions import Action
 from ..costs import StageCosts
 from ..errors import RequestError
 from .placement import looped_placement
+
+
+def _costs(given: Sequence[StageCosts] | None) -> tuple[StageCosts, ...] | None:
+    return None if given is None else tuple(given)
 
 
 @frozen
@@ -30,7 +34,7 @@ class ScheduleProblem:
     devices: int
     microbatches: int
     chunks: int = 1
-    costs: tuple[StageCosts, ...] | None = None
+    costs: tuple[StageCosts, ...] | None = field(default=None, converter=_costs)
     hop_s: float = 0.0
     memory_limit: float | None = None
 
