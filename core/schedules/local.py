@@ -211,3 +211,20 @@ def improve(
             best_orders[:] = orders
     orders[:] = best_orders
     return best_span, tried
+
+
+@njit(cache=True)
+def ends_of(
+    count: int, placement: Any, times: Any, hops: Any, saved: Any, kept: Any, limits: Any, fused: Any, orders: Any,
+    lengths: Any, finish: Any,
+) -> float:  # fmt: skip
+    """The makespan of orders, and the end of every action into ``finish``; arguments as in ``improve``.
+
+    Infinite where something waits for itself, or a device holds more than it may.
+    """
+    stages, devices = placement.shape[0], orders.shape[0]
+    for d in range(devices):
+        if not _fits(orders[d], lengths[d], count, stages, saved, kept, fused, limits[d]):
+            return INFINITY
+    cause, place, free = np.empty(finish.shape[0], dtype=np.int64), np.zeros(devices, dtype=np.int64), np.zeros(devices)
+    return _run(orders, lengths, count, stages, times, hops, INFINITY, finish, cause, place, free)[1]

@@ -2,8 +2,9 @@
 
 1. Keys: every start is annealed as priorities of a list scheduler (`anneal`), which changes many actions at a time.
 2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
+3. Rhythm: the best of these meets the best that comes of letting all microbatches do what a few do (`rhythm`).
 
-Both by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
+All by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
 orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
 """
 
@@ -14,7 +15,7 @@ from attrs import define, evolve
 
 from ..actions import Action, Kind
 from ..evaluate import Evaluation, evaluate
-from ..schedules.decode import Integers, decode
+from ..schedules.decode import INFINITY, Integers, decode
 from ..schedules.instance import Instance, codes_of, instance
 from ..schedules.local import improve
 from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -22,6 +23,7 @@ from ..schedules.scored import Scored, costs_of
 from .anneal import anneal
 from .bound import lower_bound
 from .exact import solvable, solve
+from .rhythm import in_rhythm
 from .starts import State, enough_memory, patterns, published
 
 EVALUATIONS = 800_000
@@ -36,6 +38,8 @@ WIDTH = 4
 """Starts that go on as orders."""
 LAST_SHARE = 0.5
 """Share of the evaluations for orders that the best of them gets."""
+TRIAL_SHARE = 0.25
+"""Share of that which each of the two gets, before the better one goes on alone."""
 KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
 """First temperatures of annealing, as shares of the makespan."""
 
@@ -142,8 +146,20 @@ def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound:
         _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound) for place, found in enumerate(candidates)
     )
     best = min(candidates, key=lambda found: found.makespan)
-    last = int(LAST_SHARE * evaluations)
-    return best, tried + _improve(best, seed * 1_000_003 + len(candidates), last, LAST_WARMTH, bound)
+    last, number = int(LAST_SHARE * evaluations), seed * 1_000_003 + len(candidates)
+    other = min(map(_in_rhythm, candidates), key=lambda found: found.makespan)
+    if other.makespan < INFINITY:
+        for found in (best, other):
+            tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_WARMTH, bound)
+            number += 1
+        best = min(best, other, key=lambda found: found.makespan)
+        last -= 2 * int(TRIAL_SHARE * last)
+    return best, tried + _improve(best, number, last, LAST_WARMTH, bound)
+
+
+def _in_rhythm(found: _Found) -> _Found:
+    makespan, orders = in_rhythm(found.task, found.fused, found.orders, found.lengths)
+    return _Found(found.task, found.fused, orders, found.lengths, makespan)
 
 
 def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:

@@ -1,0 +1,70 @@
+"""Rhythms of orders: legal whatever they come from, and a slip in one beat is mended by the others."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.evaluate import evaluate
+from panpipe.core.schedules.instance import codes_of, instance
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.core.schedules.scored import score
+from panpipe.core.search.rhythm import in_rhythm
+
+
+def problem_of(devices, microbatches, chunks, memory=None):
+    cost = StageCosts(5, 6, 4, saved_bytes=1)
+    return ScheduleProblem(devices, microbatches, chunks, [cost] * (devices * chunks), 1.0, memory_limit=memory)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([("1f1b", 1), ("zb-h1", 1), ("interleaved-1f1b", 2), ("v-half", 2), ("1f1b-v", 2)]),
+    st.integers(1, 5),
+    st.integers(1, 14),
+    st.booleans(),
+)
+def test_a_rhythm_is_complete_and_inside_the_limit(family, devices, microbatches, limited):
+    name, chunks = family
+    free = problem_of(devices, microbatches, chunks)
+    known = score(free, find_family(name).build(free))
+    problem = problem_of(devices, microbatches, chunks, max(known.result.peak_memory) if limited else None)
+    task = instance(problem, known.schedule.placement)
+    fused, orders, lengths = codes_of(known.schedule)
+    makespan, rows = in_rhythm(task, fused, orders, lengths)
+    if makespan == float("inf"):
+        return  # too few microbatches for any
+    for row, order, length in zip(rows, orders, lengths, strict=True):
+        assert sorted(row[:length]) == sorted(order[:length])
+    schedule = task.schedule("", rows, lengths, fused)
+    result = evaluate(schedule.device_actions, schedule.placement, problem.costs, hop_s=problem.hop_s)
+    assert result.makespan == pytest.approx(makespan)
+    assert not limited or max(result.peak_memory) <= problem.memory_limit
+
+
+def slips(orders, lengths):
+    """All orders with two neighbours swapped in the middle of device 3's."""
+    for i in range(int(lengths[3]) * 2 // 5, int(lengths[3]) * 3 // 5):
+        slipped = orders.copy()
+        slipped[3, i], slipped[3, i + 1] = orders[3, i + 1], orders[3, i]
+        yield slipped
+
+
+def test_a_slip_in_one_beat_is_mended_by_the_others():
+    problem = ScheduleProblem(4, 16, 1, [StageCosts(1, 1, 1, saved_bytes=1)] * 4)
+    schedule = find_family("1f1b").build(problem)
+    task = instance(problem, schedule.placement)
+    fused, orders, lengths = codes_of(schedule)
+    before = score(problem, schedule).result.makespan
+    seen = 0
+    for slipped in slips(orders, lengths):
+        late = task.schedule("", slipped, lengths, fused)
+        try:
+            result = evaluate(late.device_actions, late.placement, problem.costs, hop_s=0.0)
+        except RequestError:
+            continue  # it waits for itself
+        if result.makespan > before:
+            seen += 1
+            assert in_rhythm(task, fused, slipped, lengths)[0] <= before
+    assert seen == 3
