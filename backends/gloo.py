@@ -120,6 +120,7 @@ class GlooBackend(Backend):
             raise WorkerError(f"rank {source} stopped answering: {error}") from error
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Let go of the second group; the first belongs to whoever made it."""
-        if failure is None and dist.is_initialized():
+        """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""
+        if failure is None and self._down is not None and dist.is_initialized():
             dist.destroy_process_group(self._down)
+            self._down = None

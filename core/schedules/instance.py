@@ -64,6 +64,23 @@ class Instance:
         times[WEIGHT] = np.where(fused, 0.0, times[WEIGHT])
         return times
 
+    def fused_need(self, fused: "np.ndarray") -> Floats:
+        """What F reserves; a fused stage needs no more than it saves."""
+        return np.where(fused, self.saved, self.need)
+
+    def fused_kept(self, fused: "np.ndarray") -> Floats:
+        """Held after I; a fused stage holds nothing more after its backward."""
+        return np.where(fused, self.saved, self.kept)
+
+    def for_orders(
+        self, fused: "np.ndarray"
+    ) -> tuple[int, Integers, Floats, Floats, Floats, Floats, Floats, "np.ndarray"]:
+        """What `local` reads: count, placement, times, hops, saved, kept, limits and fused."""
+        return (
+            self.problem.microbatches, self.placement, self.fused_times(fused), self.hops, self.saved,
+            self.fused_kept(fused), self.limits, fused,
+        )  # fmt: skip
+
     def schedule(self, name: str, orders: Integers, lengths: Integers, fused: "np.ndarray") -> Schedule:
         """The schedule of decoded orders."""
         stages, count = len(self.placement), self.problem.microbatches

@@ -1,5 +1,7 @@
 """Polishing a published order for costs that its pattern was not drawn for."""
 
+from attrs import evolve
+
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of, score
 
@@ -32,17 +34,12 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     from .instance import codes_of, instance
     from .local import improve
 
-    task = instance(problem, schedule.placement)
     before = score(problem, schedule).result
-    limits = np.array(before.peak_memory) * (1 + 1e-9)
+    task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
     best, least = schedule, before.makespan
     for warmth in WARMTHS:
         fused, orders, lengths = codes_of(schedule)
-        kept = np.where(fused, task.saved, task.kept)
-        makespan, _ = improve(
-            0, moves, warmth, 0.0, problem.microbatches, task.placement, task.fused_times(fused), task.hops,
-            task.saved, kept, limits, fused, orders, lengths,
-        )  # fmt: skip
+        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(fused), orders, lengths)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths, fused), makespan
     return best

@@ -38,6 +38,10 @@ WIDTH = 4
 """Starts that go on as orders."""
 LAST_SHARE = 0.5
 """Share of the evaluations for orders that the best of them gets."""
+REPEATING = 40
+"""Orders that are evaluated in the time in which a rhythm is repeated and evaluated."""
+RHYTHM_SHARE = 0.4
+"""Most of the last share that rhythms take, in time; a few dozen microbatches need a small part of it."""
 TRIAL_SHARE = 0.25
 """Share of that which each of the two gets, before the better one goes on alone."""
 KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
@@ -130,8 +134,8 @@ def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float)
             state.makespan, count = anneal(
                 seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
                 task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
-                _need(task, state.fused), _kept(task, state.fused), task.limits, state.keys, state.patience, state.caps,
-                state.fused,
+                task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys,
+                state.patience, state.caps, state.fused,
             )  # fmt: skip
             tried += count
         left = sorted(left, key=lambda state: state.makespan)
@@ -147,7 +151,9 @@ def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound:
     )
     best = min(candidates, key=lambda found: found.makespan)
     last, number = int(LAST_SHARE * evaluations), seed * 1_000_003 + len(candidates)
-    other = min(map(_in_rhythm, candidates), key=lambda found: found.makespan)
+    repeated = [_in_rhythm(found, int(RHYTHM_SHARE * last / REPEATING / len(candidates))) for found in candidates]
+    tried += sum(count for _, count in repeated)
+    other = min((found for found, _ in repeated), key=lambda found: found.makespan)
     if other.makespan < INFINITY:
         for found in (best, other):
             tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_WARMTH, bound)
@@ -157,17 +163,15 @@ def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound:
     return best, tried + _improve(best, number, last, LAST_WARMTH, bound)
 
 
-def _in_rhythm(found: _Found) -> _Found:
-    makespan, orders = in_rhythm(found.task, found.fused, found.orders, found.lengths)
-    return _Found(found.task, found.fused, orders, found.lengths, makespan)
+def _in_rhythm(found: _Found, most: int) -> tuple[_Found, int]:
+    """The best that comes of its rhythms, and how many orders were tried."""
+    makespan, orders, tried = in_rhythm(found.task, found.fused, found.orders, found.lengths, most)
+    return _Found(found.task, found.fused, orders, found.lengths, makespan), tried
 
 
 def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
-    task, fused = found.task, found.fused
-    found.makespan, tried = improve(
-        seed, moves, warmth, bound * (1 + 1e-12), task.problem.microbatches, task.placement, task.fused_times(fused),
-        task.hops, task.saved, _kept(task, fused), task.limits, fused, found.orders, found.lengths,
-    )  # fmt: skip
+    given = found.task.for_orders(found.fused)
+    found.makespan, tried = improve(seed, moves, warmth, bound * (1 + 1e-12), *given, found.orders, found.lengths)
     return tried
 
 
@@ -177,16 +181,6 @@ def _varied(states: list[State]) -> list[State]:
     return sorted(first, key=lambda state: state.makespan) + [state for state in states if state not in first]
 
 
-def _need(task: Instance, fused: "np.ndarray") -> "np.ndarray":
-    """What F reserves; a fused stage needs no more than it saves."""
-    return np.where(fused, task.saved, task.need)
-
-
-def _kept(task: Instance, fused: "np.ndarray") -> "np.ndarray":
-    """Held after I; a fused stage holds nothing more after its backward."""
-    return np.where(fused, task.saved, task.kept)
-
-
 def _decoded(state: State) -> _Found:
     """The order of a state's keys."""
     task, fused = state.task, state.fused
@@ -194,8 +188,8 @@ def _decoded(state: State) -> _Found:
     orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
     lengths = np.zeros(task.problem.devices, dtype=np.int64)
     decode(
-        count, task.placement, task.stages_on, task.fused_times(fused), task.hops, _need(task, fused),
-        _kept(task, fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
+        count, task.placement, task.stages_on, task.fused_times(fused), task.hops, task.fused_need(fused),
+        task.fused_kept(fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
     )  # fmt: skip
     return _Found(task, fused, orders, lengths)
 

@@ -5,6 +5,7 @@ rhythm of two or three microbatches is no faster until all of them keep it.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -16,40 +17,36 @@ GROUPS = (1, 2, 3)
 """Microbatches of a rhythm."""
 
 
-def in_rhythm(task: Instance, fused: "np.ndarray", orders: Integers, lengths: Integers) -> tuple[float, Integers]:
+def in_rhythm(
+    task: Instance, fused: "np.ndarray", orders: Integers, lengths: Integers, most: int
+) -> tuple[float, Integers, int]:
     """The fastest order that a rhythm of these orders gives, its own beginning and end kept or not.
 
     Args:
         task: what they are for.
         fused, orders, lengths: as in ``decode``.
+        most: orders to try.
 
     Returns:
-        Its makespan and orders; infinite where no rhythm fits.
+        Its makespan and orders, infinite where no rhythm fits; and how many were tried.
     """
     stages, count = len(task.placement), task.problem.microbatches
-    kept = np.where(fused, task.saved, task.kept)
-    times = task.fused_times(fused)
+    given = task.for_orders(fused)
     finish = np.empty(3 * stages * count)
-
-    def makespan(rows: Integers) -> float:
-        return float(
-            ends_of(
-                count, task.placement, times, task.hops, task.saved, kept, task.limits, fused, rows, lengths, finish
-            )
-        )  # fmt: skip
-
-    best = INFINITY, orders
-    if makespan(orders) == INFINITY:
-        return best
+    best, tried = (INFINITY, orders), 0
+    if ends_of(*given, orders, lengths, finish) == INFINITY:
+        return *best, tried
+    times = task.fused_times(fused)
     begins = np.where(finish < 0, np.nan, finish).reshape(3, stages, count) - times[:, :, None]
-    for wishes in _repeated(begins, task.problem.devices):
+    for wishes in islice(_repeated(begins, task.problem.devices), most):
+        tried += 1
         keys, rows = wishes.reshape(-1), orders.copy()
         for row, length in zip(rows, lengths, strict=True):
             row[:length] = row[:length][np.argsort(keys[row[:length]], kind="stable")]
-        value = makespan(rows)
+        value = float(ends_of(*given, rows, lengths, finish))
         if value < best[0]:
             best = value, rows
-    return best
+    return *best, tried
 
 
 def _repeated(begins: Floats, devices: int) -> Iterator[Floats]:

@@ -120,7 +120,7 @@ def _caps(task: Instance, fused: "np.ndarray", life: Floats, rounding: float) ->
     count = task.problem.microbatches
     caps = np.full(len(task.placement), count, dtype=np.int64)
     for device, own in enumerate(task.stages_on):
-        unit = np.maximum(np.where(fused, task.saved, task.need)[own], 1e-300)
+        unit = np.maximum(task.fused_need(fused)[own], 1e-300)
         if np.isfinite(task.limits[device]):
             share = life[own] / life[own].sum() * task.limits[device] / unit
             caps[own] = np.clip(np.floor(np.minimum(share, count) + rounding), 1, count)

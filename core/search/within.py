@@ -35,22 +35,26 @@ def find_schedule_within(
     """
     if not seconds > 0:
         raise RequestError(f"{seconds:g} seconds for a search: give it some time, such as 10")
-    known = list(families)
-    start = clock()
-    best: Scored | None = None
-    spent: list[tuple[int, float]] = []
+    known, deadline = list(families), clock() + seconds
 
-    def search(evaluations: int) -> Scored:
+    def search(evaluations: int) -> tuple[Scored, float]:
         begin = clock()
-        found = find_schedule(problems, known, evaluations=evaluations, seed=seed)
-        spent.append((evaluations, clock() - begin))
-        return found if best is None or found.result.makespan < best.result.makespan else best
+        return find_schedule(problems, known, evaluations=evaluations, seed=seed), clock() - begin
 
-    for evaluations in PILOTS:
-        if best is not None and (best.gap == 0 or 2 * spent[-1][1] > start + seconds - clock()):
+    best, spent = search(PILOTS[0])
+    for evaluations in PILOTS[1:]:
+        if best.gap == 0 or 2 * spent > deadline - clock():
             return best
-        best = search(evaluations)
-    (fewer, short), (more, long) = spent[-2:]
-    each = max((long - short) / (more - fewer), 1e-9)
-    affordable = int((SHARE * (start + seconds - clock()) - (long - more * each)) / each)
-    return best if best is not None and (best.gap == 0 or affordable <= more) else search(affordable)
+        before = spent
+        found, spent = search(evaluations)
+        best = min(best, found, key=_makespan)
+    each = max((spent - before) / (PILOTS[-1] - PILOTS[-2]), 1e-9)
+    fixed = spent - PILOTS[-1] * each
+    affordable = int((SHARE * (deadline - clock()) - fixed) / each)
+    if best.gap == 0 or affordable <= PILOTS[-1]:
+        return best
+    return min(best, search(affordable)[0], key=_makespan)
+
+
+def _makespan(found: Scored) -> float:
+    return found.result.makespan

@@ -32,7 +32,7 @@ def test_a_rhythm_is_complete_and_inside_the_limit(family, devices, microbatches
     problem = problem_of(devices, microbatches, chunks, max(known.result.peak_memory) if limited else None)
     task = instance(problem, known.schedule.placement)
     fused, orders, lengths = codes_of(known.schedule)
-    makespan, rows = in_rhythm(task, fused, orders, lengths)
+    makespan, rows, _ = in_rhythm(task, fused, orders, lengths, 1000)
     if makespan == float("inf"):
         return  # too few microbatches for any
     for row, order, length in zip(rows, orders, lengths, strict=True):
@@ -66,5 +66,13 @@ def test_a_slip_in_one_beat_is_mended_by_the_others():
             continue  # it waits for itself
         if result.makespan > before:
             seen += 1
-            assert in_rhythm(task, fused, slipped, lengths)[0] <= before
+            assert in_rhythm(task, fused, slipped, lengths, 1000)[0] <= before
     assert seen == 3
+
+
+def test_no_more_orders_are_tried_than_told():
+    problem = problem_of(4, 16, 2)
+    schedule = find_family("zb-v").build(problem)
+    task = instance(problem, schedule.placement)
+    assert in_rhythm(task, *codes_of(schedule), 3)[2] == 3
+    assert in_rhythm(task, *codes_of(schedule), 0)[0] == float("inf")
