@@ -23,6 +23,7 @@ from torch import Tensor, fx
 
 from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
+from .functions import called_name
 from .randomness import KeyedRandom, random_key
 from .step import CapturedStep, is_view, written_arguments
 
@@ -60,8 +61,8 @@ class DrawCounter(fx.Interpreter):
                 tensor.register_hook(lambda gradient, name=n.name: self._note_layout(name, gradient))
         return value
 
-    def _note_layout(self, name: str, value: Tensor) -> None:
-        if not value.is_contiguous():
+    def _note_layout(self, name: str, value: Tensor | None) -> None:
+        if value is not None and not value.is_contiguous():
             self.strided.add(name)
 
     def note_gradients(self, loss: str) -> None:
@@ -147,7 +148,7 @@ def _live(step: CapturedStep) -> set[fx.Node]:
 
 
 def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter) -> set[str]:
-    written = {_root(argument).name for node in calls for argument in written_arguments(node)}
+    written = {root_of(argument).name for node in calls for argument in written_arguments(node)}
     free = {node.name for node in step.graph.nodes if node.op in ("placeholder", "get_attr")}
     free -= set(step.parameters) | (written - set(step.constants) - set(step.batch))
     local: set[str] = set()
@@ -157,7 +158,7 @@ def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter)
             all(source.name in free or source.name in local for source in node.all_input_nodes)
             and node.name not in counter.first_draw
             and node.name != step.outputs.loss
-            and _root(node).name not in written
+            and root_of(node).name not in written
             and not any(t.requires_grad for t in _tensors(value))
         ):
             local.add(node.name)
@@ -170,7 +171,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []
 
 
-def _root(node: fx.Node) -> fx.Node:
+def root_of(node: fx.Node) -> fx.Node:
     """The node whose storage a node shows."""
     while node.op == "call_function" and (node.target is operator.getitem or is_view(node)):
         source = node.args[0]
@@ -180,7 +181,7 @@ def _root(node: fx.Node) -> fx.Node:
     schema = getattr(node.target, "_schema", None)
     returned = schema.returns[0].alias_info if schema is not None and schema.returns else None
     if returned is not None and returned.is_write and (written := written_arguments(node)):
-        return _root(written[0])
+        return root_of(written[0])
     return node
 
 
@@ -198,7 +199,7 @@ def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
         ):
             joined[i] = True
         for argument in written_arguments(node):
-            root = _root(argument)
+            root = root_of(argument)
             # What is computed may be read anywhere behind its last write; a buffer lives with all its readers.
             ends = [i, position[root]] if root in position else [j for j, n in enumerate(calls) if _touches(n, root)]
             for j in range(min(ends) + 1, max(ends) + 1):
@@ -221,7 +222,7 @@ def _group_end(calls: list[fx.Node], joined: list[bool], position: dict[fx.Node,
 
 
 def _touches(node: fx.Node, root: fx.Node) -> bool:
-    return any(_root(source) is root for source in node.all_input_nodes)
+    return any(root_of(source) is root for source in node.all_input_nodes)
 
 
 def _no_larger(node: fx.Node, source: fx.Node, counter: DrawCounter) -> bool:
@@ -241,7 +242,11 @@ def _names(groups: list[list[fx.Node]]) -> list[str]:
         head = next((n for n in group if not is_view(n) and n.target is not operator.getitem), group[0])
         stack = list((head.meta.get("nn_module_stack") or {}).values())
         path = stack[-1][0].removeprefix("model").removeprefix(".") if stack else ""
-        kind = getattr(head.target, "_opname", None) or getattr(head.target, "__name__", str(head.target))
+        kind = (
+            called_name(head)
+            or getattr(head.target, "_opname", None)
+            or getattr(head.target, "__name__", str(head.target))
+        )
         base = f"{path}/{kind}" if path else f"/{kind}"
         count[base] = count.get(base, 0) + 1
         names.append(base if count[base] == 1 else f"{base}.{count[base]}")

@@ -180,9 +180,20 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.randn_like.default: _like(normal, 0.0, 1.0),
     aten.randint.default: lambda mode, high, size, **o: _integers(mode, 0, high, size, **o),
     aten.randint.low: _integers,
+    aten.randint_like.default: lambda mode, x, high, **o: integers(torch.empty_like(x, **o), 0, high, *mode._next()),
+    aten.randint_like.low_dtype: lambda mode, x, low, high, **o: integers(
+        torch.empty_like(x, **o), low, high, *mode._next()
+    ),
     aten.randperm.default: _permutation,
     aten.multinomial.default: _multinomial,
     aten.uniform_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(uniform(x, a, b, *mode._next())),
     aten.normal_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(normal(x, a, b, *mode._next())),
+    aten.random_.to: lambda mode, x, high: x.copy_(integers(x, 0, high, *mode._next())),
+    aten.random_.from_: lambda mode, x, low, high: x.copy_(integers(x, low, high, *mode._next())),
     aten.exponential_.default: lambda mode, x, rate=1.0: x.copy_(exponential(x, rate, *mode._next())),
 }
+_RULES |= {
+    getattr(aten, name).generator: _RULES[getattr(aten, name).default]
+    for name in ("rand", "randn", "randint", "randperm")
+}
+_RULES[aten.randint.low_generator] = _integers

@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor, fx, nn
 
 from ..graph import stage_of_nodes
-from .operators import Operators
+from .operators import Operators, root_of
 from .randomness import KeyedRandom
 
 KEY = "random_key"
@@ -152,7 +152,8 @@ def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: in
     for node in step.graph.nodes:
         if node.name in needed or node.op == "get_attr":
             values[node] = graph.node_copy(node, lambda n: values[n])
-    outputs = [_contiguous(graph, values[operators.nodes[name]], operators.values[name]) for name in outgoing]
+    shown: set[fx.Node] = set()
+    outputs = [_sendable(graph, values, operators, name, shown) for name in outgoing]
     values_of = {name: values[operators.nodes[name]] for name in results}
     # Nothing but the loss starts a backward.
     detached = [
@@ -189,11 +190,29 @@ def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
     return fake.requires_grad_(boundary.differentiable)
 
 
-def _contiguous(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node:
-    """What crosses a cut is contiguous, so that both ends agree on its layout."""
-    if value.is_contiguous():
-        return node
-    return graph.call_function(torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+def _sendable(
+    graph: fx.Graph, values: dict[fx.Node, fx.Node], operators: Operators, name: str, shown: set[fx.Node]
+) -> fx.Node:
+    """What crosses a cut is contiguous, so that both ends agree on its layout.
+
+    It shares no storage with another output or an input: one gradient comes back for each.
+
+    Args:
+        shown: nodes whose storage an output shows already.
+    """
+    node, root = operators.nodes[name], root_of(operators.nodes[name])
+    alone = root not in shown and graph_made(values, root)
+    shown.add(root)
+    if alone and operators.values[name].is_contiguous():
+        return values[node]
+    return graph.call_function(
+        torch.ops.aten.clone.default, (values[node],), {"memory_format": torch.contiguous_format}
+    )
+
+
+def graph_made(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:
+    """Whether a node of the captured graph is computed in a stage, and not handed in."""
+    return node in values and values[node].op != "placeholder"
 
 
 class StageModule(nn.Module):

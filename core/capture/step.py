@@ -17,6 +17,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .functions import own_functions
+from .leftovers import assigned_buffers_written, attributes_kept
+from .recurrent import split_layers
 
 StepFunction = Callable[[nn.Module, Any], Any]
 
@@ -75,7 +78,8 @@ class _WholeStep(nn.Module):
         self._step = step
 
     def forward(self, batch: Any) -> Any:
-        return self._step(self.model, batch)
+        with assigned_buffers_written(self.model):
+            return self._step(self.model, batch)
 
 
 def capture_step(
@@ -97,8 +101,8 @@ def capture_step(
     names, state = _fake_state(whole, fake_mode, torch.device(device))
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, torch.device(device)), batch)
     try:
-        with _reparametrize_module(whole, state):
-            _check_loss(step, batch)
+        _check_loss(step, batch)
+        with attributes_kept(model), _reparametrize_module(whole, state), own_functions():
             program = torch.export.export(whole, (fake_batch,), strict=False)
     except RequestError:
         raise
@@ -191,6 +195,7 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = program.constants[spec.target]
     graph = program.graph
+    split_layers(graph)
     # Export makes a mode of its own; every later fake tensor has to belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}

@@ -1,0 +1,113 @@
+"""Python that is called as one operator: custom autograd functions, whose backward is the user's own.
+
+Tracing alone would look into such a function's forward and differentiate what it finds there, and lose the backward that
+the user wrote. Under `own_functions` a call becomes one node of the captured graph that calls the user's function
+again; where a stage's programs are derived, forward and backward are traced as they are written.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from attrs import define
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..errors import RequestError
+
+_library = torch.library.Library("panpipe_python", "DEF")
+_library.define("call(Tensor[] given, int number) -> Tensor[]")
+_numbers = itertools.count()
+_calls: dict[int, "_Call"] = {}
+
+
+@define
+class _Call:
+    """A call of a custom autograd function, with everything given to it but tensors.
+
+    Args:
+        function: the user's function.
+        apply: its own ``apply``.
+        leaves: what was given, flattened; None where a tensor stood.
+        places: positions of the tensors.
+        spec: the nesting of what was given.
+        returned: the nesting of what it returns, and positions of tensors there; known after the first call.
+        others: what it returns beside tensors, by position.
+    """
+
+    function: type[torch.autograd.Function]
+    apply: Callable[..., Any]
+    leaves: list[Any]
+    places: list[int]
+    spec: pytree.TreeSpec
+    returned: tuple[pytree.TreeSpec, list[int]] | None = None
+    others: list[Any] | None = None
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, given, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        versions = [tensor._version for tensor in given]
+        flat, spec = pytree.tree_flatten(self.apply(*args, **kwargs))
+        if versions != [tensor._version for tensor in given]:
+            raise RequestError(
+                f"autograd function {self.function.__qualname__} writes what it is given in place: "
+                "a captured one may not; return a new tensor"
+            )
+        places = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
+        self.returned, self.others = (spec, places), [None if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        return [flat[i] for i in places]
+
+    def nested(self, found: list[Tensor]) -> Any:
+        """What the function returns, from its tensors."""
+        assert self.returned is not None
+        assert self.others is not None
+        spec, places = self.returned
+        leaves = list(self.others)
+        for place, tensor in zip(places, found, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, spec)
+
+
+_library.impl("call", lambda given, number: _calls[number](given), "CompositeImplicitAutograd")
+
+
+@contextmanager
+def own_functions() -> Iterator[None]:
+    """Within, every call of a custom autograd function is recorded as one operator."""
+    original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    inside = False
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if inside or not places:
+            return original(function, *args, **kwargs)
+        if issubclass(function, CheckpointFunction):
+            run, _preserve, *rest = args  # what is recomputed is a matter of the plan; the numbers are the same
+            return run(*rest)
+        number = next(_numbers)
+        bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+        _calls[number] = call = _Call(function, lambda *a, **k: original(function, *a, **k), bare, places, spec)
+        inside = True
+        try:
+            found = torch.ops.panpipe_python.call([leaves[i] for i in places], number)
+        finally:
+            inside = False
+        return call.nested(found)
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
+def called_name(node: fx.Node) -> str | None:
+    """Name of the function that a node calls, or None for an ordinary operator."""
+    if node.target is not torch.ops.panpipe_python.call.default:
+        return None
+    return _calls[node.args[1]].function.__name__  # type: ignore[index]
