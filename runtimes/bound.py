@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.capture.programs import Backward
+from ..core.capture.regions import nothing_flowed
 from ..core.capture.stage import Boundary, StageInputs
 
 _KEY = -1
@@ -97,6 +98,8 @@ class BoundBackward:
         return messages, values[self._gradients :]
 
     def _add(self, number: int, gradient: Tensor) -> None:
+        if nothing_flowed(gradient):
+            return
         parameter = self._parameters[number]
         held = parameter.grad
         if held is not None:

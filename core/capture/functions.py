@@ -1,7 +1,7 @@
 """Python that is called as one operator: custom autograd functions, whose backward is the user's own.
 
-Tracing alone would look into such a function's forward and differentiate what it finds there, and lose the backward that
-the user wrote. Under `own_functions` a call becomes one node of the captured graph that calls the user's function
+Tracing alone would look into such a function's forward and differentiate what it finds there, and lose the backward
+that the user wrote. Under `own_functions` a call becomes one node of the captured graph that calls the user's function
 again; where a stage's programs are derived, forward and backward are traced as they are written.
 """
 

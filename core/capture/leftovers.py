@@ -1,7 +1,7 @@
 """What a step leaves behind in the model, as Python sees it: attributes that a forward assigns.
 
 A buffer that is assigned anew is a buffer that is written, and becomes one in the captured graph. Everything else that
-capture leaves in a module is taken back, since it belongs to no real step: a module must not hold fake tensors.
+capture leaves in a module belongs to no real step.
 """
 
 import warnings
@@ -10,39 +10,55 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
-_PLAIN = (bool, int, float, str)
 
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Take back, at the end, what modules were given within; warn where it was a plain value that changed.
+    """Take back, at the end, the fake tensors and the counts that modules were given within.
+
+    Everything else stays: a module may have noted what it set up for all later calls.
 
     Args:
         model: the user's module.
     """
-    before = {name: (module, dict(module.__dict__)) for name, module in model.named_modules()}
+    before = [(name, module, dict(module.__dict__)) for name, module in model.named_modules()]
     try:
         yield
     finally:
-        for name, (module, kept) in before.items():
-            changed = [
-                key
-                for key, value in module.__dict__.items()
-                if key not in _INTERNAL and key in kept and isinstance(value, _PLAIN) and value != kept[key]
-            ]
-            for key in changed:
-                warnings.warn(
-                    f"module '{name}' sets its attribute '{key}' in the step: a captured step keeps the value that it "
-                    f"has now, {kept[key]!r}; make it a buffer if it is to change",
-                    stacklevel=5,
-                )
-            internal = {key: module.__dict__[key] for key in _INTERNAL}
-            module.__dict__.clear()
-            module.__dict__.update({**kept, **internal})
+        for name, module, kept in before:
+            for key, value in list(module.__dict__.items()):
+                if key in _INTERNAL or value is kept.get(key):
+                    continue
+                if _holds_fakes(value):
+                    _put_back(module, key, kept)
+                elif key in kept and _is_count(value) and _is_count(kept[key]) and value != kept[key]:
+                    _put_back(module, key, kept)
+                    warnings.warn(
+                        f"module '{name}' sets its attribute '{key}' in the step: captured, it keeps the value that it "
+                        f"has now, {kept[key]!r}; make it a buffer if it is to change",
+                        stacklevel=6,
+                    )
+
+
+def _holds_fakes(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _put_back(module: nn.Module, key: str, kept: dict[str, Any]) -> None:
+    if key in kept:
+        module.__dict__[key] = kept[key]
+    else:
+        del module.__dict__[key]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Not every node of the captured graph becomes an operator of its own:
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -25,6 +25,7 @@ from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .functions import called_name
 from .randomness import KeyedRandom, random_key
+from .regions import region_of
 from .step import CapturedStep, is_view, written_arguments
 
 
@@ -52,6 +53,9 @@ class DrawCounter(fx.Interpreter):
         before = self.random.ordinal
         with self.random:
             value = super().run_node(n)
+        region = region_of(n)
+        if region is not None:
+            self.random.ordinal += region.draws
         if self.random.ordinal != before:
             self.first_draw[n.name] = before
         self.values[n.name] = value
@@ -102,13 +106,16 @@ class Operators:
         return {member: name for name, members in self.members.items() for member in members}
 
 
-def operators_of(step: CapturedStep, state_bytes: Callable[[int], int] | None = None) -> Operators:
+def operators_of(
+    step: CapturedStep, state_bytes: Callable[[int], int] | None = None, *, apart: Collection[str] = ()
+) -> Operators:
     """Group the captured nodes into operators and lay out the graph between them.
 
     Args:
         step: the captured step.
         state_bytes: bytes of parameters, gradients and optimizer state from bytes of parameters; the default is Adam's,
             four times the parameters.
+        apart: names of nodes that rules 2 and 3 leave apart from what is in front of them.
     """
     counter = DrawCounter(step)
     counter.run(*_fake_inputs(step))
@@ -121,7 +128,7 @@ def operators_of(step: CapturedStep, state_bytes: Callable[[int], int] | None = 
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     live = _live(step)
     local = _local_nodes(step, calls, counter)
-    groups = _groups([node for node in calls if node.name not in local and node in live], counter)
+    groups = _groups([node for node in calls if node.name not in local and node in live], counter, apart)
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, local, counter, state_bytes or (lambda size: 4 * size))
@@ -185,16 +192,17 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def _groups(calls: list[fx.Node], counter: DrawCounter) -> list[list[fx.Node]]:
+def _groups(calls: list[fx.Node], counter: DrawCounter, apart: Collection[str]) -> list[list[fx.Node]]:
     """Cut the order of the nodes into operators (rules 2 to 4 of the module)."""
     position = {node: i for i, node in enumerate(calls)}
     joined = [False] * len(calls)  # whether a node belongs together with the one in front of it
     for i, node in enumerate(calls):
         source = node.args[0] if node.args else None
         shows = node.target is operator.getitem or is_view(node)
-        if i and shows and node.name not in counter.strided and isinstance(source, fx.Node) and source in position:
+        free = i > 0 and node.name not in apart
+        if free and shows and node.name not in counter.strided and isinstance(source, fx.Node) and source in position:
             joined[i] = _no_larger(node, source, counter) and _between_shows(calls, position[source], i)
-        if i and any(
+        if free and any(
             s.name in counter.strided and _group_end(calls, joined, position, s) == i - 1 for s in node.all_input_nodes
         ):
             joined[i] = True
@@ -234,14 +242,24 @@ def _between_shows(calls: list[fx.Node], start: int, end: int) -> bool:
     return all(calls[j].target is operator.getitem or is_view(calls[j]) for j in range(start + 1, end))
 
 
+def computes(node: fx.Node) -> bool:
+    """Whether a node is more than a view, or one of several results."""
+    return not is_view(node) and node.target is not operator.getitem
+
+
+def module_path(node: fx.Node) -> str:
+    """Path of the user's module that a node was recorded in; empty in the model itself and in the step."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
+
+
 def _names(groups: list[list[fx.Node]]) -> list[str]:
     """Module path / operator, with an ordinal from the second of a name on."""
     names: list[str] = []
     count: dict[str, int] = {}
     for group in groups:
-        head = next((n for n in group if not is_view(n) and n.target is not operator.getitem), group[0])
-        stack = list((head.meta.get("nn_module_stack") or {}).values())
-        path = stack[-1][0].removeprefix("model").removeprefix(".") if stack else ""
+        head = next((n for n in group if computes(n)), group[0])
+        path = module_path(head)
         kind = (
             called_name(head)
             or getattr(head.target, "_opname", None)

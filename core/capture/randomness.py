@@ -189,7 +189,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.uniform_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(uniform(x, a, b, *mode._next())),
     aten.normal_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(normal(x, a, b, *mode._next())),
     aten.random_.to: lambda mode, x, high: x.copy_(integers(x, 0, high, *mode._next())),
-    aten.random_.from_: lambda mode, x, low, high: x.copy_(integers(x, low, high, *mode._next())),
+    getattr(aten.random_, "from"): lambda mode, x, low, high: x.copy_(integers(x, low, high, *mode._next())),
     aten.exponential_.default: lambda mode, x, rate=1.0: x.copy_(exponential(x, rate, *mode._next())),
 }
 _RULES |= {

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from ..graph import stage_of_nodes
 from .operators import Operators, root_of
 from .randomness import KeyedRandom
+from .regions import region_of, run_keyed
 
 KEY = "random_key"
 """Name of the input that carries the random key."""
@@ -240,5 +241,8 @@ class _KeyedInterpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.name not in self._first_draw:
             return super().run_node(n)
+        if region_of(n) is not None:
+            (given, number, *_), _ = self.fetch_args_kwargs_from_env(n)
+            return run_keyed(given, number, self._key, self._first_draw[n.name])
         with KeyedRandom(self._key, self._first_draw[n.name]):
             return super().run_node(n)

@@ -4,7 +4,8 @@ The step is exported (`torch.export`, not strict) over fake tensors *before* aut
 that the user wrote. Forward and backward programs are derived from a stage's part of it on the machine that runs it.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .breaks import Breaks, StepFunction
+from .checks import depends_on_values, drop_checks
 from .functions import own_functions
 from .leftovers import assigned_buffers_written, attributes_kept
+from .masked import rewrite_masked_scatters
+from .printed import Printed
 from .recurrent import split_layers
-
-StepFunction = Callable[[nn.Module, Any], Any]
+from .values import NeedsValue
 
 
 @frozen
@@ -32,11 +36,15 @@ class StepOutputs:
         loss: name of the node that computes the loss.
         weight: name of the node of its weight, a number, or None where the step returns none.
         metrics: name of the node of every metric, or a plain value.
+        texts: names of the nodes whose values the step writes into text, by number.
+        printed: what it prints and logs for each microbatch.
     """
 
     loss: str
     weight: str | float | None
     metrics: Mapping[str, Any]
+    texts: tuple[str, ...] = ()
+    printed: Printed = Printed()  # noqa: RUF009 (never changed)
 
 
 @define
@@ -55,6 +63,7 @@ class CapturedStep:
         outputs: where the loss is.
         model_name: for people.
         fake_mode: the mode that all fake tensors of the graph belong to.
+        regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
     """
 
     graph: fx.Graph
@@ -67,19 +76,22 @@ class CapturedStep:
     outputs: StepOutputs
     model_name: str
     fake_mode: FakeTensorMode
+    regions: dict[str, str]
 
 
 class _WholeStep(nn.Module):
     """The step as a module, so that it can be exported; the user's model keeps its names under ``model``."""
 
-    def __init__(self, model: nn.Module, step: StepFunction) -> None:
+    def __init__(self, model: nn.Module, breaks: Breaks) -> None:
         super().__init__()
         self.model = model
-        self._step = step
+        self.printed = Printed()
+        self._breaks = breaks
 
     def forward(self, batch: Any) -> Any:
         with assigned_buffers_written(self.model):
-            return self._step(self.model, batch)
+            result, texts, self.printed = self._breaks.run(self.model, batch)
+        return result, texts
 
 
 def capture_step(
@@ -96,19 +108,35 @@ def capture_step(
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss.
     """
-    whole = _WholeStep(model, step)
+    _check_loss(step, batch)
+    breaks = Breaks(model, step, batch)
+    for _ in range(_MAX_BREAKS):
+        try:
+            return _exported(model, breaks, torch.device(device))
+        except RequestError:
+            raise
+        except Exception as error:
+            if not _depends_on_value(error):
+                raise RequestError(_capture_failure(error, step)) from error
+            breaks.widen(error, _user_line(error, step))
+    raise RequestError(
+        f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
+        " step is Python more than operators; compute both ways and choose with torch.where"
+    )
+
+
+_MAX_BREAKS = 24
+"""Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
+
+
+def _exported(model: nn.Module, breaks: Breaks, device: torch.device) -> CapturedStep:
+    whole = _WholeStep(model, breaks)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    names, state = _fake_state(whole, fake_mode, torch.device(device))
-    fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, torch.device(device)), batch)
-    try:
-        _check_loss(step, batch)
-        with attributes_kept(model), _reparametrize_module(whole, state), own_functions():
-            program = torch.export.export(whole, (fake_batch,), strict=False)
-    except RequestError:
-        raise
-    except Exception as error:
-        raise RequestError(_capture_failure(error, step)) from error
-    return _captured(program, names, fake_batch, type(model).__name__)
+    names, state = _fake_state(whole, fake_mode, device)
+    fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
+    with attributes_kept(model), _reparametrize_module(whole, state), own_functions():
+        program = torch.export.export(whole, (fake_batch,), strict=False)
+    return _captured(program, names, fake_batch, type(model).__name__, breaks, whole.printed)
 
 
 def _check_loss(step: StepFunction, batch: Any) -> None:
@@ -148,6 +176,7 @@ def _fake_state(
 
 
 _ROOT = Path(__file__).resolve().parents[2]
+_STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
 _OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py"))
 
 
@@ -159,7 +188,8 @@ def _user_line(error: BaseException, step: StepFunction) -> str:
         trace = current.__traceback__
         while trace is not None:
             name = trace.tb_frame.f_code.co_filename
-            if "/torch/" not in name and not name.startswith((*_OWN_CODE, "<")):
+            library = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
+            if "/torch/" not in name and not library and not name.startswith((*_OWN_CODE, "<")):
                 found = f"{name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
             trace = trace.tb_next
         current = current.__cause__ or current.__context__
@@ -167,18 +197,27 @@ def _user_line(error: BaseException, step: StepFunction) -> str:
     return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
 
 
+def _depends_on_value(error: BaseException | None) -> bool:
+    """Whether capture stopped because something needs a tensor's value."""
+    while error is not None:
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, NeedsValue) or "DataDependent" in kind or "DynamicOutputShape" in kind:
+            return True
+        if "data-dependent" in text or "unbacked" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _capture_failure(error: Exception, step: StepFunction) -> str:
     line = _user_line(error, step)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__ or "unbacked" in str(error):
-        return (
-            f"{line}: control flow here depends on the value of a tensor ({first[:160]}): "
-            "a captured step may depend on shapes only; compute both ways and choose with torch.where"
-        )
     return f"{line}: the step cannot be captured as one graph: {type(error).__name__}: {first[:300]}; change that line"
 
 
-def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: str) -> CapturedStep:
+def _captured(
+    program: Any, names: dict[str, str], fake_batch: Any, model_name: str, breaks: Breaks, printed: Printed
+) -> CapturedStep:
     signature = program.graph_signature
     batch, parameters, buffers, constants = {}, {}, {}, {}
     leaves = pytree.tree_leaves(fake_batch)
@@ -195,21 +234,32 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = program.constants[spec.target]
     graph = program.graph
+    drop_checks(graph)
+    _refuse_late_sizes(graph)
     split_layers(graph)
+    rewrite_masked_scatters(graph)
     # Export makes a mode of its own; every later fake tensor has to belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
-    outputs = _step_outputs(program, graph, [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT])
+    specs = [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    outputs = _step_outputs(program, graph, specs, printed)
+    regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
     step = CapturedStep(
-        graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode
+        graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
     )
     step.mutated_buffers = frozenset(_mutated_buffers(step))
     return step
 
 
-def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any]) -> StepOutputs:
+def _refuse_late_sizes(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and depends_on_values(node):
+            raise RuntimeError(f"{node.target} returns something of data-dependent size")
+
+
+def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any], printed: Printed) -> StepOutputs:
     flat = [getattr(spec.arg, "name", None) or getattr(spec.arg, "value", None) for spec in specs]
-    result = pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
     parts = list(result) if isinstance(result, tuple | list) else [result]
     metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
     rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
@@ -220,7 +270,7 @@ def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any]) -> StepOutput
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
-    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics))
+    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
 
 
 def _mutated_buffers(step: CapturedStep) -> set[str]:

@@ -1,0 +1,45 @@
+"""Checks of values that a captured graph carries and nothing depends on: they are left out.
+
+Tracing turns a user's assertion about a tensor's values into operators that compute a Python number and test it. They
+would make every stage wait for its tensors in the middle of a program, and no result depends on them.
+"""
+
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+
+_TESTS = {
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+}
+
+
+def drop_checks(graph: fx.Graph) -> None:
+    """Erase tests of values, and numbers and sizes read from values that nothing else uses.
+
+    Args:
+        graph: a captured graph; changed in place.
+    """
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and (node.target in _TESTS or depends_on_values(node)):
+            graph.erase_node(node)
+
+
+def depends_on_values(node: fx.Node) -> bool:
+    """Whether a node's result is a number, or has a size, that is known only when the step runs."""
+    return any(map(_symbolic, _leaves(node.meta.get("val"))))
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple | list) else [value]
+
+
+def _symbolic(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return any(isinstance(size, SymInt) for size in value.shape)
+    return isinstance(value, SymInt | SymFloat | SymBool)

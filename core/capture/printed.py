@@ -1,0 +1,77 @@
+"""What a step prints and logs: noted while it is captured, and said for each microbatch when its values are known."""
+
+import builtins
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from attrs import define, field
+
+from .values import MARK, LateNumber, filled_in
+
+
+@define(eq=False)
+class Printed:
+    """What one run of a step says.
+
+    Args:
+        lines: each says one thing, given the values of late numbers.
+    """
+
+    lines: list[Callable[[Sequence[float]], None]] = field(factory=list)
+
+    def say(self, values: Sequence[float]) -> None:
+        """Say it all, with the values of late numbers, by number."""
+        for line in self.lines:
+            line(values)
+
+
+@contextmanager
+def noted() -> Iterator[Printed]:
+    """Within, what Python prints and logs is noted instead."""
+    printed = Printed()
+    show, handle = builtins.print, logging.Logger.handle
+
+    def note_print(*values: Any, **options: Any) -> None:
+        texts = [str(value) for value in values]
+        printed.lines.append(lambda known: show(*(filled_in(text, known) for text in texts), **options))
+
+    def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
+        text = _message(record)
+        if MARK not in text and "site-packages" in record.pathname:
+            handle(logger, record)  # a library's own remark, the same each time
+            return
+        record.msg, record.args = text, None
+
+        def say(known: Sequence[float]) -> None:
+            again = logging.makeLogRecord({**record.__dict__, "msg": filled_in(text, known)})
+            handle(logger, again)
+
+        printed.lines.append(say)
+
+    with mock.patch.object(builtins, "print", note_print), mock.patch.object(logging.Logger, "handle", note_log):
+        yield printed
+
+
+_SPEC = re.compile(r"%([-+ #0]*)(\d*)(\.\d+)?([a-zA-Z%])")
+
+
+def _message(record: logging.LogRecord) -> str:
+    """A record's text; formatting by ``%`` would ask late numbers for their values."""
+    if not isinstance(record.args, tuple) or not any(isinstance(value, LateNumber) for value in record.args):
+        return record.getMessage()
+    values = iter(record.args)
+
+    def text(found: re.Match[str]) -> str:
+        flags, width, digits, kind = found.groups()
+        if kind == "%":
+            return "%"
+        value = next(values)
+        if not isinstance(value, LateNumber):
+            return found.group() % value
+        return format(value, "" if kind in "rs" else f"{flags.replace('-', '<')}{width}{digits or ''}{kind}")
+
+    return _SPEC.sub(text, str(record.msg))
