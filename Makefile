@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_FILES := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow lint format-check types check bench clean
+.PHONY: demo test test-slow zoo lint format-check types check bench clean
 
 # torch comes first and alone: nothing that follows may pull in another build of it.
 $(VENV)/ready: $(PACKAGE_FILES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples,zoo]'
 	touch $@
 
 demo: $(VENV)/ready
@@ -21,6 +21,10 @@ test: $(VENV)/ready
 
 test-slow: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or cuda" tests
+
+# Every model of the zoo, by eight plans each; the table goes to benchmarks/results/zoo.md.
+zoo: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/table.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ COMMANDS = {
     "schedule": "Build a schedule for uniform stages and evaluate it.",
     "schedules": "Compare all schedules for uniform stages: time against memory.",
     "plan": "Plan how a model trains on a cluster.",
+    "doctor": "Check that a model trains as a pipeline, equal to one process.",
     "simulate": "Run a plan in the simulator.",
     "validate": "Check a plan or a schedule file.",
     "compare": "Lay a predicted trace over a measured one.",

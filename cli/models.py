@@ -28,16 +28,29 @@ def load_factory(name: str) -> Factory:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise RequestError(f"'{name}' is no model: write module:factory, such as examples.gpt2:make")
-    sys.path.insert(0, os.getcwd())
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
         factory = getattr(import_module(module), attribute, None)
     except ImportError as error:
         raise RequestError(f"cannot import '{module}' for '{name}': {error}; run where the module is found") from None
     finally:
-        sys.path.pop(0)
+        sys.path.remove(here)  # the module may have put others in front
     if not callable(factory):
         raise RequestError(f"module '{module}' has no function '{attribute}': name one that it has")
     return factory  # type: ignore[no-any-return]
+
+
+def load_model(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
+    """Model, step and example batch from ``module:factory``.
+
+    Raises:
+        RequestError: the factory cannot be found or gives something else.
+    """
+    made = load_factory(name)()
+    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
+        raise RequestError(f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch)")
+    return made
 
 
 def measured_operators(name: str, microbatches: int) -> tuple[OpGraph, dict[str, int]]:
@@ -53,10 +66,7 @@ def measured_operators(name: str, microbatches: int) -> tuple[OpGraph, dict[str,
     Raises:
         RequestError: the factory cannot be found or gives something else, or the step cannot be captured.
     """
-    made = load_factory(name)()
-    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise RequestError(f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch)")
-    model, step, batch = made
+    model, step, batch = load_model(name)
     pieces, nesting = split_batch(batch, microbatches)
     operators = operators_of(capture_step(model, step, tree_unflatten(list(pieces[0].leaves), nesting)))
     parameters = dict(model.named_parameters())

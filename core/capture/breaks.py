@@ -21,7 +21,7 @@ from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
 from .regions import Made, Region, call_region
 from .replay import Locator, Observer, Place, Replay, Tail, numbered, skeleton
-from .values import NeedsValue, ValueWatch, with_late_numbers_as_tensors
+from .values import LateNumber, NeedsValue, ValueWatch, with_late_numbers_as_tensors
 
 StepFunction = Callable[[nn.Module, Any], Any]
 
@@ -133,6 +133,11 @@ class Breaks:
                 result = None
         if self._tail is not None:
             return self._call_tail(self._tail, model, batch, locator), [], Printed()
+        if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
+            raise RequestError(
+                "the step returns a number and no scalar loss: return the tensor that backward starts from, without "
+                ".item()"
+            )
         return with_late_numbers_as_tensors(result), watch.texts, printed
 
     @contextmanager

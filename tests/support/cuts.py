@@ -1,6 +1,5 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
-import itertools
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
 from panpipe.core.plan import Plan
-from panpipe.core.planner import assemble
+from panpipe.core.planner import even_plan as even
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -55,14 +54,10 @@ def even_plan(
     early: int = 0,
 ) -> Plan:
     """As many operators in each stage; the schedule as it is, or with its backwards split, or its last ones."""
-    names = [node.name for node in operators.graph.nodes]
-    stages = devices * chunks
-    cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
     schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
     schedule = split_backwards(schedule) if split else schedule
     if early:
         orders = early_gradients(schedule.device_actions, schedule.placement, early)
         schedule = evolve(schedule, device_actions=orders)
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    parts = [names[a:b] for a, b in itertools.pairwise(cuts)]
-    return assemble(operators.graph, parts, schedule, parameter_sizes=sizes)
+    return even(operators.graph, schedule, sizes)

@@ -1,0 +1,214 @@
+"""A check-up of a model: whether it trains as a pipeline, what cannot be cut, and how far from one process it ends."""
+
+import copy
+import functools
+import operator
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..core.capture.operators import Operators, operators_of, tensor_bytes
+from ..core.capture.step import StepFunction, capture_step, is_view, written_arguments
+from ..core.errors import PanpipeError, RequestError
+from ..core.planner import even_plan
+from ..core.schedules.problem import ScheduleProblem
+from ..core.schedules.registry import find_family
+from .microbatches import Microbatch, split_batch
+from .parity import Distance, distance_to_one_process
+from .pipeline import Pipeline
+from .team import Team
+
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
+SEED = 3
+SCHEDULES = (("1f1b", 1), ("v-half", 2))
+"""Schedules of a check-up with their stages a device: whole backwards, and a V with split ones."""
+TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-4, 1e-5)}
+"""Largest distance of losses, parameters and buffers, and of gradients, that is still rounding."""
+LARGE_PIECE = 0.1
+"""Share of a step's operations from which on an operator that cannot be cut is worth a word."""
+
+
+@frozen
+class Piece:
+    """Operations that stay together because of what one of them writes.
+
+    Args:
+        operator: its name.
+        share: of all operations.
+        line: of the user's code that writes.
+    """
+
+    operator: str
+    share: float
+    line: str
+
+
+@frozen
+class Check:
+    """One plan, run.
+
+    Args:
+        devices, schedule, stages: what was run.
+        distance: to one process, or None where it did not run.
+        problem: why it did not.
+        seconds: what it took.
+    """
+
+    devices: int
+    schedule: str
+    stages: int
+    distance: Distance | None
+    problem: str
+    seconds: float
+
+
+@frozen
+class Findings:
+    """What a check-up found.
+
+    Args:
+        model: its name.
+        dtype: what it was checked in.
+        operators: how many there are to cut between.
+        capture_s: seconds of capture.
+        regions: what stays Python → the line that needs a value there.
+        pieces: large ones.
+        checks: plans that were run.
+    """
+
+    model: str
+    dtype: torch.dtype
+    operators: int
+    capture_s: float
+    regions: dict[str, str]
+    pieces: tuple[Piece, ...]
+    checks: tuple[Check, ...] = field(default=())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every plan that was run ended where one process does."""
+        return all(self.right(check) for check in self.checks)
+
+    def right(self, check: Check) -> bool:
+        """Whether a check is within rounding."""
+        return check.distance is not None and check.distance.within(*TOLERANCES[self.dtype])
+
+
+class Patient:
+    """A model, its step and an example batch, in one dtype, captured once for all checks.
+
+    Args:
+        model, step, batch: the user's. The model is copied.
+        microbatches: into how many the batch is cut; fewer where it has fewer samples.
+        dtype: float64, or float32 where an operator has no other form.
+
+    Raises:
+        RequestError: the step cannot be captured.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, dtype: torch.dtype = torch.float64
+    ) -> None:
+        self.model, self.step, self.dtype = copy.deepcopy(model).to(dtype), step, dtype
+        self.batch = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+        rows = next((leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
+        self.microbatches = min(microbatches, rows)
+        start = time.perf_counter()
+        pieces, spec = split_batch(self.batch, self.microbatches)
+        self.piece: Microbatch = pieces[0]
+        captured = capture_step(self.model, step, pytree.tree_unflatten(list(pieces[0].leaves), spec))
+        self.operators: Operators = operators_of(captured)
+        self.capture_s = time.perf_counter() - start
+
+    def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
+        """Train by one plan, and compare with one process."""
+        start, devices = time.perf_counter(), team.size
+        found, problem = None, ""
+        try:
+            found = self._distance(team, schedule, chunks, steps)
+        except PanpipeError as error:
+            problem = str(error)
+        return Check(devices, schedule, devices * chunks, found, problem, time.perf_counter() - start)
+
+    def _distance(self, team: Team, schedule: str, chunks: int, steps: int) -> Distance:
+        operators = self.operators
+        problem = ScheduleProblem(team.size, self.microbatches, chunks)
+        sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+        plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
+        mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        pipe = Pipeline(mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED)
+        return distance_to_one_process(
+            pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps
+        )
+
+
+def check_up(
+    model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3
+) -> Findings:
+    """Capture a step, run it by several plans, and compare with one process.
+
+    Args:
+        model: the user's; it is copied.
+        step: ``step(model, batch)``.
+        batch: an example batch.
+        teams: make the devices to check on.
+        microbatches: into how many the batch is cut.
+
+    Raises:
+        RequestError: the step cannot be captured at all.
+    """
+    patient = _admitted(model, step, batch, microbatches)
+    checks = []
+    for make in teams:
+        for schedule, chunks in SCHEDULES:
+            team = make()
+            try:
+                checks.append(patient.check(team, schedule, chunks))
+            finally:
+                team.close()
+    operators = patient.operators
+    return Findings(
+        operators.step.model_name, patient.dtype, len(operators.graph.nodes), patient.capture_s,
+        operators.step.regions, large_pieces(operators), tuple(checks),
+    )  # fmt: skip
+
+
+def _admitted(model: nn.Module, step: StepFunction, batch: Any, microbatches: int) -> Patient:
+    """In float64 where every operator has such a form."""
+    try:
+        patient = Patient(model, step, batch, microbatches, torch.float64)
+        alone = copy.deepcopy(patient.model)
+        step(alone, patient.batch)
+    except (RuntimeError, RequestError, NotImplementedError):
+        return Patient(model, step, batch, microbatches, torch.float32)
+    return patient
+
+
+def large_pieces(operators: Operators) -> tuple[Piece, ...]:
+    """Operators that hold a large share of all operations because of what they write; where one stands, no cut can."""
+    work = {name: [m for m in members if not _shows(operators, m)] for name, members in operators.members.items()}
+    total = sum(map(len, work.values()))
+    found = []
+    for name, members in work.items():
+        writes = [m for m in members if written_arguments(operators.nodes[m])]
+        if writes and len(members) > max(LARGE_PIECE * total, 4):
+            line = next(filter(None, (_line(operators, member) for member in writes)), "")
+            found.append(Piece(name, len(members) / total, line))
+    return tuple(found)
+
+
+def _shows(operators: Operators, member: str) -> bool:
+    node = operators.nodes[member]
+    return node.target is operator.getitem or is_view(node)
+
+
+def _line(operators: Operators, member: str) -> str:
+    """The innermost line outside of torch that a node comes from."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', operators.nodes[member].meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")

@@ -1,0 +1,107 @@
+"""How far a pipeline is from one process: both train on the same batches, and everything is compared."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen
+from torch import Tensor, nn
+
+from ..core.capture.step import StepFunction
+from .pipeline import Pipeline
+from .reference import reference_step
+from .state import OptimizerFactory
+from .team import Team
+
+SMALLEST_NORM = 1e-6
+"""Gradients smaller than this in norm, which rounding alone makes, are compared as if they were this large."""
+
+
+@frozen
+class Distance:
+    """The largest distances between a pipeline and one process.
+
+    Args:
+        loss: of any step, absolute.
+        gradient: of any parameter's gradient in any step, in norm, relative to that gradient's.
+        parameter: of any element of a parameter after the last step, absolute.
+        buffer: the same for buffers.
+        worst: what has the largest of these, by kind: ``"gradient"`` → a parameter's name.
+    """
+
+    loss: float = 0.0
+    gradient: float = 0.0
+    parameter: float = 0.0
+    buffer: float = 0.0
+    worst: Mapping[str, str] = field(factory=dict)
+
+    def with_one(self, kind: str, found: float, name: str) -> "Distance":
+        """The larger of this and another distance of one kind."""
+        found = math.inf if math.isnan(found) else found
+        if found <= getattr(self, kind) and not (kind not in self.worst and found == 0):
+            return self
+        return evolve(self, **{kind: max(found, getattr(self, kind))}, worst={**self.worst, kind: name})
+
+    def within(self, tolerance: float, gradients: float) -> bool:
+        """Whether loss, parameters and buffers are within one tolerance, and gradients within another."""
+        return max(self.loss, self.parameter, self.buffer) <= tolerance and self.gradient <= gradients
+
+
+def distance_to_one_process(
+    pipe: Pipeline, team: Team, model: nn.Module, step: StepFunction, batch: Any, optimizer: OptimizerFactory, *,
+    microbatches: int, seed: int = 0, steps: int = 2,
+) -> Distance:  # fmt: skip
+    """Train a pipeline and an eager model, and compare.
+
+    Args:
+        pipe: a pipeline that has not stepped.
+        team: its devices. Each process compares what it owns, and all of them get the largest distances.
+        model: a copy of the pipeline's model from before; it is trained.
+        step: the training step.
+        batch: a whole batch.
+        optimizer: the pipeline's.
+        microbatches: the plan's.
+        seed: the pipeline's.
+        steps: how many optimizer steps.
+    """
+    alone = optimizer(list(model.named_parameters()))
+    found = Distance()
+    for index in range(steps):
+        loss = pipe.step(batch)
+        wanted = reference_step(model, step, batch, microbatches=microbatches, seed=seed, index=index)
+        found = found.with_one("loss", abs(loss.item() - wanted.item()), f"step {index}")
+        found = _gradients(found, pipe.model, model)
+        alone.step()
+    for kind, mine, theirs in (
+        ("parameter", dict(pipe.model.named_parameters()), dict(model.named_parameters())),
+        ("buffer", dict(pipe.model.named_buffers()), dict(model.named_buffers())),
+    ):
+        for name, tensor in theirs.items():
+            if not mine[name].is_meta and tensor.numel():
+                found = found.with_one(kind, _largest(mine[name], tensor), name)
+    everyone = team.everywhere(lambda _: found)
+    for other in everyone:
+        for kind in ("loss", "gradient", "parameter", "buffer"):
+            found = found.with_one(kind, getattr(other, kind), other.worst.get(kind, ""))
+    return found
+
+
+def _gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
+    own = dict(mine.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        if own[name].is_meta:
+            continue
+        here, there = own[name].grad, parameter.grad
+        if (here is None) != (there is None):
+            found = found.with_one("gradient", math.inf, name)
+        elif here is not None and there is not None:
+            norm = max(there.norm().item(), SMALLEST_NORM)
+            found = found.with_one("gradient", (here - there).norm().item() / norm, name)
+    return found
+
+
+def _largest(mine: Tensor, theirs: Tensor) -> float:
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return float((mine != theirs).any())
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    return float((mine - theirs).detach().abs().masked_fill(same, 0.0).max().item())

@@ -1,0 +1,24 @@
+"""A tenth of the zoo, over threads and gloo; `make zoo` runs all of it."""
+
+import pytest
+
+from .models import TENTH, ZOO
+from .run import run_zoo
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run_zoo(TENTH, tmp_path_factory.mktemp("zoo"), limit_s=240)
+
+
+@pytest.mark.parametrize("name", TENTH)
+def test_trains_as_one_process_does(results, name):
+    found = [result for result in results if result["model"] == name]
+    assert len(found) == 8, found
+    for result in found:
+        assert result["right"], result
+
+
+def test_the_zoo_is_as_large_as_it_says():
+    assert len(ZOO) >= 45
+    assert len(TENTH) >= len(ZOO) / 10

@@ -1,0 +1,105 @@
+"""Trains models of the zoo one after another: ``worker.py threads|gloo RESULTS NAME...``.
+
+A line of JSON for every check goes to RESULTS. For gloo three of these are started, with RANK, MASTER_ADDR and
+MASTER_PORT set; each model is captured once in each, and trained by two of them and by all three.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from panpipe.core.errors import PanpipeError
+from panpipe.runtimes.doctor import SCHEDULES, TOLERANCES, Check, Patient
+from panpipe.runtimes.team import RankTeam, Team, ThreadTeam
+
+from tests.zoo.models import ZOO
+
+ROWS, WORLDS = 6, (2, 3)
+
+
+def threads() -> Iterator[Callable[[], Team]]:
+    for world in WORLDS:
+        yield lambda world=world: ThreadTeam(world)
+
+
+class Ranks:
+    """This process's part in groups of two and of three; groups come and go, the store stays."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ["RANK"])
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._store = dist.TCPStore(address, port, is_master=self.rank == 0, timeout=timedelta(seconds=300))
+        self._groups = 0
+
+    def teams(self) -> Iterator[Callable[[], Team] | None]:
+        for world in WORLDS:
+            self._groups += 1
+            yield (lambda world=world: self._team(world)) if self.rank < world else None
+
+    def _team(self, world: int) -> Team:
+        store = dist.PrefixStore(str(self._groups), self._store)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world)
+        return RankTeam()
+
+
+def admitted(name: str) -> Patient:
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    dtype = torch.float64 if entry.float64 else torch.float32
+    return Patient(entry.make().train(), entry.step, entry.batch(ROWS), 3, dtype)
+
+
+def told(name: str, backend: str, patient: Patient, check: Check) -> dict[str, object]:
+    far = check.distance
+    return {
+        "model": name,
+        "backend": backend,
+        "devices": check.devices,
+        "schedule": check.schedule,
+        "operators": len(patient.operators.graph.nodes),
+        "python": sorted(patient.operators.step.regions),
+        "problem": check.problem,
+        "right": far is not None and far.within(*TOLERANCES[patient.dtype]),
+        "dtype": str(patient.dtype).removeprefix("torch."),
+        **({kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer")} if far else {}),
+        "worst": dict(far.worst) if far else {},
+        "seconds": check.seconds,
+        "capture_s": patient.capture_s,
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    backend, results, *names = sys.argv[1:]
+    ranks = Ranks() if backend == "gloo" else None
+    for name in names:
+        with Path(results).open("a") as file:
+            try:
+                patient = admitted(name)
+            except PanpipeError as error:
+                print(json.dumps({"model": name, "backend": backend, "right": False, "problem": str(error)}), file=file)
+                continue
+            for make in ranks.teams() if ranks is not None else threads():
+                if make is None:
+                    continue
+                for schedule, chunks in SCHEDULES:
+                    team = make() if ranks is None or not dist.is_initialized() else RankTeam()
+                    check = patient.check(team, schedule, chunks)
+                    if 0 in team.local:
+                        print(json.dumps(told(name, backend, patient, check)), file=file, flush=True)
+                    team.close()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
