@@ -30,7 +30,7 @@ class SharedResults:
     ) -> None:  # fmt: skip
         self._backend, self._where, self._shares = backend, where, shares
         metrics = [node for node in outputs.metrics.values() if isinstance(node, str)]
-        self._columns = [outputs.loss, outputs.weight, *metrics]
+        self._columns = [outputs.loss, outputs.weight, *metrics, *outputs.texts]
         own: dict[int, list[int]] = {}
         for place, node in enumerate(self._columns):
             if isinstance(node, str):
@@ -58,7 +58,8 @@ class SharedResults:
         return _means([record.results[name, m] for m in range(len(self._shares))])
 
     def collect(self) -> list[list[float]]:
-        """For each microbatch: loss, weight (the microbatch's share where the step returns none), metrics."""
+        """For each microbatch: loss, weight (the microbatch's share where the step returns none), metrics, and what the
+        step writes into text."""
         for handle in self._handles:
             handle.wait()
         rows = [[share] * len(self._columns) for share in self._shares]

@@ -86,6 +86,7 @@ class Breaks:
     Attributes:
         modules: name of each module that is a region → the line where it needs a value.
         sizes: whether sizes that depend on values count as values.
+        printed: what one run of the step prints and logs.
     """
 
     model: nn.Module
@@ -93,6 +94,7 @@ class Breaks:
     batch: Any
     modules: dict[str, str] = field(factory=dict)
     sizes: bool = False
+    printed: Printed = field(factory=Printed)
     _calls: dict[str, list[_ModuleCall]] = field(factory=dict)
     _bare: dict[str, nn.Module] = field(factory=dict)
     _tail: _Tail | None = None
@@ -105,11 +107,11 @@ class Breaks:
 
     # While the step is captured
 
-    def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor], Printed]:
+    def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
         """Run the step over tensors that are captured.
 
         Returns:
-            Its result with tensors for late numbers; the tensors that it wrote into text; and what it prints.
+            Its result with tensors for late numbers; and the tensors that it wrote into text.
 
         Raises:
             NeedsValue: there is a value needed that no region has yet.
@@ -132,13 +134,15 @@ class Breaks:
                 _leave_modules(error)
                 result = None
         if self._tail is not None:
-            return self._call_tail(self._tail, model, batch, locator), [], Printed()
+            self.printed = Printed()  # the tail says it itself
+            return self._call_tail(self._tail, model, batch, locator), []
         if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
             raise RequestError(
                 "the step returns a number and no scalar loss: return the tensor that backward starts from, without "
                 ".item()"
             )
-        return with_late_numbers_as_tensors(result), watch.texts, printed
+        self.printed = printed
+        return with_late_numbers_as_tensors(result), watch.texts
 
     @contextmanager
     def _regions_called(self, model: nn.Module, counts: Mapping[str, Iterator[int]]) -> Iterator[None]:

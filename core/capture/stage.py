@@ -119,10 +119,9 @@ def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: in
     crossing = boundaries(operators, stages)
     step = operators.step
     own = {member for name in stages[index] for member in operators.members[name]}
-    results = [step.outputs.loss, step.outputs.weight, *step.outputs.metrics.values()]
     # A part of the result that every stage could compute for itself is computed beside the loss.
     here = own | operators.local if step.outputs.loss in own else own
-    results = [name for name in dict.fromkeys(results) if isinstance(name, str) and name in here]
+    results = [name for name in dict.fromkeys(step.outputs.nodes) if name in here]
     needed = _with_local(operators, own | set(results))
     read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
     incoming = {b.name: b for (_, reader), tensors in crossing.items() if reader == index for b in tensors}

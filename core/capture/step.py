@@ -46,6 +46,12 @@ class StepOutputs:
     texts: tuple[str, ...] = ()
     printed: Printed = Printed()  # noqa: RUF009 (never changed)
 
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes whose values leave the step: loss, weight, metrics, texts."""
+        values = [self.loss, self.weight, *self.metrics.values(), *self.texts]
+        return [value for value in values if isinstance(value, str)]
+
 
 @define
 class CapturedStep:
@@ -85,13 +91,11 @@ class _WholeStep(nn.Module):
     def __init__(self, model: nn.Module, breaks: Breaks) -> None:
         super().__init__()
         self.model = model
-        self.printed = Printed()
         self._breaks = breaks
 
     def forward(self, batch: Any) -> Any:
         with assigned_buffers_written(self.model):
-            result, texts, self.printed = self._breaks.run(self.model, batch)
-        return result, texts
+            return self._breaks.run(self.model, batch)
 
 
 def capture_step(
@@ -136,7 +140,7 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device) -> Capture
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
     with attributes_kept(model), _reparametrize_module(whole, state), own_functions():
         program = torch.export.export(whole, (fake_batch,), strict=False)
-    return _captured(program, names, fake_batch, type(model).__name__, breaks, whole.printed)
+    return _captured(program, names, fake_batch, type(model).__name__, breaks)
 
 
 def _check_loss(step: StepFunction, batch: Any) -> None:
@@ -215,9 +219,7 @@ def _capture_failure(error: Exception, step: StepFunction) -> str:
     return f"{line}: the step cannot be captured as one graph: {type(error).__name__}: {first[:300]}; change that line"
 
 
-def _captured(
-    program: Any, names: dict[str, str], fake_batch: Any, model_name: str, breaks: Breaks, printed: Printed
-) -> CapturedStep:
+def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: str, breaks: Breaks) -> CapturedStep:
     signature = program.graph_signature
     batch, parameters, buffers, constants = {}, {}, {}, {}
     leaves = pytree.tree_leaves(fake_batch)
@@ -242,7 +244,7 @@ def _captured(
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     specs = [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    outputs = _step_outputs(program, graph, specs, printed)
+    outputs = _step_outputs(program, graph, specs, breaks.printed)
     regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
     step = CapturedStep(
         graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
