@@ -190,7 +190,7 @@ class Breaks:
         found = call_region(region, given)
         count = len(found) - len(seen.written)
         for key, value in zip(seen.written, found[count:], strict=True):
-            buffers[key].copy_(value)
+            buffers[key].copy_(value.detach())
         return _filled(seen.spec, seen.leaves, found[:count])
 
     def _call_tail(self, tail: _Tail, model: nn.Module, batch: Any, locator: Locator) -> Any:
@@ -225,7 +225,7 @@ class Breaks:
         found = call_region(region, given)
         results = len(found) - len(tail.written)
         for key, value in zip(tail.written, found[results:], strict=True):
-            own[key].copy_(value)
+            own[key].copy_(value.detach())
         return _filled(tail.spec, tail.leaves, found[:results])
 
     # When capture stopped

@@ -89,9 +89,6 @@ def own_functions() -> Iterator[None]:
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if inside or not places:
             return original(function, *args, **kwargs)
-        if issubclass(function, CheckpointFunction):
-            run, _preserve, *rest = args  # what is recomputed is a matter of the plan; the numbers are the same
-            return run(*rest)
         number = next(_numbers)
         bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
         _calls[number] = call = _Call(function, lambda *a, **k: original(function, *a, **k), bare, places, spec)
@@ -102,7 +99,28 @@ def own_functions() -> Iterator[None]:
             inside = False
         return call.nested(found)
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)), without_checkpoints():
+        yield
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Within, activation checkpointing calls its function and keeps everything.
+
+    What is recomputed is a matter of the plan. The numbers are the same, but for keyed random ones: a recomputation in
+    the backward would draw further ones.
+    """
+
+    def plain(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    def call(run: Callable[..., Any], _preserve: bool, *given: Any) -> Any:
+        return run(*given)
+
+    with (
+        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", plain),
+        mock.patch.object(CheckpointFunction, "apply", call),
+    ):
         yield
 
 

@@ -5,6 +5,7 @@ that the user wrote. Forward and backward programs are derived from a stage's pa
 """
 
 import logging
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class _WholeStep(nn.Module):
         self._breaks = breaks
 
     def forward(self, batch: Any) -> Any:
-        with assigned_buffers_written(self.model):
+        with attributes_kept(self.model), assigned_buffers_written(self.model):
             return self._breaks.run(self.model, batch)
 
 
@@ -138,7 +139,9 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device) -> Capture
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = _fake_state(whole, fake_mode, device)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
-    with attributes_kept(model), _reparametrize_module(whole, state), own_functions():
+    with _reparametrize_module(whole, state), own_functions(), warnings.catch_warnings():
+        # What a forward assigns is seen to: buffers are written, and the rest is taken back.
+        warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=False)
     return _captured(program, names, fake_batch, type(model).__name__, breaks)
 

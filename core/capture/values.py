@@ -84,7 +84,8 @@ class ValueWatch(TorchFunctionMode):
         ):
             tensor = args[0]
             if tensor.numel() == 1 and func in (Tensor.item, Tensor.__format__, Tensor.__repr__):
-                number = LateNumber(tensor.detach(), self)
+                value = tensor.detach().reshape(())
+                number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
                 if func is Tensor.item:
                     return number
                 return format(number, args[1] if func is Tensor.__format__ else "")
@@ -124,7 +125,7 @@ class LateNumber:
         self.watch = watch
 
     def __format__(self, spec: str) -> str:
-        self.watch.texts.append(self.tensor.reshape(()).double())
+        self.watch.texts.append(self.tensor.double())
         kind = "f" if self.tensor.is_floating_point() else "b" if self.tensor.dtype == torch.bool else "i"
         return f"{MARK}{len(self.watch.texts) - 1}{kind}:{spec}{MARK}"
 

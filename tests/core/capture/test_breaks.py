@@ -1,0 +1,157 @@
+"""Steps that need values: what stays Python, what that costs the rest, and what is refused."""
+
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.randomness import KeyedRandom, random_key
+from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.doctor import Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH = 8
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
+
+
+class Clipped(nn.Module):
+    """Scales down what is too large; draws random numbers; counts how often it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("clipped", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.dropout(self.linear(x), 0.2, self.training)
+        if y.abs().max() > 0.5:
+            self.clipped += 1
+            y = 0.5 * y / y.abs().max()
+        return y
+
+
+class Around(nn.Module):
+    """Clipping blocks between others, with dropout on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2))
+        self.blocks = nn.ModuleList(Clipped() for _ in range(2))
+        self.last = nn.Sequential(nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def mean_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).pow(2).mean()
+
+
+def branching_step(model: nn.Module, x: torch.Tensor):
+    """Branches on the loss, clips a parameter's norm by hand, and returns Python numbers."""
+    out = model(x)
+    loss = out.pow(2).mean()
+    if loss > 1e-3:
+        loss = loss + 0.1 * model.last[1].weight.norm()
+    count = 0
+    while count < 3 and float(out.detach().abs().mean()) > 0.1 * count:
+        count += 1
+    return loss * (1 + count), {"count": count, "size": float(out.detach().norm())}
+
+
+def batch(rows: int = 6) -> torch.Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("step", [mean_step, branching_step])
+@pytest.mark.parametrize(("devices", "schedule", "chunks"), [(2, "1f1b", 1), (2, "v-half", 2), (3, "1f1b", 1)])
+def test_trains_as_one_process_does(step, devices, schedule, chunks):
+    torch.manual_seed(0)
+    patient = Patient(Around().train(), step, batch(), 3)
+    check = patient.check(ThreadTeam(devices), schedule, chunks)
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_every_module_of_the_kind_is_a_region_and_the_rest_can_be_cut():
+    operators = operators_of(capture_step(Around(), mean_step, batch(2)))
+    assert list(operators.step.regions) == ["blocks.0", "blocks.1"]
+    names = [node.name for node in operators.graph.nodes]
+    assert [name for name in names if name.startswith("blocks")] == ["blocks.0/run", "blocks.1/run"]
+    assert len(names) > 8
+
+
+def test_the_end_of_a_step_is_one_operator_and_the_model_stays_cut():
+    operators = operators_of(capture_step(nn.Sequential(*Around().first, nn.Linear(WIDTH, 1)), end, batch(2)))
+    assert list(operators.step.regions) == ["the end of the step"]
+    assert [node.name for node in operators.graph.nodes][-3:] == ["/median", "/gt", "/run"]
+
+
+def end(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    out = model(x).squeeze(-1)
+    return out[out > out.median()].sum() + out.pow(2).sum()
+
+
+def test_random_numbers_behind_a_region_are_those_of_eager():
+    model = Around().train()
+    x = batch(2)
+    operators = operators_of(capture_step(model, mean_step, x))
+    with KeyedRandom(random_key(0, 0, 0)) as random:
+        mean_step(model, x)
+    draws = operators.first_draw
+    assert sorted(draws.values()) == list(range(random.ordinal))
+
+
+def test_capture_leaves_buffers_and_modules_as_they_were():
+    model = Around()
+    forward = model.blocks[0].forward
+    capture_step(model, mean_step, batch(2))
+    assert model.blocks[0].clipped == 0
+    assert model.blocks[0].forward == forward
+
+
+def test_a_region_whose_results_change_shape_is_refused_with_the_line():
+    class Picking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[x.sum(-1) > 0]
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.picking, self.after = nn.Linear(WIDTH, WIDTH), Picking(), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.after(self.picking(self.before(x)))
+
+    patient = Patient(Whole(), mean_step, batch(8), 2)
+    problem = patient.check(ThreadTeam(2), "1f1b", 1).problem
+    assert "test_breaks.py" in problem
+    assert "must keep its shape" in problem
+
+
+def test_a_tail_that_reads_something_else_is_refused_with_the_line():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x), self.second(x)
+
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        one, other = model(x)
+        return one.mean() if x.sum() > 0 else other.mean()
+
+    x = torch.cat((torch.ones(2, WIDTH), -torch.ones(2, WIDTH)))
+    patient = Patient(Two(), step, x, 2)
+    problem = patient.check(ThreadTeam(2), "1f1b", 1).problem
+    assert "test_breaks.py" in problem
+    assert "did not read for the example" in problem
+
+
+def test_values_on_the_meta_device_are_refused():
+    with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in forward: .* needs a value .* meta device"):
+        capture_step(Around().to("meta"), mean_step, batch(2))

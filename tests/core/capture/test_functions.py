@@ -1,0 +1,139 @@
+"""What models do beside calling operators: autograd functions of their own, checkpointing, buffers assigned anew."""
+
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.doctor import Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 8
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
+
+
+class Reversal(torch.autograd.Function):
+    """The identity, whose gradient changes sign."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.scale * gradient, None
+
+
+class Split(torch.autograd.Function):
+    """Two results, one of them without a gradient, and a count."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        positive = x > 0
+        ctx.mark_non_differentiable(positive)
+        return x * weight, positive, 7
+
+    @staticmethod
+    def backward(ctx, gradient, _positive, _count):
+        x, weight = ctx.saved_tensors
+        return 2 * gradient * weight, (gradient * x).sum(0)
+
+
+class Writing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.add_(1)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Model(nn.Module):
+    def __init__(self, middle) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.after = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.calls = 0
+        self.middle = middle
+
+    def forward(self, x):
+        return self.after(self.middle(self, self.before(x)).tanh()).relu()
+
+
+def split(model, x):
+    y, positive, count = Split.apply(x, model.weight)
+    return torch.where(positive, y, y / count)
+
+
+def remembering(model, x):
+    model.seen = 0.9 * model.seen + x.detach().mean(0)
+    return x + model.seen
+
+
+def step(model, x):
+    return model(x).pow(2).mean()
+
+
+def batch(rows=6):
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+MIDDLES = {
+    "a function of one result": lambda model, x: Reversal.apply(x, 0.5),
+    "a function of several": split,
+    "checkpointing": lambda model, x: checkpoint(lambda y: F.dropout(y * model.weight, 0.3), x, use_reentrant=False),
+    "reentrant checkpointing": lambda model, x: checkpoint(lambda y: (y * model.weight).sin(), x, use_reentrant=True),
+    "a buffer assigned anew": remembering,
+}
+
+
+@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_trains_as_one_process_does(middle, schedule):
+    torch.manual_seed(0)
+    check = Patient(Model(MIDDLES[middle]).train(), step, batch(), 3).check(ThreadTeam(2), *schedule)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_a_call_is_one_operator_with_the_functions_name():
+    operators = operators_of(capture_step(Model(MIDDLES["a function of one result"]), step, batch(2)))
+    assert "/Reversal" in " ".join(node.name for node in operators.graph.nodes)
+
+
+def test_a_function_that_writes_its_input_is_refused_by_name():
+    with pytest.raises(RequestError, match=r"autograd function Writing writes what it is given in place.*new tensor"):
+        capture_step(Model(lambda model, x: Writing.apply(x)), step, batch(2))
+
+
+def test_a_buffer_that_would_change_shape_is_refused():
+    def growing(model, x):
+        model.seen = x.detach()
+        return x
+
+    with pytest.raises(RequestError, match=r"assigns torch.float32 \(2, 8\) to buffer 'seen'.*keeps its shape"):
+        capture_step(Model(growing), step, batch(2))
+
+
+def test_capture_leaves_no_fake_tensor_behind_and_warns_of_counts():
+    def counting(model, x):
+        model.calls += 1
+        model.last = x
+        return x
+
+    model = Model(counting)
+    with pytest.warns(UserWarning, match=r"sets its attribute 'calls'.*make it a buffer"):
+        capture_step(model, step, batch(2))
+    assert model.calls == 0
+    assert not hasattr(model, "last")
+    assert torch.equal(model.seen, torch.zeros(WIDTH))

@@ -1,0 +1,67 @@
+"""Steps that print, log and return numbers: the same is said as one process says, once for each microbatch."""
+
+import logging
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.core.planner import even_plan
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from torch import nn
+
+LOGGER = logging.getLogger("a training script")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def talking_step(model: nn.Module, batch: torch.Tensor):
+    print("rows", len(batch))
+    out = model(batch)
+    loss = out.pow(2).mean()
+    print(f"loss {loss.item():.4f}", f"{out.amax():>8.2f}", (out > 0).sum().item(), -loss.item() / 2)
+    LOGGER.warning("%-5s loss %.3f, best %d", "now", loss.item(), out.argmax().item())
+    LOGGER.warning("mean %s", round(out.mean().item(), 2))
+    return loss, {"loss": loss.item(), "half": loss.item() / 2, "rows": 2, "positive": (out > 0).double().mean()}
+
+
+def pipeline(step, batch):
+    trained = model()
+    operators = operators_of(capture_step(trained, step, batch[:2]))
+    schedule = find_family("1f1b").build(ScheduleProblem(2, 2))
+    return panpipe.pipeline(trained, step, batch, plan=even_plan(operators.graph, schedule, {}))
+
+
+def test_says_what_one_process_says(capsys, caplog):
+    batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    pipe = pipeline(talking_step, batch)
+    capsys.readouterr()
+    caplog.clear()
+    pipe.step(batch)
+    said, logged = capsys.readouterr().out, [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    panpipe.reference_step(model(), talking_step, batch, microbatches=2)
+    assert said == capsys.readouterr().out
+    assert logged == [record.getMessage() for record in caplog.records]
+    assert said.count("rows 2") == 2
+
+
+def test_numbers_among_the_metrics_are_means():
+    batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    pipe = pipeline(talking_step, batch)
+    loss = pipe.step(batch).item()
+    assert pipe.metrics["loss"] == pytest.approx(loss)
+    assert pipe.metrics["half"] == pytest.approx(loss / 2)
+    assert pipe.metrics["rows"] == 2
+    assert 0 < pipe.metrics["positive"] < 1
+
+
+def test_a_number_is_no_loss():
+    with pytest.raises(RequestError, match=r"returns a number and no scalar loss.*without \.item\(\)"):
+        capture_step(model(), lambda m, x: m(x).mean().item(), torch.ones(2, 4))

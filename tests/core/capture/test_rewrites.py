@@ -1,0 +1,77 @@
+"""Operators that are taken apart or written otherwise before a step is cut: the same numbers, in every bit."""
+
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.runtimes.doctor import Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+
+WIDTH, LENGTH = 6, 5
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options) -> None:
+        super().__init__()
+        self.recurrent = kind(WIDTH, WIDTH, **options)
+        self.head = nn.Linear(options.get("proj_size", WIDTH) * (2 if options.get("bidirectional") else 1), 2)
+
+    def forward(self, x):
+        out, ends = self.recurrent(x)
+        ends = ends[0] if isinstance(ends, tuple) else ends
+        return self.head(out).mean() + ends.pow(2).mean()
+
+
+class Scattering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        return self.head(x.masked_scatter(x > 0, self.source(x).flatten())).mean()
+
+
+class Asserting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, x):
+        torch._check(x[x > -9].numel() == x.numel(), lambda: "too small")
+        return self.second(self.first(x)).mean()
+
+
+def step(model, x):
+    return model(x)
+
+
+def batch():
+    return torch.randn(4, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+MODELS = {
+    "lstm": lambda: Recurrent(nn.LSTM, num_layers=3, dropout=0.3, batch_first=True),
+    "lstm both ways": lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.3, bidirectional=True, batch_first=True),
+    "lstm with projections": lambda: Recurrent(nn.LSTM, num_layers=2, proj_size=4, batch_first=True),
+    "lstm without biases, times first": lambda: Recurrent(nn.LSTM, num_layers=2, bias=False),
+    "gru": lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.3, batch_first=True),
+    "rnn": lambda: Recurrent(nn.RNN, num_layers=2, dropout=0.3, nonlinearity="relu", batch_first=True),
+    "masked scatter": Scattering,
+    "an assertion": Asserting,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trains_as_one_process_does(name):
+    torch.manual_seed(0)
+    patient = Patient(MODELS[name]().train(), step, batch(), 2)
+    for schedule, chunks in (("1f1b", 1), ("zb-h1", 1)):
+        check = patient.check(ThreadTeam(2), schedule, chunks)
+        assert check.distance is not None, check
+        assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_every_layer_is_an_operator_of_its_own():
+    operators = operators_of(capture_step(MODELS["lstm"](), step, batch()))
+    assert sum("lstm" in node.name for node in operators.graph.nodes) == 3
