@@ -14,6 +14,7 @@ from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
 from .runtimes.build import build_pipeline
 from .runtimes.pipeline import Pipeline
+from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
 from .simulators.oracle import simulated
 
@@ -32,6 +33,7 @@ def pipeline(
     cluster: Cluster | str | Path | None = None,
     max_chunks: int = 2,
     seed: int = 0,
+    max_shapes: int = MAX_SHAPES,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -54,6 +56,7 @@ def pipeline(
         cluster: the machine, as a Cluster or a file; measured by default.
         max_chunks: the most stages that a device may hold in an automatic plan.
         seed: of all random numbers.
+        max_shapes: for how many shapes of microbatches programs are kept; the step is captured anew for another one.
         report: told what planning is doing.
 
     Returns:
@@ -85,6 +88,7 @@ def pipeline(
         cut_oracle=longest_path,
         max_chunks=max_chunks,
         seed=seed,
+        max_shapes=max_shapes,
         report=report,
     )
 

@@ -30,7 +30,7 @@ BACKENDS = ("gloo", "memcpy")
 def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
     microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
-    families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int,
+    families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int, max_shapes: int,
     report: Report | None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
@@ -39,6 +39,7 @@ def build_pipeline(
         devices: along the pipeline; None for the ranks there are, or two threads.
         families: the schedules an automatic plan chooses among.
         oracle, cut_oracle: score plans (see :class:`Planning`).
+        max_shapes: for how many shapes of microbatches programs are kept.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -58,7 +59,7 @@ def build_pipeline(
 
         def ready(plan: Plan) -> Pipeline:
             _check_plan(plan, operators, team)
-            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed)
+            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes)
 
         if given is not None:
             pipe = ready(given)

@@ -17,17 +17,26 @@ class Compiled:
 
     Args:
         operators: the captured step.
+        stages: names of the operators of every stage.
         layout: the tensors of every message between stages.
         programs: by stage index.
     """
 
     operators: Operators
+    stages: Sequence[Sequence[str]]
     layout: Layout
     programs: dict[int, StagePrograms]
 
+    def stage_of(self, result: str) -> int:
+        """The stage that computes a part of the step's result, by the name of its node."""
+        owner = self.operators.owner.get(result)
+        if owner is None:  # every stage could compute it; the loss's does
+            return self.stage_of(self.operators.step.outputs.loss)
+        return next(i for i, names in enumerate(self.stages) if owner in names)
+
 
 def compile_stages(operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int]) -> Compiled:
-    """Derive the programs of some stages.
+    """Derive the programs of some stages of a plan.
 
     Args:
         operators: the captured step.
@@ -40,5 +49,11 @@ def compile_stages(operators: Operators, stages: Sequence[Sequence[str]], wanted
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
+    return compile_any(operators, stages, wanted)
+
+
+def compile_any(operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int]) -> Compiled:
+    """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
-    return Compiled(operators, layout, {i: stage_programs(stage_graph(operators, stages, i)) for i in wanted})
+    programs = {i: stage_programs(stage_graph(operators, stages, i)) for i in wanted}
+    return Compiled(operators, stages, layout, programs)

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..backends.contract import Backend
 from ..core.actions import COMPUTE_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
+from ..core.lowering import Lowered
 from ..core.plan import Plan
 from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
 from .compute import ComputeQueue
@@ -29,6 +30,7 @@ from .heap import give_back_freed_memory
 from .instructions import Binder, Frame, Instruction
 from .microbatches import Microbatch
 from .stage_run import StageRun
+from .state import StageState
 from .tied import TiedReduction
 
 
@@ -40,13 +42,13 @@ class StepInputs:
         microbatches: in order.
         keys: the random key of each.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
-        weight: name of the result that takes the seed's place, for a step that returns (loss, weight).
+        weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
     """
 
     microbatches: Sequence[Microbatch]
     keys: Sequence[Tensor]
     seeds: list[Tensor]
-    weight: str | None = None
+    weights: Sequence[str | None]
 
 
 @define
@@ -76,67 +78,87 @@ Note = tuple[Action, str, Any, Any, int]
 """An action, its queue, the marks of its start and end, and the bytes that it moves."""
 
 
-class Executor:
-    """One device's part of a plan.
+@define(eq=False)
+class Bound:
+    """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
-        plan: the plan.
-        lowered: the lowered actions of all devices.
+        compute: up to the update.
+        update: reductions and optimizer steps.
+        states: of this device's stages.
+        fresh: whether no step has run them yet.
+    """
+
+    compute: Sequence[Instruction]
+    update: Sequence[Instruction]
+    states: Sequence[StageState]
+    fresh: bool = True
+
+
+class Executor:
+    """Runs one device's part of a plan.
+
+    Args:
+        plan: where stages are.
         backend: this device's end of the transport.
         queue: where it computes.
         tied: reduces the gradients of tied weights.
     """
 
-    def __init__(
-        self, plan: Plan, lowered: Sequence[Sequence[Action]], backend: Backend, queue: ComputeQueue,
-        tied: TiedReduction,
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction) -> None:
         self.device = backend.device
         self.backend = backend
         self._queue = queue
-        self._plan, self._lowered, self._tied = plan, lowered, tied
+        self._placement, self._tied = plan.placement, tied
         self._frame = Frame(backend, queue)
-        self._bound_to: list[Mapping[int, StageRun]] = []
-        self._compute: list[Instruction] = []
-        self._update: list[Instruction] = []
 
-    def run(
-        self, runs: Sequence[Mapping[int, StageRun]], inputs: StepInputs, *, trace: bool = False, update: bool = True,
-        before_update: Callable[[StepRecord], None] | None = None,
-    ) -> StepRecord:  # fmt: skip
-        """Run one step.
+    def bind(self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]]) -> Bound:
+        """Bind a plan's actions to what they work on.
 
         Args:
+            plan: the plan.
+            lowered: the lowered actions of all devices.
             runs: for each microbatch, this device's stages by index.
+        """
+        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame).instructions
+        first = next((i for i, one in enumerate(found) if one.action.microbatch is None), len(found))
+        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()])
+
+    def run(
+        self, bound: Bound, inputs: StepInputs, *, trace: bool = False, update: bool = True,
+        before_update: Callable[[StepRecord], None] | None = None,
+    ) -> StepRecord:  # fmt: skip
+        """Run one step. On the host, every action of a first one is followed by giving back what is free (see `heap`).
+
+        Args:
+            bound: what to run; after a failure it is of no more use, for the mail in it.
             inputs: what the step works on.
             trace: record every action, and watch the saved tensors.
             update: step the optimizers; without it the gradients are reduced and left.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
-        compute = self._bind(runs)
         frame, queue = self._frame, self._queue
         frame.backend, frame.reduced = self.backend, False
         frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
-        frame.seeds, frame.weight = inputs.seeds, inputs.weight
+        frame.seeds, frame.weights = inputs.seeds, inputs.weights
         frame.results, frame.arrivals = {}, {}
         record = StepRecord(frame.results)
         frame.meter = _new_meter(record) if trace else None
-        for run in runs[0].values():
-            run.state.clear_gradients()
+        for state in bound.states:
+            state.clear_gradients()
+        give_back = bound.fresh and queue.device.type == "cpu"
+        compute = [_then_give_back(one) for one in bound.compute] if give_back else bound.compute
+        bound.fresh = False
         start, notes = queue.mark() if trace else None, list[Note]()
-        try:
-            with torch.no_grad():
-                self._walk(compute, notes, trace)
-                if before_update is not None:
-                    before_update(record)
-                last = self._update if update else [i for i in self._update if i.action.kind is not Kind.STEP]
-                self._walk(last, notes, trace)
-                for instruction in self._compute:
-                    if instruction.mail is not None:
-                        instruction.mail.settle()
-        except BaseException:
-            self._bound_to = []  # the mail of a step that broke off is no start for the next
-            raise
+        with torch.no_grad():
+            self._walk(compute, notes, trace)
+            if before_update is not None:
+                before_update(record)
+            last = bound.update if update else [one for one in bound.update if one.action.kind is not Kind.STEP]
+            self._walk(last, notes, trace)
+            for instruction in bound.compute:
+                if instruction.mail is not None:
+                    instruction.mail.settle()
         if frame.meter is not None:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
@@ -161,27 +183,10 @@ class Executor:
             end = mark()
             where, size = COMPUTE_QUEUE, 0
             if mail is not None and mail.tensors is not None and action.peer is not None:
-                peer = self._plan.placement[action.peer]
+                peer = self._placement[action.peer]
                 where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
                 size = sum(tensor.nbytes for tensor in mail.tensors)
             notes.append((action, where, start, end, size))
-
-    def _bind(self, runs: Sequence[Mapping[int, StageRun]]) -> list[Instruction]:
-        """Bind the actions to these runs, which most steps share with the step before; returns those up to the update.
-
-        In the first step on the host, every action is followed by giving back what is free (see `heap`).
-        """
-        bound = self._bound_to
-        if len(runs) == len(bound) and all(new is old for new, old in zip(runs, bound, strict=True)):
-            return self._compute
-        binder = Binder(self._plan, self._lowered, self.device, runs, self._tied, self._frame)
-        first = next(
-            (i for i, found in enumerate(binder.instructions) if found.action.microbatch is None),
-            len(binder.instructions),
-        )
-        self._compute, self._update = binder.instructions[:first], binder.instructions[first:]
-        self._bound_to = list(runs)
-        return [_then_give_back(i) for i in self._compute] if self._queue.device.type == "cpu" else self._compute
 
 
 def _then_give_back(instruction: Instruction) -> Instruction:

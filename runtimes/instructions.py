@@ -56,7 +56,7 @@ class Frame:
         microbatches: in order.
         keys: the random key of each.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
-        weight: name of the result that takes the seed's place, for a step that returns (loss, weight).
+        weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
         results: (name, microbatch) → the part of the step's result computed here.
         arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
         meter: of the saved tensors, when the step is traced.
@@ -68,7 +68,7 @@ class Frame:
     microbatches: Sequence[Microbatch] = ()
     keys: Sequence[Tensor] = ()
     seeds: list[Tensor] = field(factory=list)
-    weight: str | None = None
+    weights: Sequence[str | None] = ()
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
     arrivals: dict[Action, Any] = field(factory=dict)
     meter: StorageMeter | None = None
@@ -186,7 +186,7 @@ class Binder:
         frame = self._frame
         for name, value in zip(names, results, strict=True):
             frame.results[name, microbatch] = value
-            if name == frame.weight:
+            if name == frame.weights[microbatch]:
                 frame.seeds[microbatch] = value.to(frame.seeds[microbatch].dtype)
 
     def _backward(self, run: StageRun, microbatch: int, split: bool) -> Call:

@@ -1,13 +1,29 @@
 """The parts of a step's result, carried from the devices that compute them to all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ..backends.contract import Backend, Handle
-from ..core.capture.step import StepOutputs
 from .executor import StepRecord
+
+
+@frozen
+class Computed:
+    """A part of the step's result for one microbatch.
+
+    Args:
+        name: its node in the captured graph.
+        device: the device that computes it.
+    """
+
+    name: str
+    device: int
+
+
+Part = Computed | float
 
 
 class SharedResults:
@@ -17,24 +33,22 @@ class SharedResults:
     results while the first ones are still at work. `collect` waits.
 
     Args:
-        outputs: what the step returns.
-        sources: node → the device that computes it.
+        parts: for each microbatch, as many parts of the step's result: computed somewhere, or a number.
         backend: this device's end of the transport.
         where: the device's tensors are there.
-        shares: each microbatch's share of the batch.
     """
 
-    def __init__(
-        self, outputs: StepOutputs, sources: Mapping[str, int], backend: Backend, where: torch.device,
-        shares: Sequence[float],
-    ) -> None:  # fmt: skip
-        self._backend, self._where, self._shares = backend, where, shares
-        metrics = [node for node in outputs.metrics.values() if isinstance(node, str)]
-        self._columns = [outputs.loss, outputs.weight, *metrics, *outputs.texts]
-        own: dict[int, list[int]] = {}
-        for place, node in enumerate(self._columns):
-            if isinstance(node, str):
-                own.setdefault(sources[node], []).append(place)
+    def __init__(self, parts: Sequence[Sequence[Part]], backend: Backend, where: torch.device) -> None:
+        self._parts, self._backend, self._where = parts, backend, where
+        own: dict[int, list[tuple[int, list[int]]]] = {}
+        for place in range(len(parts[0])):
+            of_place: dict[int, list[int]] = {}
+            for m, row in enumerate(parts):
+                part = row[place]
+                if isinstance(part, Computed):
+                    of_place.setdefault(part.device, []).append(m)
+            for device, microbatches in of_place.items():
+                own.setdefault(device, []).append((place, microbatches))
         self._own = dict(sorted(own.items()))
         self._tables: dict[int, Tensor] = {}
         self._handles: list[Handle] = []
@@ -44,29 +58,33 @@ class SharedResults:
         backend = self._backend
         for source, places in self._own.items():
             if source != backend.device:
-                table = torch.empty(len(self._shares), len(places), dtype=torch.float64, device=self._where)
+                size = sum(len(microbatches) for _, microbatches in places)
+                table = torch.empty(size, dtype=torch.float64, device=self._where)
                 self._handles.append(backend.receive([table], source))
             else:
-                table = torch.stack([self._computed(record, place) for place in places], dim=1)
+                table = torch.cat([self._computed(record, place, found) for place, found in places])
                 others = (peer for peer in range(backend.devices) if peer != source)
                 self._handles += [backend.send([table], peer) for peer in others]
             self._tables[source] = table
 
-    def _computed(self, record: StepRecord, place: int) -> Tensor:
-        name = self._columns[place]
-        assert isinstance(name, str)
-        return _means([record.results[name, m] for m in range(len(self._shares))])
+    def _computed(self, record: StepRecord, place: int, microbatches: Sequence[int]) -> Tensor:
+        values = []
+        for m in microbatches:
+            part = self._parts[m][place]
+            assert isinstance(part, Computed)
+            values.append(record.results[part.name, m])
+        return _means(values)
 
     def collect(self) -> list[list[float]]:
-        """For each microbatch: loss, weight (the microbatch's share where the step returns none), metrics, and what the
-        step writes into text."""
+        """For each microbatch: loss, weight, metrics, and what the step writes into text."""
         for handle in self._handles:
             handle.wait()
-        rows = [[share] * len(self._columns) for share in self._shares]
+        rows = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
         for source, table in self._tables.items():
-            for row, values in zip(rows, table.tolist(), strict=True):
-                for place, value in zip(self._own[source], values, strict=True):
-                    row[place] = value
+            values = iter(table.tolist())
+            for place, microbatches in self._own[source]:
+                for m in microbatches:
+                    rows[m][place] = next(values)
         return rows
 
 

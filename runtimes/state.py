@@ -42,11 +42,11 @@ class StageState:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients."""
+    def divide_gradients(self, divisor: float) -> None:
+        """Divide all gradients."""
         held = [p.grad for p in self.parameters.values() if p.grad is not None]
         if held:
-            torch._foreach_mul_(held, factor)
+            torch._foreach_div_(held, divisor)
 
     def step(self) -> None:
         """Step the optimizer."""

@@ -86,6 +86,8 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
     """
+    if all(node.op != "call_function" for node in stage.graph.nodes):
+        return _nothing(stage)
     joint = trace_joint(stage)
     kept = len(stage.inputs.boundary)
     returned = [*joint.outputs, *joint.mutations.values()]
@@ -110,6 +112,12 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
         backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
     )  # fmt: skip
     return _measured(stage, joint, programs)
+
+
+def _nothing(stage: StageGraph) -> StagePrograms:
+    """Programs of a stage without operators."""
+    forward = compile_program([], [], [], {})
+    return StagePrograms(stage.inputs, (), (), forward, (), None, None, None, StageMemory(0, 0, 0, 0))
 
 
 @frozen

@@ -1,0 +1,133 @@
+"""The step compiled for every shape of microbatch that comes along; those used last are kept.
+
+A plan is made for the example's shape. For another one the step is captured anew, and the plan's cut carries over.
+All ranks see the same batches, so they capture, keep and let go of the same shapes without a word. Compiling can fail
+on one rank alone, whose stages it is; then all of them fail, or the others would wait for it in the step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..core.capture.carry_over import carry_over, cut_of
+from ..core.capture.operators import operators_of
+from ..core.capture.step import StepFunction, StepOutputs, capture_step
+from ..core.errors import RequestError
+from .compiled import Compiled, compile_any
+from .microbatches import Microbatch, Shape
+from .recent import Recent
+from .team import Team
+
+MAX_SHAPES = 8
+"""Shapes kept by default: each costs a capture, and memory for its programs."""
+
+
+class Shapes:
+    """Programs by shape of microbatch.
+
+    Args:
+        model: the user's module.
+        step: ``step(model, microbatch)``.
+        team: the devices.
+        shape: the example's.
+        first: compiled for it, by the plan's cut.
+        limit: how many shapes are kept; those of one step are, however many.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: StepFunction, team: Team, shape: Shape, first: Compiled, limit: int
+    ) -> None:
+        if limit < 1:
+            raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
+        self._model, self._step, self._team = model, step, team
+        self._cut, self._local = cut_of(first.operators, first.stages), list(first.programs)
+        self._parts = _parts(first.operators.step.outputs)
+        self._kept: Recent[Shape, Compiled] = Recent(limit)
+        self._kept.keep(shape, first)
+        self.latest = first
+        self._captures, self._capture_s = 0, 0.0
+        self._told: set[Shape] = {shape}
+        self._told_of_limit = False
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._kept
+
+    def ready(self, pieces: Sequence[Microbatch], spec: pytree.TreeSpec) -> tuple[list[Compiled], str | None]:
+        """Programs for microbatches.
+
+        Args:
+            pieces: the microbatches, larger ones first.
+            spec: the nesting of their leaves.
+
+        Returns:
+            What is compiled for each of them, and a line for the user where a shape is new.
+
+        Raises:
+            RequestError: the step cannot be captured for one of the shapes, or the plan cannot run it.
+        """
+        remark = None
+        wanted = {piece.shape: piece for piece in (pieces[0], pieces[-1])}
+        found = {shape: self._kept.use(shape) for shape in wanted}
+        for shape, piece in wanted.items():
+            if found[shape] is None:
+                found[shape] = made = self._agreed(partial(self._compile, piece, spec))
+                full = self._kept.keep(shape, made, wanted)
+                remark = self._remark(shape, full) or remark
+        compiled = {shape: known for shape, known in found.items() if known is not None}
+        self.latest = compiled[pieces[0].shape]
+        return [compiled[piece.shape] for piece in pieces], remark
+
+    def _compile(self, piece: Microbatch, spec: pytree.TreeSpec) -> Compiled:
+        started = time.perf_counter()
+        batch = pytree.tree_unflatten(list(piece.leaves), spec)
+        operators, stages = carry_over(self._cut, operators_of(capture_step(self._model, self._step, batch)))
+        parts = _parts(operators.step.outputs)
+        if parts != self._parts:
+            raise RequestError(
+                f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
+                "return the same parts for every shape"
+            )
+        compiled = compile_any(operators, stages, self._local)
+        self._captures += 1
+        self._capture_s += time.perf_counter() - started
+        return compiled
+
+    def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
+        if len(self._team.local) == self._team.size:
+            return make()
+        made, failure = None, None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        told = self._team.everywhere(lambda _: None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        other = next((rank for rank, text in enumerate(told) if text is not None), None)
+        if other is not None:
+            raise RequestError(f"rank {other} cannot compile the step for this batch: {told[other]}")
+        assert made is not None
+        return made
+
+    def _remark(self, shape: Shape, full: bool) -> str | None:
+        if self._told_of_limit or (shape in self._told and not full):
+            return None
+        self._told.add(shape)
+        self._told_of_limit = full
+        each_s = self._capture_s / self._captures
+        if full:
+            return (
+                f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are kept, and "
+                f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths, or "
+                "give a larger max_shapes"
+            )
+        return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
+
+
+def _parts(outputs: StepOutputs) -> str:
+    """The parts of a step's result, in words."""
+    weight = "" if outputs.weight is None else ", a weight"
+    return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)

@@ -1,0 +1,154 @@
+"""One training step over the devices of this process."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ..core.capture.randomness import random_key
+from ..core.plan import Plan
+from .compute import compute_queue
+from .executor import Executor, StepInputs, StepRecord
+from .losses import mean_loss
+from .microbatches import Microbatch
+from .prepared import Preparations, Prepared
+from .results import SharedResults
+from .state import StageState
+from .team import Team
+from .tied import TiedReduction
+
+
+@frozen
+class StepResult:
+    """What a step gave.
+
+    Args:
+        loss: the mean over the batch.
+        metrics: the other parts of the step's result, likewise.
+        records: device of this process → what it did.
+        plan: that ran: the pipeline's, or for other microbatches one derived from it.
+    """
+
+    loss: Tensor
+    metrics: dict[str, float]
+    records: dict[int, StepRecord]
+    plan: Plan
+
+
+class StepRunner:
+    """Runs steps.
+
+    Args:
+        plan: where stages are, and what is tied.
+        preparations: what a step needs, by the shapes of its microbatches.
+        states: stage index → what this process keeps of it.
+        team: the devices.
+        device: the device that tensors are on.
+        seed: of all random numbers.
+    """
+
+    def __init__(
+        self, plan: Plan, preparations: Preparations, states: Mapping[int, StageState], team: Team,
+        device: torch.device, seed: int,
+    ) -> None:  # fmt: skip
+        self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
+        self._device, self._seed = device, seed
+        self._queues = {local: compute_queue(device) for local in team.local}
+        self._executors: dict[int, Executor] = {}
+
+    def run(self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, update: bool) -> StepResult:
+        """Run one step.
+
+        Args:
+            prepared: for these microbatches.
+            pieces: the microbatches.
+            index: number of the step, for random numbers.
+            trace: record every action.
+            update: step the optimizers.
+        """
+        inputs = self._inputs(prepared, pieces, index)
+        parts = [
+            [piece.weight if part is None else part for part in row]
+            for row, piece in zip(prepared.parts, pieces, strict=True)
+        ]
+        rows: dict[int, list[list[float]]] = {}
+
+        def work(device: int) -> StepRecord:
+            executor = self._executor(device)
+            shared = SharedResults(parts, executor.backend, self._device)
+
+            def before_update(record: StepRecord) -> None:
+                shared.announce(record)
+                if prepared.weighted:
+                    # A weighted mean's sum of weights is known when the last microbatch is through.
+                    rows[device] = shared.collect()
+                    _, total = _mean(prepared, rows[device])
+                    for stage in self._plan.stages_on(device):
+                        self._states[stage.index].divide_gradients(float(total))
+
+            if device not in prepared.bound:
+                prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
+            with self._queues[device].active():
+                record = executor.run(
+                    prepared.bound[device], inputs, trace=trace, update=update, before_update=before_update
+                )
+                if device not in rows:
+                    rows[device] = shared.collect()
+            record.results.clear()
+            return record
+
+        try:
+            records = self._team.run_local(work)
+        except BaseException:
+            self._preparations.forget()  # the mail of a step that broke off is no start for the next
+            raise
+        table = rows[self._team.local[0]]
+        if update and 0 in self._team.local:
+            _say(prepared, table)
+        loss, _ = _mean(prepared, table)
+        return StepResult(loss, _metrics(prepared, table), records, prepared.plan)
+
+    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], index: int) -> StepInputs:
+        one = random_key(self._seed, index, 0)
+        keys = [random_key(self._seed, index, m) if prepared.random else one for m in range(len(pieces))]
+        weights = [row[1] for row in prepared.parts]
+        shares = [
+            weight if isinstance(weight, float) else piece.weight for weight, piece in zip(weights, pieces, strict=True)
+        ]
+        seeds = torch.tensor(shares, dtype=prepared.loss_dtype, device=self._device)
+        return StepInputs(pieces, keys, list(seeds.unbind()), prepared.weights)
+
+    def _executor(self, device: int) -> Executor:
+        """The device's executor, at the transport's end that is open now."""
+        backend = self._team.backend(device)
+        if device not in self._executors:
+            tied = {w.name for w in self._plan.tied}
+            replicas: dict[tuple[int, str], nn.Parameter] = {
+                (i, name): p for i, s in self._states.items() for name, p in s.parameters.items() if name in tied
+            }
+            reduction = TiedReduction(self._plan, replicas)
+            self._executors[device] = Executor(self._plan, backend, self._queues[device], reduction)
+        self._executors[device].backend = backend
+        return self._executors[device]
+
+
+def _mean(prepared: Prepared, rows: list[list[float]]) -> tuple[Tensor, Any]:
+    """The loss, and the sum of the weights: by the numbers that every device has, in the dtypes that they had."""
+    losses = [torch.tensor(row[0], dtype=prepared.loss_dtype) for row in rows]
+    dtype = prepared.weight_dtype
+    weights = [row[1] if dtype is None else torch.tensor(row[1], dtype=dtype) for row in rows]
+    return mean_loss(losses, weights, prepared.weighted)
+
+
+def _say(prepared: Prepared, rows: list[list[float]]) -> None:
+    """Print and log what the step prints and logs, microbatch by microbatch."""
+    for compiled, row in zip(prepared.compiled, rows, strict=True):
+        compiled.operators.step.outputs.printed.say(row[2 + len(prepared.metrics) :])
+
+
+def _metrics(prepared: Prepared, rows: list[list[float]]) -> dict[str, float]:
+    total = math.fsum(row[1] for row in rows)
+    return {name: sum(row[2 + i] * row[1] for row in rows) / total for i, name in enumerate(prepared.metrics)}

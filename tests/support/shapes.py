@@ -1,0 +1,71 @@
+"""Training on batches of many shapes, as a pipeline and in one process."""
+
+import copy
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from panpipe.core.plan import Plan
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.team import Team
+
+from .cuts import captured, even_plan
+from .models import CASES, Case
+
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
+SEED = 3
+_captured = functools.cache(captured)
+
+
+def tokens(rows: int, length: int = 12) -> dict[str, torch.Tensor]:
+    """Inputs and targets for a language model of `models`."""
+    generator = torch.Generator().manual_seed(rows + 100 * length)
+    return {name: torch.randint(0, 32, (rows, length), generator=generator) for name in ("x", "y")}
+
+
+class Pair:
+    """A pipeline beside one process.
+
+    Args:
+        team: the devices.
+        case: what is trained, in float64.
+        rows: of the example.
+        microbatches: of a step.
+        plan: an even one by default.
+        max_shapes: the pipeline's.
+        options: of the even plan.
+    """
+
+    def __init__(
+        self, team: Team, case: Case | str, rows: int, microbatches: int, plan: Plan | None = None,
+        max_shapes: int = 8, **options: Any,
+    ) -> None:  # fmt: skip
+        self.case = case = CASES[case] if isinstance(case, str) else case
+        self.microbatches = microbatches
+        operators = _captured(case, torch.float64, rows, microbatches)
+        plan = plan or even_plan(operators, team.size, microbatches, **options)
+        model = case.model(torch.float64)
+        self.alone = copy.deepcopy(model)
+        self.optimizer = OPTIMIZER(self.alone.named_parameters())
+        shape = split_batch(case.batch(rows, torch.float64), microbatches)[0][0].shape
+        self.pipe = Pipeline(model, case.step, team, plan, operators, shape, OPTIMIZER, SEED, max_shapes)
+
+    def distance(self, batches: Sequence[Any]) -> float:
+        """Train both on some batches; how far losses and this process's tensors are apart, at most."""
+        found = [0.0]
+        for batch in batches:
+            index = self.pipe.steps
+            loss = self.pipe.step(batch)
+            wanted = reference_step(
+                self.alone, self.case.step, batch, microbatches=self.microbatches, seed=SEED, index=index
+            )
+            self.optimizer.step()
+            found.append(abs(loss.item() - wanted.item()))
+        both = itertools.chain(self.alone.named_parameters(), self.alone.named_buffers())
+        mine = dict(itertools.chain(self.pipe.model.named_parameters(), self.pipe.model.named_buffers()))
+        found += [(mine[key] - wanted).abs().max().item() for key, wanted in both if not mine[key].is_meta]
+        return max(found)
