@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .core.search.within import find_schedule_within as find_schedule_within
     from .core.trace import Trace as Trace
     from .core.validate import validate as validate
+    from .runtimes.empty_weights import empty_weights as empty_weights
     from .runtimes.pipeline import Pipeline as Pipeline
     from .runtimes.reference import reference_step as reference_step
     from .simulators.run import simulate as simulate
@@ -46,6 +47,7 @@ _HOME = {
     "Trace": "core.trace",
     "WorkerError": "core.errors",
     "compare": "core.compare",
+    "empty_weights": "runtimes.empty_weights",
     "families": "core.schedules.registry",
     "find_family": "core.schedules.registry",
     "find_schedule": "core.search.auto",

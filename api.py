@@ -16,6 +16,7 @@ from .runtimes.build import build_pipeline
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
+from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
 
 
@@ -34,6 +35,7 @@ def pipeline(
     max_chunks: int = 2,
     seed: int = 0,
     max_shapes: int = MAX_SHAPES,
+    weights: str | Path | ModuleInit | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -41,7 +43,9 @@ def pipeline(
     Under ``torchrun`` every rank calls this with the same arguments; otherwise devices are threads of this process.
 
     Args:
-        model: any module; it is not changed, but that parameters which other processes own go to the meta device.
+        model: any module; it is not changed, but that parameters which other processes own go to the meta device. All
+            of it, or some, may be on meta to begin with: construct it under ``panpipe.empty_weights()``, and each
+            process takes memory for its own stages alone.
         step: ``step(model, batch) -> loss``; or ``(loss, weight)``, for means over something else than samples;
             either may be followed by a dict of metrics.
         example_batch: a whole batch of one replica: any nesting of tensors whose dimension 0 is the batch.
@@ -57,6 +61,12 @@ def pipeline(
         max_chunks: the most stages that a device may hold in an automatic plan.
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs are kept; the step is captured anew for another one.
+        weights: what gives values to parameters and buffers on meta. None: each module's ``reset_parameters()``. A
+            function ``init(module)``, called as FSDP calls ``param_init_fn``, for each module that owns some itself;
+            for a model of transformers it is ``model._init_weights``. Its random numbers depend on the seed and the
+            module's name, never on the plan. The path of a ``.safetensors`` file, of a
+            ``model.safetensors.index.json``, or of a folder with either: read for everything that the step reads,
+            on meta or not, one tensor at a time.
         report: told what planning is doing.
 
     Returns:
@@ -89,6 +99,7 @@ def pipeline(
         max_chunks=max_chunks,
         seed=seed,
         max_shapes=max_shapes,
+        weights=weights,
         report=report,
     )
 

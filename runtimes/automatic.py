@@ -9,6 +9,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from attrs import evolve, frozen
@@ -29,7 +30,7 @@ from .link_profile import measured_cluster
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
 from .stage_profile import profile_stages
-from .state import OptimizerFactory
+from .state import OptimizerFactory, state_share
 from .team import Team
 
 CUT_EVALUATIONS = 300
@@ -41,7 +42,7 @@ Report = Callable[[str], None]
 Stages = tuple[tuple[str, ...], ...]
 
 
-@frozen
+@frozen(slots=False)
 class Planning:
     """What an automatic plan is made from.
 
@@ -139,7 +140,7 @@ class Planning:
             graph = corrected_graph(graph, stages, costs)
         return plans
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of every parameter."""
         return {name: tensor_bytes(parameter) for name, parameter in self.parameters.items()}
@@ -150,7 +151,22 @@ class Planning:
             lambda _: profile_operators(self.operators, self.parameters, self.buffers, self.microbatch.leaves)
         )
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
-        return evolve(graphs[0], nodes=tuple(_mean_node(same) for same in nodes))
+        return self._with_state(evolve(graphs[0], nodes=tuple(_mean_node(same) for same in nodes)))
+
+    def _with_state(self, graph: OpGraph) -> OpGraph:
+        """The graph with each operator's parameters, gradients and optimizer state as this optimizer has them.
+
+        A gradient stands beside the sum that it is added to: the workspace of its operator.
+        """
+        trained, seen, nodes = 2 + state_share(self.optimizer), set[str](), []
+        for node in graph.nodes:
+            own = [name for name in node.parameters if name not in seen]
+            seen.update(own)
+            gradients = {n: self.sizes[n] for n in node.parameters if self.parameters[n].requires_grad}
+            size = sum(self.sizes[n] * (trained if n in gradients else 1) for n in own)
+            workspace = max([node.workspace_bytes, *gradients.values()])
+            nodes.append(evolve(node, state_bytes=round(size), workspace_bytes=workspace))
+        return evolve(graph, nodes=tuple(nodes))
 
     def measured_stages(self, stages: Stages) -> tuple[StageCosts, ...]:
         """Costs of stages placed round robin, each from its own programs on its own device, all devices busy."""

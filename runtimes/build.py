@@ -17,12 +17,13 @@ from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .automatic import Planning, Report
-from .heap import keep_freed_memory
+from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
 from .rehearsal import best_rehearsed
 from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
+from .weights import ModuleInit, weights_from
 
 BACKENDS = ("gloo", "memcpy")
 
@@ -31,7 +32,7 @@ def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
     microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
     families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int, max_shapes: int,
-    report: Report | None,
+    report: Report | None, weights: str | Path | ModuleInit | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -40,6 +41,7 @@ def build_pipeline(
         families: the schedules an automatic plan chooses among.
         oracle, cut_oracle: score plans (see :class:`Planning`).
         max_shapes: for how many shapes of microbatches programs are kept.
+        weights: where values come from that the model does not hold.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -53,7 +55,10 @@ def build_pipeline(
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
     largest = pieces[0]
     operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec)))
-    keep_freed_memory()
+    source = weights_from(weights, model, seed)
+    source.check(read_tensors(operators))
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    keep_freed_memory(*([SMALL] if on_meta else []))
     team = make_team(devices if given is None else given.mesh.pipeline, backend)
     try:
 
@@ -70,11 +75,22 @@ def build_pipeline(
                 cluster=cluster, report=report or (lambda _: None),
             )  # fmt: skip
             pipe = best_rehearsed(planning, ready, example_batch)
-        pipe.release_others()
+        pipe.load(source)
         return pipe
     except BaseException:
         team.close()
         raise
+
+
+def read_tensors(operators: Operators) -> list[str]:
+    """Names of the parameters and buffers that a captured step reads, each once."""
+    parameters = [name for node in operators.graph.nodes for name in node.parameters]
+    buffers = [
+        operators.step.buffers[n.name]
+        for n in operators.step.graph.nodes
+        if n.name in operators.step.buffers and n.users
+    ]
+    return list(dict.fromkeys([*parameters, *buffers]))
 
 
 def make_team(devices: int | None, backend: str | None) -> Team:

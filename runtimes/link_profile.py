@@ -1,6 +1,5 @@
 """Measuring the links between the devices at hand, and this machine as a cluster."""
 
-import os
 import statistics
 from collections.abc import Sequence
 
@@ -9,6 +8,7 @@ import torch
 from ..backends.contract import Backend
 from ..core.cluster import Cluster, fully_connected
 from .compute import finished_s
+from .memory_left import bytes_left, machine_bytes
 from .team import Team
 
 
@@ -54,16 +54,22 @@ def profile_link(
 
 
 def measured_cluster(team: Team, device: torch.device) -> Cluster:
-    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
+    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours.
+
+    No device has more memory than the operating system leaves to the process that has least.
+    """
+    left = team.everywhere(lambda _: bytes_left() if device.type == "cpu" else None)
+    limits = [found // len(team.local) for found in left if found is not None]
+    memory = min([_memory(device) // team.size, *limits])
     if team.size == 1:
-        return fully_connected(1, _memory(device), 1e9, 1e-6)
+        return fully_connected(1, memory, 1e9, 1e-6)
     measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d), device)) if pair[1] > 0]
     latency = statistics.median(pair[0] for pair in measured)
     rate = statistics.median(pair[1] for pair in measured)
-    return team.decide(lambda: fully_connected(team.size, _memory(device) // team.size, rate, latency))
+    return team.decide(lambda: fully_connected(team.size, memory, rate, latency))
 
 
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return machine_bytes()

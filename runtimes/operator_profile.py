@@ -9,21 +9,22 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from ..core.capture.modes import ModalInterpreter
 from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
 from .compute import compute_device, finished_s
+from .vacant import stand_in
 
 Values = Mapping[str, Tensor]
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor itself, or small random numbers in its shape where it has no data: times do not depend on values."""
+    """The tensor itself, or a stand-in of its shape where it has no data."""
     if not tensor.is_meta:
         return tensor.detach()
-    like = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    return like.normal_(0, 0.02) if tensor.is_floating_point() else like.zero_()
+    return stand_in(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device))
 
 
 def profile_operators(
@@ -33,7 +34,8 @@ def profile_operators(
 
     Args:
         operators: the captured step's operators.
-        parameters, buffers: by qualified name; may be on meta.
+        parameters, buffers: by qualified name; may be on meta. An operator's parameters have stand-ins for the time
+            that it is measured, no longer: all of them together may be more than there is memory for.
         leaves: one real microbatch, flattened.
         repeats: how often each is timed; the median counts.
 
@@ -53,16 +55,20 @@ class _OperatorTimer:
         self._operators = operators
         self._repeats = repeats
         self._device = compute_device([*parameters.values(), *buffers.values()])
-        self._interpreter = fx.Interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
+        self._interpreter = ModalInterpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
+        self._parameters = {placeholder: parameters[name] for placeholder, name in step.parameters.items()}
+        self._last_reader = {
+            source: op.name
+            for op in operators.graph.nodes
+            for member in operators.members[op.name]
+            for source in (operators.nodes[member], *operators.nodes[member].all_input_nodes)
+        }
         env = self._interpreter.env
         for node in step.graph.nodes:
             if node.op == "placeholder":
-                if node.name in step.parameters:
-                    value = materialised(parameters[step.parameters[node.name]], self._device)
-                    env[node] = value.requires_grad_(operators.values[node.name].requires_grad)
-                elif node.name in step.buffers:
+                if node.name in step.buffers:
                     env[node] = materialised(buffers[step.buffers[node.name]], self._device).clone()
                 elif node.name in step.constants:
                     env[node] = step.constants[node.name]
@@ -88,6 +94,11 @@ class _OperatorTimer:
         inside = set(nodes)
         sources = [s for s in dict.fromkeys(s for n in nodes for s in n.all_input_nodes) if s not in inside]
         activations = [s for s in sources if s.name in self._operators.owner]
+        parameters = [s for s in sources if s.name in self._parameters]
+        for s in parameters:
+            own = materialised(self._parameters[s.name], self._device)
+            env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
+        known = self._seen | storage_sizes(env[s] for s in parameters).keys()
         series: tuple[list[float], ...] = ([], [], [])
         saved: list[Tensor] = []
 
@@ -104,32 +115,38 @@ class _OperatorTimer:
             with torch.enable_grad(), hooks:
                 self._run(members)
             times = [finished_s(self._device) - start]
-            times += self._backward(nodes, activations, sources, env)
+            times += self._backward(nodes, activations, parameters, env)
             if repeat:
                 for kind, value in zip(series, times, strict=True):
                     kind.append(value)
         for node in nodes:
             env[node] = _detached(env[node])
-        fresh = {key: size for key, size in storage_sizes(saved).items() if key not in self._seen}
-        self._seen.update(fresh)
+        fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
+        for node in [*parameters, *(n for n in (*sources, *nodes) if self._done(n, op))]:
+            env.pop(node, None)
+        # What is gone leaves its identity to others.
+        self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
         return evolve(
             op, forward_s=statistics.median(series[0]),
             backward_input_s=statistics.median(series[1]),
             backward_weight_s=statistics.median(series[2]), saved_bytes=sum(fresh.values()),
         )  # fmt: skip
 
+    def _done(self, node: fx.Node, op: OpNode) -> bool:
+        """Whether this was the last operator that reads an activation."""
+        return node.name in self._operators.owner and self._last_reader[node] == op.name
+
     def _backward(
-        self, nodes: list[fx.Node], activations: list[fx.Node], sources: list[fx.Node], env: dict[fx.Node, Any]
+        self, nodes: list[fx.Node], activations: list[fx.Node], parameters: list[fx.Node], env: dict[fx.Node, Any]
     ) -> list[float]:
         inside = set(nodes)
         outputs = [
             t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
         ]
         outputs = [t for t in outputs if t.grad_fn is not None]
-        parameters = [env[s] for s in sources if s.op == "placeholder" and s.name in self._operators.step.parameters]
         wanted = [
             [t for s in activations for t in _flat(env[s]) if t.requires_grad],
-            [p for p in parameters if p.requires_grad],
+            [env[s] for s in parameters if env[s].requires_grad],
         ]
         if not outputs:
             return [0.0, 0.0]

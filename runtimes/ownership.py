@@ -3,95 +3,141 @@
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from attrs import frozen
+from torch import Tensor, nn
 
+from ..backends.contract import Handle
 from ..core.capture.programs import StagePrograms
-from ..core.errors import RequestError
 from ..core.plan import Plan
 from .compute import compute_device
 from .team import Team
+from .vacant import vacant
+from .weights import places, tensor_at
 
 
-def own_parameters(
-    model: nn.Module, plan: Plan, programs: Mapping[int, StagePrograms], team: Team
-) -> dict[int, dict[str, nn.Parameter]]:
-    """Give each local stage its parameters.
+@frozen
+class OwnTensors:
+    """What the stages of this process hold.
 
-    The first local stage that reads a parameter gets the user's tensor; a further one gets a replica. Replicas of a
-    tied weight start equal everywhere: from the first stage's.
+    Args:
+        parameters: stage index → name → parameter.
+        buffers: by name; stages of a process share them.
+        vacant: name → tensor, for those that are on meta in the user's model: they have no memory yet.
+        replicas: further parameters without memory yet, of tied weights that several stages here hold.
+    """
+
+    parameters: dict[int, dict[str, nn.Parameter]]
+    buffers: dict[str, Tensor]
+    vacant: dict[str, Tensor]
+    replicas: tuple[nn.Parameter, ...]
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """Each parameter and buffer once, by name; of a tied weight the first stage's."""
+        found: dict[str, Tensor] = dict(self.buffers)
+        for _, own in sorted(self.parameters.items()):
+            for name, parameter in own.items():
+                found.setdefault(name, parameter)
+        return found
+
+    @property
+    def without_memory(self) -> list[Tensor]:
+        """Everything that takes memory only when it gets values."""
+        return [*self.vacant.values(), *self.replicas]
+
+
+def own_tensors(model: nn.Module, programs: Mapping[int, StagePrograms]) -> OwnTensors:
+    """Give each local stage its parameters and buffers.
+
+    The first local stage that reads a parameter gets the user's tensor, or where that is on meta a vacant one that will
+    take its place; a further stage gets a replica.
 
     Args:
         model: the user's module.
-        plan: the plan.
         programs: of the local stages.
-        team: the devices.
-
-    Returns:
-        Stage index → name → parameter.
-
-    Raises:
-        RequestError: a parameter that this process needs has no data.
     """
-    parameters = dict(model.named_parameters())
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    device = compute_device([*parameters.values(), *buffers.values()])
     own: dict[int, dict[str, nn.Parameter]] = {}
+    empty: dict[str, Tensor] = {}
+    replicas: list[nn.Parameter] = []
     used: set[str] = set()
     for index, stage in sorted(programs.items()):
         own[index] = {}
         for name in stage.inputs.parameters:
-            if parameters[name].is_meta:
-                raise RequestError(
-                    f"parameter '{name}' is on the meta device and has no data: "
-                    "materialise it before building the pipeline"
-                )
             tensor = parameters[name]
-            own[index][name] = nn.Parameter(tensor.detach().clone(), tensor.requires_grad) if name in used else tensor
+            if tensor.is_meta:
+                tensor = nn.Parameter(vacant(tensor, device), tensor.requires_grad)
+                if name in used:
+                    replicas.append(tensor)
+                else:
+                    empty[name] = tensor
+            elif name in used:
+                tensor = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+            own[index][name] = tensor
             used.add(name)
-    _equal_replicas(plan, own, team)
-    return own
+    read = {name: buffers[name] for stage in programs.values() for name in stage.inputs.buffers}
+    empty |= {name: vacant(buffer, device) for name, buffer in read.items() if buffer.is_meta}
+    return OwnTensors(own, {name: empty.get(name, buffer) for name, buffer in read.items()}, empty, tuple(replicas))
 
 
-def release_others(model: nn.Module, programs: Mapping[int, StagePrograms], written: frozenset[str]) -> None:
+def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors in the places of those that the model has on meta, under all their names.
+
+    Args:
+        model: the user's module.
+        tensors: by first name.
+    """
+    for name, held in places(model).items():
+        for place in held if name in tensors else ():
+            setattr(place.module, place.leaf, tensors[name])  # by attribute: recurrent layers keep a list of their own
+
+
+def release_others(model: nn.Module, kept: set[str], stale: frozenset[str]) -> None:
     """Put what other processes own on the meta device.
 
     Args:
-        model: the user's module; parameters that no local stage reads are replaced by meta ones.
-        programs: of the local stages.
-        written: buffers that the step writes; those that another process writes would go stale here.
+        model: the user's module.
+        kept: names of the parameters that stay; the others are replaced by meta ones.
+        stale: buffers that another process writes, and which would go stale here.
     """
-    used = {name for stage in programs.values() for name in stage.inputs.parameters}
-    here = {name for stage in programs.values() for name in stage.inputs.buffers}
-    _drop_others(model, used, written - here)
+    for name, held in places(model).items():
+        tensor = tensor_at(held[0])
+        if tensor.is_meta or (name in kept if isinstance(tensor, nn.Parameter) else name not in stale):
+            continue
+        meta: Tensor = tensor.detach().to("meta")
+        if isinstance(tensor, nn.Parameter):
+            meta = nn.Parameter(meta, tensor.requires_grad)
+        for place in held:  # a tied weight stays one tensor under all its names
+            setattr(place.module, place.leaf, meta)
 
 
-def _equal_replicas(plan: Plan, own: dict[int, dict[str, nn.Parameter]], team: Team) -> None:
-    mine = {name: (tuple(p.shape), p.dtype) for stage in own.values() for name, p in stage.items()}
-    shapes = {name: shape for found in team.everywhere(lambda _: mine) for name, shape in found.items()}
+def equal_replicas(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:
+    """Give all replicas of each tied weight the value that the first of its stages has.
 
-    where = compute_device(p for stage in own.values() for p in stage.values())
+    Args:
+        plan: the plan.
+        own: this process's parameters: stage index → name → parameter.
+        team: the devices.
+    """
 
     def work(device: int) -> None:
         backend = team.backend(device)
+        sent: list[Handle] = []
         for weight in plan.tied:
-            holders = [stage for stage in weight.stages if plan.placement[stage] == device]
-            first = plan.placement[weight.stages[0]]
-            shape, dtype = shapes[weight.name]
-            value = own[holders[0]][weight.name].detach() if holders else torch.empty(shape, dtype=dtype, device=where)
-            backend.broadcast(value, first)
-            for stage in holders:
-                own[stage][weight.name].detach().copy_(value)
+            first, *others = dict.fromkeys(plan.placement[stage] for stage in weight.stages)
+            here = [own[stage][weight.name].detach() for stage in weight.stages if plan.placement[stage] == device]
+            if not here:
+                continue
+            if device == first:
+                sent += [backend.send([here[0].contiguous()], other) for other in others]
+            else:
+                value = torch.empty_like(here[0], memory_format=torch.contiguous_format)
+                backend.receive([value], first).wait()
+                here[0].copy_(value)
+            for replica in here[1:]:
+                replica.copy_(here[0])
+        for handle in sent:
+            handle.wait()
 
     team.run_local(work)
-
-
-def _drop_others(model: nn.Module, used: set[str], stale: frozenset[str]) -> None:
-    kept = {id(p) for name, p in model.named_parameters() if name in used}
-    dropped: dict[int, nn.Parameter] = {}  # a tied weight stays one tensor under all its names
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in kept and not parameter.is_meta:
-                meta = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-                module._parameters[name] = dropped.setdefault(id(parameter), meta)
-    for name in stale:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        module._buffers[leaf] = model.get_buffer(name).to("meta")

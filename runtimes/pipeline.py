@@ -1,6 +1,7 @@
 """A pipeline: a plan made ready on its devices, stepped batch by batch."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,13 +14,16 @@ from ..core.trace import Trace
 from .compiled import compile_stages
 from .compute import compute_device
 from .microbatches import Shape, split_batch
-from .ownership import own_parameters, release_others
+from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
+from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
 from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace
+from .vacant import occupy, stand_in, vacate
+from .weights import Weights, weights_from
 
 
 class Pipeline:
@@ -45,12 +49,13 @@ class Pipeline:
         self.model = model
         self.steps = 0
         self.metrics: dict[str, float] = {}
-        self._team, self._shape = team, shape
+        self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local)
         self._shapes = Shapes(model, step, team, shape, first, max_shapes)
-        parameters = own_parameters(model, plan, first.programs, team)
-        buffers = dict(model.named_buffers())
+        self._own = own_tensors(model, first.programs)
+        self._loaded = False
+        parameters, buffers = self._own.parameters, self._own.buffers
         self._states = {
             i: StageState(parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer)
             for i in local
@@ -101,11 +106,50 @@ class Pipeline:
         """Parameters of the stages in this process, by stage and qualified name."""
         return {index: state.parameters for index, state in self._states.items()}
 
-    def release_others(self) -> None:
-        """Let go of the parameters that other processes own; what is left of them here is meta tensors."""
+    def load(self, weights: Weights) -> None:
+        """Give this process's stages their values, and let go of the parameters that other processes own.
+
+        What is left of those in the user's model is meta tensors. A parameter that no stage reads stays with the first
+        device.
+
+        Args:
+            weights: where values come from, for what is on meta; a checkpoint has them for everything.
+        """
+        occupy(self._without_memory())
+        weights.fill(self._own.held, self._own.vacant)
+        install(self.model, self._own.vacant)
+        equal_replicas(self.plan, self._own.parameters, self._team)
+        self._loaded = True
+        for state in self._states.values():
+            _ = state.optimizer  # made now, so that its errors are not those of a step
         if len(self._team.local) < self._team.size:
-            written = self._shapes.latest.operators.step.mutated_buffers
-            release_others(self.model, self.programs, written)
+            operators = self._shapes.latest.operators
+            kept = set(self._own.held)
+            if 0 in self._team.local:
+                read = {name for node in operators.graph.nodes for name in node.parameters}
+                kept |= {name for name, _ in self.model.named_parameters()} - read
+            release_others(self.model, kept, operators.step.mutated_buffers - kept)
+
+    def _without_memory(self) -> list[Tensor]:
+        """What takes memory while this pipeline rehearses, and for good when it gets its values."""
+        gradients = (buffer for state in self._states.values() for buffer in state.gradient_buffers)
+        return [*self._own.without_memory, *gradients]
+
+    def save(self, folder: str | Path) -> None:
+        """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.
+
+        ``weights=folder`` reads it again, whatever the plan then, and so does transformers, with the model's
+        ``config.json`` beside it. A tied weight is written once, under its first name. Every rank calls this.
+
+        Args:
+            folder: one that all ranks see; made if it is not there. A checkpoint of as many processes is replaced.
+
+        Raises:
+            RequestError: something cannot be written there.
+        """
+        if not self._loaded:
+            self.load(weights_from(None, self.model, self._seed))
+        save_checkpoint(Path(folder), self.model, self._team)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -117,8 +161,9 @@ class Pipeline:
         """Run some steps that change nothing; the same traces on every rank.
 
         Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
-        would have without.
+        would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
         """
+        self._take_stand_ins()
         buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
         count, traces = self.steps, []
         for _ in range(steps):
@@ -128,12 +173,23 @@ class Pipeline:
         for state in self._states.values():
             state.clear_gradients()
         self.steps = count
+        if not self._loaded:  # another plan's pipeline comes next
+            vacate(self._without_memory())
         return traces
+
+    def _take_stand_ins(self) -> None:
+        """Take memory for what has no values yet, with numbers to rehearse on, and for gradients."""
+        if not self._loaded:
+            occupy(self._without_memory())
+            for tensor in self._without_memory():
+                stand_in(tensor.detach())
 
     def _gather(self, done: StepResult) -> Trace:
         return measured_trace(done.plan, self._team.everywhere(lambda device: done.records[device]))
 
     def _run(self, batch: Any, trace: bool, update: bool = True) -> StepResult:
+        if update and not self._loaded:
+            self.load(weights_from(None, self.model, self._seed))
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and 0 in self._team.local:

@@ -41,17 +41,24 @@ def profile_stages(
     Returns:
         Costs by stage index.
     """
-    costs, device = {}, compute_device([*parameters.values(), *buffers.values()])
-    for index, stage in programs.items():
-        own = {}
-        for name in stage.inputs.parameters:
-            value = materialised(parameters[name], device).clone()
-            own[name] = nn.Parameter(value, requires_grad=parameters[name].requires_grad)
-        kept = {name: materialised(buffers[name], device).clone() for name in stage.inputs.buffers}
-        state = StageState(own, kept, optimizer)
+    device = compute_device([*parameters.values(), *buffers.values()])
+
+    def measure(index: int, stage: StagePrograms) -> StageCosts:
+        own = {
+            name: nn.Parameter(_own(parameters[name], device), requires_grad=parameters[name].requires_grad)
+            for name in stage.inputs.parameters
+        }
+        state = StageState(own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer)
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
-        costs[index] = _stage_costs(run, _stand_ins(stage, device), tuple(leaves), device, repeats)
-    return costs
+        return _stage_costs(run, _stand_ins(stage, device), tuple(leaves), device, repeats)
+
+    # In a function of its own, so that what a stage holds is gone before the next one takes memory.
+    return {index: measure(index, stage) for index, stage in programs.items()}
+
+
+def _own(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor that an optimizer may change: a copy, or a stand-in."""
+    return materialised(tensor, device) if tensor.is_meta else tensor.detach().clone()
 
 
 def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:
@@ -118,7 +125,7 @@ def _optimizer_costs(state: StageState, device: torch.device) -> tuple[float, in
     if state.optimizer is None:
         return 0.0, 0
     for parameter in state.parameters.values():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        parameter.grad = state.gradient_buffer(parameter).zero_() if parameter.requires_grad else None
     times = []
     for _ in range(4):
         start = finished_s(device)

@@ -1,12 +1,33 @@
 """What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
+
+
+def state_share(optimizer: OptimizerFactory | None) -> float:
+    """Bytes of optimizer state for each byte of a parameter, as a small parameter of its own tells.
+
+    Args:
+        optimizer: makes one; where it cannot make one for any parameter, Adam's share, 2.
+    """
+    if optimizer is None:
+        return 0.0
+    probe = nn.Parameter(torch.zeros(64, 64))
+    try:
+        made = optimizer([("probe", probe)])
+        probe.grad = torch.zeros_like(probe)
+        made.step()
+        held = [value for per in made.state.values() for value in per.values() if isinstance(value, Tensor)]
+    except Exception:
+        return 2.0
+    # Counters of steps are no share of anything.
+    return sum(value.nbytes for value in held if value.numel() >= 64) / probe.nbytes
 
 
 class StageState:
@@ -24,8 +45,18 @@ class StageState:
         self.parameters = parameters
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self.buffers = buffers
-        trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
-        self.optimizer = optimizer(trained) if optimizer is not None and trained else None
+        self._make_optimizer = optimizer
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, or None; made when it is first asked for, because a stage that is rehearsed needs none."""
+        trained = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
+        return self._make_optimizer(trained) if self._make_optimizer is not None and trained else None
+
+    @property
+    def gradient_buffers(self) -> list[Tensor]:
+        """The memory of all gradients that were asked for yet."""
+        return list(self._gradients.values())
 
     def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
         """Where a parameter's gradient is added up, step after step.

@@ -10,6 +10,7 @@ from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
+from panpipe.runtimes.weights import weights_from
 
 from .cuts import batch_on, captured, even_plan
 from .models import CASES
@@ -57,7 +58,7 @@ def build(
     plan = plan or even_plan(operators, team.size, microbatches, **options)
     shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
     pipe = Pipeline(case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
-    pipe.release_others()
+    pipe.load(weights_from(None, pipe.model, 3))
     return pipe
 
 

@@ -1,0 +1,187 @@
+"""A checkpoint: tensors by name in one or many safetensors files, as transformers lays them out."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import RequestError
+from .tensor_files import DTYPES, Entry, TensorFile, write_tensors, write_whole
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Checkpoint:
+    """Where every tensor of a checkpoint is. It holds headers alone.
+
+    Args:
+        path: a ``.safetensors`` file, an index (``model.safetensors.index.json``), or a folder with either.
+
+    Raises:
+        RequestError: there is none, or a file of it is missing, of another kind or truncated.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = _entry_point(Path(path))
+        self._files: dict[str, TensorFile] = {}
+        if self.path.suffix == ".json":
+            for name, file in _indexed(self.path).items():
+                self._files[name] = file
+        else:
+            only = TensorFile(self.path)
+            self._files = dict.fromkeys(only.entries, only)
+
+    def find(self, names: Iterable[str]) -> str | None:
+        """The first of a tensor's names that the checkpoint has."""
+        return next((name for name in names if name in self._files), None)
+
+    def entry(self, name: str) -> Entry:
+        """Where a tensor stands in its file."""
+        return self._files[name].entries[name]
+
+    def check(self, name: str, kind: str, tensor: Tensor) -> None:
+        """Refuse what does not fit a tensor of the model: another shape, or numbers of another kind.
+
+        Args:
+            name: the tensor's name in the checkpoint.
+            kind: "parameter" or "buffer".
+            tensor: the model's; may be on meta.
+        """
+        entry, where = self.entry(name), self._files[name].path
+        if entry.shape != tuple(tensor.shape):
+            raise RequestError(
+                f"{kind} '{name}' has shape {entry.shape} in '{where}' and {tuple(tensor.shape)} in the model: they "
+                "must be equal; give the checkpoint of this model, or build the model with its sizes"
+            )
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None or _kind(dtype) != _kind(tensor.dtype):
+            raise RequestError(
+                f"{kind} '{name}' is {entry.dtype} in '{where}' and {tensor.dtype} in the model: floating numbers are "
+                "converted to each other and nothing else is; convert the checkpoint"
+            )
+
+    def read_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite tensors with those of the checkpoint, in the order of the files.
+
+        Args:
+            tensors: by name in the checkpoint.
+        """
+        order = {name: (str(self._files[name].path), self.entry(name).start) for name in tensors}
+        for name in sorted(tensors, key=lambda name: order[name]):
+            self._files[name].read_into(name, tensors[name])
+
+    def lacking(self, missing: Sequence[str], wanted: int) -> RequestError:
+        """The error for parameters that the checkpoint does not have.
+
+        Args:
+            missing: their names; at least one.
+            wanted: how many the step reads.
+        """
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        fix = _prefix_advice(missing, self._files) or "give the checkpoint of this model"
+        return RequestError(
+            f"'{self.path}' lacks parameter '{missing[0]}'{more} of the {wanted} that the step reads: "
+            f"each needs a value; {fix}"
+        )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "floating"
+    return "complex" if dtype.is_complex else "bool" if dtype is torch.bool else "integer"
+
+
+def _entry_point(path: Path) -> Path:
+    """The index or file that a user means by a path."""
+    if not path.is_dir():
+        return path
+    for name in (INDEX, SINGLE):
+        if (path / name).is_file():
+            return path / name
+    raise RequestError(f"folder '{path}' has neither {INDEX} nor {SINGLE}: give the file itself, or another folder")
+
+
+def _indexed(index: Path) -> dict[str, TensorFile]:
+    try:
+        names: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        pairs = {str(name): str(file) for name, file in names.items()}
+    except OSError as error:
+        raise RequestError(f"cannot read '{index}': {error.strerror}; give a checkpoint's index") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise RequestError(
+            f"'{index}' is not the index of a checkpoint: it is JSON with a 'weight_map' of names to files; "
+            "give model.safetensors.index.json or the folder it is in"
+        ) from None
+    opened: dict[str, TensorFile] = {}
+    for name, file in pairs.items():
+        if file not in opened:
+            if not (index.parent / file).is_file():
+                raise RequestError(
+                    f"'{index}' names '{file}', which is not beside it: an index and its files stay in one folder; "
+                    "copy the file there"
+                )
+            opened[file] = TensorFile(index.parent / file)
+        if name not in opened[file].entries:
+            raise RequestError(
+                f"'{index}' says that '{name}' is in '{file}', and it is not: index and files are of different "
+                "checkpoints; copy both again"
+            )
+    return {name: opened[file] for name, file in pairs.items()}
+
+
+def _prefix_advice(missing: Sequence[str], names: Iterable[str]) -> str:
+    """What to do where the checkpoint has the missing names behind another prefix; empty where it has not."""
+    there = set(names)
+    first = missing[0]
+    longer = [name.removesuffix(first) for name in there if name.endswith(f".{first}")]
+    shorter = [first.removesuffix(name) for name in there if first.endswith(f".{name}")]
+    for prefix in longer:
+        if all(prefix + name in there for name in missing):
+            return f"it has them behind '{prefix}': give the module that has these names, or rename them in the file"
+    for prefix in shorter:
+        if all(name.removeprefix(prefix) in there for name in missing):
+            return f"it has them without '{prefix}': give the module that has these names, or rename them in the file"
+    return ""
+
+
+def write_part(folder: Path, number: int, parts: int, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    """Write one process's part of a checkpoint.
+
+    Args:
+        folder: made if it is not there.
+        number: of the part, from 0.
+        parts: how many there are.
+        tensors: by name.
+
+    Returns:
+        The file's name, and bytes of its tensors.
+
+    Raises:
+        RequestError: the file cannot be written.
+    """
+    name = f"model-{number + 1:05d}-of-{parts:05d}.safetensors"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"cannot make folder '{folder}': {error.strerror}; give another") from None
+    if (folder / SINGLE).exists():
+        raise RequestError(
+            f"'{folder}' has a {SINGLE}, which readers would take instead of what is saved now: give another folder"
+        )
+    return name, write_tensors(folder / name, tensors)
+
+
+def write_index(folder: Path, where: Mapping[str, str], size: int) -> None:
+    """Write the index, last: with it a checkpoint is whole.
+
+    Args:
+        folder: the checkpoint's.
+        where: name of a tensor → its file.
+        size: bytes of all tensors.
+    """
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+    write_whole(folder / INDEX, [json.dumps(index, indent=2).encode()])

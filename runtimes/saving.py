@@ -1,0 +1,60 @@
+"""Saving a pipeline: every process writes what it holds of the model, and none what another one writes."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..core.errors import RequestError
+from .checkpoint import write_index, write_part
+from .team import Team
+from .weights import places, tensor_at
+
+Part = tuple[str, int, list[str]]
+"""Name of a file, bytes of its tensors, and their names."""
+
+
+def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
+    """Write a checkpoint of what all processes hold.
+
+    1. All tell what they have; the first process that has a tensor writes it.
+    2. Each writes its file under a temporary name and renames it.
+    3. When all have, the first process writes the index.
+
+    Args:
+        folder: that all of them see.
+        model: the user's module; what other processes hold is on meta.
+        team: the devices.
+
+    Raises:
+        RequestError: something cannot be written; on every rank.
+    """
+    here, process = _savable(model), team.local[0]
+    claims = dict(team.everywhere(lambda _: (process, list(here))))
+    writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}
+    mine = {name: tensor for name, tensor in here.items() if writer[name] == process}
+
+    def write(device: int) -> Part | RequestError | None:
+        if device != process:  # another thread of this process
+            return None
+        try:
+            return *write_part(folder, sorted(claims).index(process), len(claims), mine), list(mine)
+        except RequestError as error:
+            return error
+
+    written = team.everywhere(write)
+    for found in written:
+        if isinstance(found, RequestError):
+            raise found
+    parts = [found for found in written if isinstance(found, tuple)]
+    where = {name: file for file, _, names in parts for name in names}
+    team.decide(lambda: write_index(folder, where, sum(size for _, size, _ in parts)))
+
+
+def _savable(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers that have data here, each under its first name that is saved."""
+    found = {}
+    for held in places(model).values():
+        saved = [place for place in held if place.persistent]
+        if saved and not tensor_at(held[0]).is_meta:
+            found[saved[0].name] = tensor_at(held[0])
+    return found

@@ -1,0 +1,191 @@
+"""One safetensors file, read and written a piece of a tensor at a time.
+
+The format is a length, a header in JSON, and the tensors' bytes. The library that defined it maps a file whole, private
+and writable, which Linux counts in full against a process's limit of data: a file beyond the limit does not open.
+Nothing here holds more of a file than its header and one piece.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..core.errors import RequestError
+
+_PIECE_BYTES = 8 << 20
+_LARGEST_HEADER = 100_000_000
+"""The format's own limit, in bytes: what claims to be longer is another kind of file."""
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""The format's names of dtypes."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@frozen
+class Entry:
+    """Where a tensor stands in a file.
+
+    Args:
+        dtype: the format's name of it.
+        shape: of the tensor.
+        start, end: of its bytes in the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class TensorFile:
+    """A safetensors file, open for reading by name. Only its header is in memory.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: the file.
+        entries: name → where that tensor stands.
+
+    Raises:
+        RequestError: it cannot be read, is of another kind, or is truncated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.entries = _entries(path, file)
+        except OSError as error:
+            raise RequestError(f"cannot read '{path}': {error.strerror}; give a safetensors file") from None
+
+    def read_into(self, name: str, tensor: Tensor) -> None:
+        """Overwrite a tensor of the same shape; floating numbers are converted to its dtype.
+
+        Args:
+            name: one of ``entries``.
+            tensor: on any device.
+        """
+        entry = self.entries[name]
+        if not tensor.is_contiguous():
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self.read_into(name, whole)
+            tensor.copy_(whole)
+            return
+        target, dtype = tensor.reshape(-1), DTYPES[entry.dtype]
+        piece = torch.empty(min(_PIECE_BYTES // dtype.itemsize, target.numel()), dtype=dtype)
+        with self.path.open("rb") as file:
+            file.seek(entry.start)
+            for first in range(0, target.numel(), max(len(piece), 1)):
+                part = piece[: target.numel() - first]
+                if file.readinto(_bytes(part)) != part.nbytes:
+                    raise RequestError(_truncated(self.path, file.tell(), entry.end))
+                target[first : first + len(part)].copy_(part)
+
+
+def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    other = (
+        f"'{path}' is not a safetensors file, or its beginning is lost: "
+        "write one with safetensors.torch.save_file, or copy it again"
+    )
+    if size < 8 or length > _LARGEST_HEADER:
+        raise RequestError(other)
+    if 8 + length > size:
+        raise RequestError(_truncated(path, size, 8 + length))
+    try:
+        header: Mapping[str, Any] = json.loads(file.read(length))
+        found = {
+            name: Entry(str(spec["dtype"]), tuple(map(int, spec["shape"])), *(8 + length + int(at) for at in offsets))
+            for name, spec in header.items()
+            if name != "__metadata__" and len(offsets := spec["data_offsets"]) == 2
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise RequestError(other) from None
+    for name, entry in found.items():
+        if entry.end > size:
+            raise RequestError(_truncated(path, size, max(e.end for e in found.values())))
+        known = DTYPES.get(entry.dtype)
+        if known is not None and entry.end - entry.start != prod(entry.shape) * known.itemsize:
+            raise RequestError(
+                f"'{path}' gives '{name}' {entry.end - entry.start} bytes for {entry.dtype} of shape "
+                f"{entry.shape}: the header is damaged; copy the file again"
+            )
+    return found
+
+
+def _truncated(path: Path, size: int, wanted: int) -> str:
+    return f"'{path}' is truncated: it has {size} bytes and its header tells of {wanted}; copy it again"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write a safetensors file, under a temporary name until it is whole.
+
+    Args:
+        path: of the file; one that is there is replaced.
+        tensors: by name; on any device.
+
+    Returns:
+        Bytes of the tensors.
+
+    Raises:
+        RequestError: the format has no name for a dtype, or the file cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers reads files marked so
+    at = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise RequestError(f"'{name}' is {tensor.dtype}, which safetensors files do not hold: convert it")
+        offsets = [at, at := at + tensor.numel() * tensor.dtype.itemsize]
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # readers that map the file want tensors aligned
+    with_pieces = (piece for tensor in tensors.values() for piece in _pieces(tensor))
+    write_whole(path, (len(text).to_bytes(8, "little"), text), with_pieces)
+    return at
+
+
+def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = ()) -> None:
+    """Write a file under a temporary name beside it, then rename it, so that no reader sees a part of it.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            for data in head:
+                file.write(data)
+            for view in rest:
+                file.write(view)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RequestError(f"cannot write '{path}': {error.strerror}; give another folder") from None
+
+
+def _pieces(tensor: Tensor) -> Iterable[memoryview]:
+    flat = tensor.detach().reshape(-1)
+    step = _PIECE_BYTES // tensor.dtype.itemsize
+    for first in range(0, flat.numel(), step):
+        yield _bytes(flat[first : first + step].cpu())
+
+
+def _bytes(flat: Tensor) -> memoryview:
+    """The memory of a flat tensor on the host; through uint8, because NumPy has no bfloat16."""
+    view: memoryview = flat.view(torch.uint8).numpy().data
+    return view

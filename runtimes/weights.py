@@ -1,0 +1,328 @@
+"""Where the values of a model's parameters come from, and how they get into those that this process holds.
+
+Values never depend on the plan. A checkpoint has them by name. Initialisation draws each module's numbers from a
+generator keyed by (seed, the module's name), with all of the module's own tensors at hand, even those that other
+processes hold: what is kept is the same whatever the cut, and one module is all that there is beside it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from ..core.errors import RequestError
+from .checkpoint import Checkpoint
+from .vacant import occupy, vacant
+
+ModuleInit = Callable[[nn.Module], Any]
+"""Gives a module's own parameters and buffers their values, in place: what FSDP calls ``param_init_fn``."""
+
+_UNSET_BYTE = 0xA5
+"""What tensors that are no floating numbers are filled with before initialisation, to see what it leaves out."""
+
+
+@frozen
+class Place:
+    """Where a module keeps a tensor.
+
+    Args:
+        path: qualified name of the module.
+        module: the module.
+        leaf: the tensor's name in it.
+    """
+
+    path: str
+    module: nn.Module
+    leaf: str
+
+    @property
+    def name(self) -> str:
+        """The tensor's qualified name."""
+        return f"{self.path}.{self.leaf}" if self.path else self.leaf
+
+    @property
+    def described(self) -> str:
+        """The module, for people."""
+        return f"module '{self.path}' ({type(self.module).__name__})" if self.path else type(self.module).__name__
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a parameter or a buffer."""
+        return "parameter" if self.leaf in self.module._parameters else "buffer"
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a checkpoint holds it."""
+        return self.leaf not in self.module._non_persistent_buffers_set
+
+
+def places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
+    """Every parameter and buffer, by its first name, with all the places that hold it."""
+    found: dict[int, list[Place]] = {}
+    for kind in ("_parameters", "_buffers"):
+        for path, module in model.named_modules(remove_duplicate=False):
+            for leaf, tensor in getattr(module, kind).items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append(Place(path, module, leaf))
+    return {held[0].name: tuple(held) for held in found.values()}
+
+
+def tensor_at(place: Place) -> Tensor:
+    """The tensor that a place holds now."""
+    tensor = place.module._parameters.get(place.leaf, place.module._buffers.get(place.leaf))
+    assert tensor is not None
+    return tensor
+
+
+class Weights(ABC):
+    """A source of values for parameters and buffers."""
+
+    @abstractmethod
+    def check(self, read: Collection[str]) -> None:
+        """Refuse before planning what could not be filled later.
+
+        Args:
+            read: names of all parameters and buffers that the step reads.
+
+        Raises:
+            RequestError: one of them would stay without a value, or has one that does not fit.
+        """
+
+    @abstractmethod
+    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
+        """Give the tensors of this process their values.
+
+        Args:
+            held: what this process holds, by name.
+            vacant: names of those that have no value yet.
+        """
+
+
+def weights_from(given: "str | Path | ModuleInit | None", model: nn.Module, seed: int) -> Weights:
+    """The source that a user means by ``weights=``.
+
+    Raises:
+        RequestError: it is no such thing, or a checkpoint that cannot be read.
+    """
+    if isinstance(given, str | Path):
+        return FromCheckpoint(model, Checkpoint(given), FromModules(model, None, seed))
+    if given is not None and not callable(given):
+        raise RequestError(
+            f"weights is {given!r}: give None, the path of a safetensors checkpoint, or a function init(module)"
+        )
+    return FromModules(model, given, seed)
+
+
+@define
+class FromModules(Weights):
+    """Values that modules, or a function of the user's, initialise them with. What has values keeps them.
+
+    Args:
+        model: the user's module.
+        init: called for each module; None for the module's own ``reset_parameters``.
+        seed: of the random numbers.
+    """
+
+    model: nn.Module
+    init: ModuleInit | None
+    seed: int
+    _places: dict[str, tuple[Place, ...]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._places = places(self.model)
+
+    def check(self, read: Collection[str]) -> None:
+        for name in read:
+            first = self._places[name][0]
+            if tensor_at(first).is_meta and self.init is None and _own_init(self._unit(first).module) is None:
+                raise _no_init(first)
+
+    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
+        units: dict[str, tuple[Place, set[str]]] = {}
+        for name in held:
+            if name in vacant:
+                unit = self._unit(self._places[name][0])
+                units.setdefault(unit.path, (unit, set()))[1].add(name)
+        for unit, names in units.values():
+            self._initialise(unit, {name: held[name] for name in names})
+
+    def _unit(self, place: Place) -> Place:
+        """What is initialised at once: the module itself, or an attention that sets parameters of its own child."""
+        path, _, leaf = place.path.rpartition(".")
+        parent = self.model.get_submodule(path) if place.path else None
+        if self.init is None and isinstance(parent, nn.MultiheadAttention):
+            return Place(path, parent, leaf)
+        return place
+
+    def _initialise(self, unit: Place, held: Mapping[str, Tensor]) -> None:
+        device = next(iter(held.values())).device
+        tensors = {place: self._blank(place, held, device) for place in _own(unit.module, unit.path, self.init is None)}
+        before = {place: tensor_at(place) for place in tensors}
+        try:
+            for place, tensor in tensors.items():
+                _put(place, tensor)
+            self._run(unit, device)
+            for place, tensor in tensors.items():
+                _take_over(place, tensor)
+        finally:
+            for place, tensor in before.items():
+                _put(place, tensor)
+        for place, tensor in tensors.items():
+            if place.name in held and _unset(tensor):
+                raise _left_out(place, self.init is None)
+
+    def _blank(self, place: Place, held: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """The tensor to initialise in a place: the one held, or one that is dropped afterwards."""
+        original = tensor_at(place)
+        if place.name in held:
+            tensor = held[place.name]
+        else:
+            fresh = vacant(original, device) if original.is_meta else original.detach().clone()
+            tensor = nn.Parameter(fresh, original.requires_grad) if isinstance(original, nn.Parameter) else fresh
+        if original.is_meta:
+            occupy([tensor])
+            _mark_unset(tensor)
+        return tensor
+
+    def _run(self, unit: Place, device: torch.device) -> None:
+        init = self.init or _own_init(unit.module)
+        if init is None:
+            raise _no_init(unit)
+        text = f"{self.seed},{unit.path}"
+        seed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(seed)
+            init(unit.module)
+
+
+@define
+class FromCheckpoint(Weights):
+    """Values of a checkpoint, for what is on meta and for what is not; the rest from modules.
+
+    Args:
+        model: the user's module.
+        checkpoint: where the values are.
+        rest: initialises buffers that the checkpoint does not hold.
+    """
+
+    model: nn.Module
+    checkpoint: Checkpoint
+    rest: FromModules
+    _places: dict[str, tuple[Place, ...]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._places = places(self.model)
+
+    def check(self, read: Collection[str]) -> None:
+        parameters = [name for name in read if self._places[name][0].kind == "parameter"]
+        missing = [name for name in parameters if self._find(name) is None]
+        if missing:
+            raise self.checkpoint.lacking(missing, len(parameters))
+        for name in read:
+            found, first = self._find(name), self._places[name][0]
+            if found is not None:
+                self.checkpoint.check(found, first.kind, tensor_at(first))
+        self.rest.check([name for name in read if self._find(name) is None])
+
+    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
+        found = {name: there for name in held if (there := self._find(name)) is not None}
+        with torch.no_grad():
+            self.checkpoint.read_into({there: held[name] for name, there in found.items()})
+        self.rest.fill(held, [name for name in vacant if name not in found])
+
+    def _find(self, name: str) -> str | None:
+        """The tensor's name in the checkpoint: any of those that it has in the model."""
+        return self.checkpoint.find(place.name for place in self._places[name] if place.persistent)
+
+
+def _own_init(module: nn.Module) -> ModuleInit | None:
+    """A module's own initialisation, if it has one."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _reset_attention
+    reset = getattr(module, "reset_parameters", None)
+    return (lambda _: reset()) if callable(reset) else None
+
+
+def _reset_attention(module: nn.Module) -> None:
+    """As its constructor does: the output layer for itself, then what attention sets of both."""
+    assert isinstance(module, nn.MultiheadAttention)
+    module.out_proj.reset_parameters()
+    module._reset_parameters()
+
+
+def _own(module: nn.Module, path: str, with_children: bool) -> Iterator[Place]:
+    """Where a module keeps the tensors that its initialisation sets."""
+    nested = with_children and isinstance(module, nn.MultiheadAttention)
+    for below, part in module.named_modules(prefix=path) if nested else [(path, module)]:
+        for kind in (part._parameters, part._buffers):
+            for leaf, tensor in kind.items():
+                if tensor is not None:
+                    yield Place(below, part, leaf)
+
+
+def _put(place: Place, tensor: Tensor) -> None:
+    """Put a tensor in a place; by attribute, because recurrent layers keep a list of their own."""
+    setattr(place.module, place.leaf, tensor)
+
+
+def _take_over(place: Place, tensor: Tensor) -> None:
+    """Copy what initialisation put in the place of a tensor, where it did not write the tensor itself."""
+    now = tensor_at(place)
+    if now is tensor:
+        return
+    if now.is_meta or now.shape != tensor.shape:
+        state = "on meta" if now.is_meta else f"of shape {tuple(now.shape)}"
+        raise RequestError(
+            f"initialisation of {place.described} left {place.kind} '{place.leaf}' {state}: it must have values in "
+            f"shape {tuple(tensor.shape)}; change what weights=init(module) or reset_parameters() does with it"
+        )
+    with torch.no_grad():
+        tensor.copy_(now)
+
+
+def _mark_unset(tensor: Tensor) -> None:
+    with torch.no_grad():
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(float("nan"))
+        elif tensor.dtype.itemsize == 1:  # as bytes, so that a bool is marked by neither of its values
+            tensor.view(torch.uint8).fill_(_UNSET_BYTE)
+        else:
+            tensor.fill_(_mark(tensor.dtype))
+
+
+def _mark(dtype: torch.dtype) -> int:
+    return int.from_bytes(bytes([_UNSET_BYTE] * dtype.itemsize), "little", signed=dtype.is_signed)
+
+
+def _unset(tensor: Tensor) -> bool:
+    """Whether initialisation left a tensor out, or a part of one of floating numbers."""
+    tensor = tensor.detach()
+    if tensor.is_floating_point() or tensor.is_complex():
+        # The sum takes no memory; what it cannot tell from infinities of both signs is looked at.
+        return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
+    if tensor.dtype.itemsize == 1:
+        return tensor.numel() > 0 and bool((tensor.view(torch.uint8) == _UNSET_BYTE).all())
+    return tensor.numel() > 0 and bool((tensor == _mark(tensor.dtype)).all())
+
+
+def _no_init(place: Place) -> RequestError:
+    buffers = "; for a buffer, construct the model under panpipe.empty_weights(), which leaves buffers real"
+    return RequestError(
+        f"{place.kind} '{place.name}' is on the meta device, and its {place.described} has no reset_parameters(): "
+        "something must give it values; pass weights=init(module) or the path of a checkpoint that holds it"
+        + (buffers if place.kind == "buffer" else "")
+    )
+
+
+def _left_out(place: Place, own: bool) -> RequestError:
+    who = "reset_parameters()" if own else "init(module)"
+    buffers = ", or construct the model under panpipe.empty_weights(), which leaves buffers real"
+    return RequestError(
+        f"{who} of {place.described} left {place.kind} '{place.name}' without values: it must set all that the module "
+        "owns; set it there" + (buffers if place.kind == "buffer" else "")
+    )

@@ -1,0 +1,59 @@
+"""A model that no worker may hold whole is trained all the same, under a limit that the operating system enforces."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from ..support import large
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of data are Linux's")
+SCRIPT = Path(large.__file__)
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with what one process trained, and what two ranks under a limit did."""
+    folder = tmp_path_factory.mktemp("large")
+    run(str(SCRIPT), "reference", str(folder))
+    run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "ranks", str(folder))
+    return folder
+
+
+def ranks(folder: Path) -> list[dict]:
+    return [json.loads((folder / f"ranks.{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_the_parameters_alone_do_not_fit_one_worker(trained):
+    for found in ranks(trained):
+        assert "allocate memory" in found["whole"]
+
+
+@pytest.mark.parametrize("source", ["init", "checkpoint"])
+def test_two_workers_train_it_as_one_process_without_a_limit_does(trained, source):
+    wanted = json.loads((trained / f"{source}.json").read_text())
+    found = [rank[source] for rank in ranks(trained)]
+    for rank in found:
+        assert rank["losses"] == pytest.approx(wanted, rel=1e-5)
+        assert rank["peak"] <= large.LIMIT_BYTES < large.MODEL_BYTES
+    assert wanted[-1] < wanted[0]
+    assert sum(rank["held"] for rank in found) == large.MODEL_BYTES
+    names = json.loads((trained / f"{source} trained" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(names.values())) == 2
+    with safe_open(trained / f"{source}.safetensors", "pt") as whole:
+        assert set(names) == set(whole.keys())
+        for name, file in names.items():
+            with safe_open(trained / f"{source} trained" / file, "pt") as part:
+                assert (part.get_tensor(name) - whole.get_tensor(name)).abs().max() < 1e-6, name
