@@ -3,7 +3,6 @@
 import copy
 import functools
 import operator
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
-from ..core.capture.step import StepFunction, capture_step, is_view, written_arguments
+from ..core.capture.step import StepFunction, capture_step, is_view, line_of, written_arguments
 from ..core.errors import PanpipeError, RequestError
 from ..core.planner import even_plan
 from ..core.schedules.problem import ScheduleProblem
@@ -198,7 +197,7 @@ def large_pieces(operators: Operators) -> tuple[Piece, ...]:
     for name, members in work.items():
         writes = [m for m in members if written_arguments(operators.nodes[m])]
         if writes and len(members) > max(LARGE_PIECE * total, 4):
-            line = next(filter(None, (_line(operators, member) for member in writes)), "")
+            line = next(filter(None, (line_of(operators.nodes[member]) for member in writes)), "")
             found.append(Piece(name, len(members) / total, line))
     return tuple(found)
 
@@ -206,9 +205,3 @@ def large_pieces(operators: Operators) -> tuple[Piece, ...]:
 def _shows(operators: Operators, member: str) -> bool:
     node = operators.nodes[member]
     return node.target is operator.getitem or is_view(node)
-
-
-def _line(operators: Operators, member: str) -> str:
-    """The innermost line outside of torch that a node comes from."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', operators.nodes[member].meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")

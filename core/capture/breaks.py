@@ -21,7 +21,7 @@ from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
 from .regions import Made, Region, call_region
 from .replay import Locator, Observer, Place, Replay, Tail, numbered, skeleton
-from .values import LateNumber, NeedsValue, ValueWatch, with_late_numbers_as_tensors
+from .values import LateNumber, LateSize, NeedsAutograd, NeedsValue, ValueWatch, with_late_numbers_as_tensors
 
 StepFunction = Callable[[nn.Module, Any], Any]
 
@@ -241,12 +241,20 @@ class Breaks:
             RequestError: nothing more can be made one, or what it returns cannot be learned.
         """
         stopped = _needs_value(error)
-        if stopped is None:
-            if self.sizes:
-                raise RequestError(_refusal(line, error)) from error
-            self.sizes = True
+        if stopped is None and not self.sizes:
+            self.sizes, self.modules, self._tail = True, {}, None
             return
-        name = self._innermost_module(stopped)
+        if stopped is not None:
+            name = self._innermost_module(stopped)
+        elif isinstance(error, LateSize) and error.module:
+            name = error.module
+        else:
+            raise RequestError(_refusal(line, error)) from error
+        if name is None and isinstance(stopped, NeedsAutograd):
+            raise RequestError(
+                f"{line}: the step differentiates here what the model computed, which other stages then hold: "
+                "move the call into the module whose results it differentiates"
+            ) from error
         if name is None and self._tail is not None:
             raise RequestError(_refusal(line, error)) from error
         if name is not None:

@@ -26,7 +26,9 @@ def drop_checks(graph: fx.Graph) -> None:
         graph: a captured graph; changed in place.
     """
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users and (node.target in _TESTS or depends_on_values(node)):
+        if node.op != "call_function" or node.users:
+            continue
+        if node.target in _TESTS or depends_on_values(node) or "val" not in node.meta:  # without: it could not be run
             graph.erase_node(node)
 
 

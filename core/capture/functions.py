@@ -5,7 +5,10 @@ that the user wrote. Under `own_functions` a call becomes one node of the captur
 again; where a stage's programs are derived, forward and backward are traced as they are written.
 """
 
+import functools
 import itertools
+import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +19,7 @@ from attrs import define
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import RequestError
 
@@ -37,6 +41,7 @@ class _Call:
         spec: the nesting of what was given.
         returned: the nesting of what it returns, and positions of tensors there; known after the first call.
         others: what it returns beside tensors, by position.
+        hook: whether it is a hook on a tensor's gradient.
     """
 
     function: type[torch.autograd.Function]
@@ -46,6 +51,7 @@ class _Call:
     spec: pytree.TreeSpec
     returned: tuple[pytree.TreeSpec, list[int]] | None = None
     others: list[Any] | None = None
+    hook: bool = False
 
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
         leaves = list(self.leaves)
@@ -99,8 +105,57 @@ def own_functions() -> Iterator[None]:
             inside = False
         return call.nested(found)
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)), without_checkpoints():
+    def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        if tensor.requires_grad and not inside:
+            number = next(_numbers)
+            run = functools.partial(original, _Hooked)
+            _calls[number] = _Call(
+                _Hooked, run, [None, hook], [0], pytree.tree_flatten(((tensor, hook), {}))[1], hook=True
+            )
+            torch.ops.panpipe_python.call([tensor], number)
+        return RemovableHandle(OrderedDict())
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.Tensor, "register_hook", register_hook),
+        without_checkpoints(),
+    ):
         yield
+
+
+class _Hooked(torch.autograd.Function):
+    """The identity; its gradient is what a user's hook makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor:
+        ctx.hook = hook
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        changed = ctx.hook(gradient)
+        return (gradient if changed is None else changed), None
+
+
+def place_hooks(graph: fx.Graph) -> None:
+    """Put every hooked tensor's hook between the tensor and all its readers.
+
+    Args:
+        graph: a captured graph; changed in place.
+    """
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.panpipe_python.call.default or not _calls[node.args[1]].hook:
+            continue
+        source = node.args[0][0]
+        with graph.inserting_after(source):
+            call = graph.node_copy(node)
+        with graph.inserting_after(call):
+            hooked = graph.call_function(operator.getitem, (call, 0))
+        hooked.meta = dict(source.meta)
+        source.replace_all_uses_with(hooked, delete_user_cb=lambda user, call=call: user is not call)
+        for user in list(node.users):
+            graph.erase_node(user)
+        graph.erase_node(node)
 
 
 @contextmanager

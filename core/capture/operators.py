@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .functions import called_name
+from .modes import ModalInterpreter
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
 from .step import CapturedStep, is_view, written_arguments
@@ -34,7 +35,7 @@ def tensor_bytes(value: Any) -> int:
     return prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
-class DrawCounter(fx.Interpreter):
+class DrawCounter(ModalInterpreter):
     """Runs the captured graph on fake tensors with autograd on.
 
     Records per node: the fake result with its ``requires_grad``, the ordinal of its first random draw, and whether the

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
-from .values import NeedsValue, reads_values
+from .values import NeedsValue, depends_on_value, reads_values
 
 Place = tuple[int, int]
 """A tensor that a step makes: the number of its call, and its position in what the call returns."""
@@ -158,7 +158,7 @@ class Observer(_Calls):
         versions = [tensor._version for tensor in leaves]
         draws, result = self._drawn(), run()
         written = tuple(t for t, version in zip(leaves, versions, strict=True) if t._version != version)
-        self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func, *given)))
+        self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func)))
         flat, spec = pytree.tree_flatten(result)
         places = {id(tensor): i for i, tensor in reversed(list(enumerate(leaves)))}
         slots: list[Any] = []
@@ -185,10 +185,12 @@ class Observer(_Calls):
         """
         matcher = difflib.SequenceMatcher(None, self._record.names, names, autojunk=False)
         number = {block.a + i: block.b + i for block in matcher.get_matching_blocks() for i in range(block.size)}
-        until = next((here for here, there in number.items() if there == len(names) - 1), -1)
+        # The last call itself may exist in capture alone; then the tail begins behind the one in front of it.
+        before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
+        until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
         tail = Tail(evolve(self._record, until=until), {}, {}, set(), 0)
-        if until < 0:
-            return tail, number
+        if until >= len(self._seen):
+            return evolve(tail, record=evolve(tail.record, until=-1)), number
         tail.draws = self._seen[until].draws
         for here, seen in enumerate(self._seen):
             places = [self._made.get(id(tensor)) for tensor in seen.given]
@@ -230,8 +232,10 @@ class Locator(_Calls):
             self.names.append(_name(func))
         try:
             result = run()
-        except NeedsValue:
-            self._stopped = True
+        except Exception as error:
+            self._stopped = self._stopped or depends_on_value(error)
+            if depends_on_value(error) and not isinstance(error, NeedsValue):
+                raise NeedsValue(str(error)) from error
             raise
         if number in self._calls:
             for position, leaf in enumerate(pytree.tree_leaves(result)):

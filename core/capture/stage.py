@@ -8,6 +8,7 @@ from attrs import frozen
 from torch import Tensor, fx, nn
 
 from ..graph import stage_of_nodes
+from .modes import ModalInterpreter
 from .operators import Operators, root_of
 from .randomness import KeyedRandom
 from .regions import region_of, run_keyed
@@ -227,7 +228,7 @@ class StageModule(nn.Module):
         return self._runner.run(*inputs)
 
 
-class _KeyedInterpreter(fx.Interpreter):
+class _KeyedInterpreter(ModalInterpreter):
     def __init__(self, stage: StageGraph) -> None:
         super().__init__(fx.GraphModule(stage.modules, stage.graph))
         self._first_draw = stage.first_draw

@@ -5,6 +5,7 @@ that the user wrote. Forward and backward programs are derived from a stage's pa
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +22,13 @@ from torch.utils import _pytree as pytree
 from ..errors import RequestError
 from .breaks import Breaks, StepFunction
 from .checks import depends_on_values, drop_checks
-from .functions import own_functions
+from .functions import own_functions, place_hooks
 from .leftovers import assigned_buffers_written, attributes_kept
 from .masked import rewrite_masked_scatters
+from .modes import modes_as_calls, note_modes
 from .printed import Printed
 from .recurrent import split_layers
-from .values import NeedsValue
+from .values import LateSize, depends_on_value
 
 
 @frozen
@@ -121,7 +123,7 @@ def capture_step(
         except RequestError:
             raise
         except Exception as error:
-            if not _depends_on_value(error):
+            if not depends_on_value(error):
                 raise RequestError(_capture_failure(error, step)) from error
             breaks.widen(error, _user_line(error, step))
     raise RequestError(
@@ -139,7 +141,7 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device) -> Capture
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = _fake_state(whole, fake_mode, device)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
-    with _reparametrize_module(whole, state), own_functions(), warnings.catch_warnings():
+    with _reparametrize_module(whole, state), own_functions(), modes_as_calls(), warnings.catch_warnings():
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=False)
@@ -204,18 +206,6 @@ def _user_line(error: BaseException, step: StepFunction) -> str:
     return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
 
 
-def _depends_on_value(error: BaseException | None) -> bool:
-    """Whether capture stopped because something needs a tensor's value."""
-    while error is not None:
-        kind, text = type(error).__name__, str(error)
-        if isinstance(error, NeedsValue) or "DataDependent" in kind or "DynamicOutputShape" in kind:
-            return True
-        if "data-dependent" in text or "unbacked" in text:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _capture_failure(error: Exception, step: StepFunction) -> str:
     line = _user_line(error, step)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -239,6 +229,8 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = program.constants[spec.target]
     graph = program.graph
+    note_modes(graph)
+    place_hooks(graph)
     drop_checks(graph)
     _refuse_late_sizes(graph)
     split_layers(graph)
@@ -252,14 +244,40 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
     step = CapturedStep(
         graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
     )
+    _refuse_written_parameters(step)
     step.mutated_buffers = frozenset(_mutated_buffers(step))
     return step
+
+
+def _refuse_written_parameters(step: CapturedStep) -> None:
+    for node in step.graph.nodes:
+        for argument in written_arguments(node):
+            root = argument
+            while root.op == "call_function" and is_view(root) and isinstance(root.args[0], fx.Node):
+                root = root.args[0]
+            if root.name in step.parameters:
+                raise RequestError(
+                    f"{line_of(node)}: the step writes parameter '{step.parameters[root.name]}' in place: parameters "
+                    "change by the optimizer alone; write it between steps, or make it a buffer"
+                )
+
+
+def module_of(node: fx.Node) -> str:
+    """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The innermost line outside of torch that a node of a captured graph comes from; "" where none is known."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")
 
 
 def _refuse_late_sizes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and depends_on_values(node):
-            raise RuntimeError(f"{node.target} returns something of data-dependent size")
+            raise LateSize(f"{node.target} returns something of data-dependent size", module_of(node))
 
 
 def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any], printed: Printed) -> StepOutputs:

@@ -16,7 +16,36 @@ from torch.utils import _pytree as pytree
 
 
 class NeedsValue(Exception):
-    """Python needs the value of a tensor that is being captured."""
+    """Python needs the value of a tensor that is being captured, or something else that no captured graph has."""
+
+
+class NeedsAutograd(NeedsValue):
+    """Python differentiates in the middle of a step."""
+
+
+class LateSize(RuntimeError):
+    """What was captured has a data-dependent size.
+
+    Args:
+        message: for people.
+        module: name of the innermost module that it is in, "" for the model itself.
+    """
+
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+def depends_on_value(error: BaseException | None) -> bool:
+    """Whether an error says that something needs a tensor's value."""
+    while error is not None:
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, NeedsValue) or "DataDependent" in kind or "DynamicOutputShape" in kind:
+            return True
+        if any(part in text for part in ("data-dependent", "unbacked", "got FakeTensor", "data is not allocated")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 _READS = {
@@ -26,34 +55,10 @@ _READS = {
 }  # fmt: skip
 """What turns tensors into Python values."""
 
-_SIZED_BY_VALUES = {
-    torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.masked_select, Tensor.masked_select,
-    torch.unique, Tensor.unique, torch.unique_consecutive, Tensor.unique_consecutive, torch.bincount, Tensor.bincount,
-    torch._unique2, torch.functional._return_output, torch.functional._return_inverse, torch.functional._return_counts,
-}  # fmt: skip
-"""What returns tensors whose sizes depend on values."""
 
-
-def reads_values(func: Any, args: Any, kwargs: Any) -> bool:
+def reads_values(func: Any) -> bool:
     """Whether a call gives Python the value of a tensor."""
     return func in _READS
-
-
-def sized_by_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the size of what a call returns depends on values."""
-    if func in _SIZED_BY_VALUES:
-        return True
-    if func in (torch.where, Tensor.where):
-        return len(args) + len(kwargs) == 1
-    if func in (torch.repeat_interleave, Tensor.repeat_interleave):
-        repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
-        return isinstance(repeats, Tensor) and kwargs.get("output_size") is None
-    if func in (Tensor.__getitem__, Tensor.__setitem__):
-        masked = any(
-            isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in pytree.tree_leaves(args[1])
-        )
-        return masked and (func is Tensor.__getitem__ or (isinstance(args[2], Tensor) and args[2].numel() > 1))
-    return False
 
 
 def is_unknown(value: Any) -> bool:
@@ -78,19 +83,36 @@ class ValueWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        reading = reads_values(func, args, kwargs)
-        if (reading or (self._sizes and sized_by_values(func, args, kwargs))) and any(
-            is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))
-        ):
-            tensor = args[0]
-            if tensor.numel() == 1 and func in (Tensor.item, Tensor.__format__, Tensor.__repr__):
-                value = tensor.detach().reshape(())
-                number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
-                if func is Tensor.item:
-                    return number
-                return format(number, args[1] if func is Tensor.__format__ else "")
+        if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+            return self._read(func, args)
+        if func in _NEED_VALUES:
+            raise NeedsValue(f"{func.__name__} needs the values of lengths")
+        if func in _DIFFERENTIATES:
+            raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
+        if getattr(func, "__module__", "") == "torch._functorch.predispatch":
+            raise NeedsValue("torch.func transforms what is captured")
+        result = func(*args, **kwargs)
+        if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
+            raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
+        return result
+
+    def _read(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        if tensor.numel() != 1 or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
-        return func(*args, **kwargs)
+        value = tensor.detach().reshape(())
+        number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
+        if func is Tensor.item:
+            return number
+        return format(number, args[1] if func is Tensor.__format__ else "")
+
+
+def _of_unknown_size(value: Any) -> bool:
+    return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+_NEED_VALUES = {torch.nn.functional.ctc_loss, torch.ctc_loss}
+_DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 
 
 MARK = "\x00"

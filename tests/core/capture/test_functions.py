@@ -88,7 +88,23 @@ def batch(rows=6):
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
+def averaged(model, x):
+    with torch.no_grad():
+        model.seen.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        target = model.before(x).detach() * model.seen
+    return x + (x - target).sigmoid()
+
+
+def hooked(model, x):
+    y = x * model.weight
+    y.register_hook(lambda gradient: 3 * gradient)
+    return y.sin() + y
+
+
 MIDDLES = {
+    "no_grad, and a buffer written in it": averaged,
+    "a hook on a gradient": hooked,
+    "vmap": lambda model, x: torch.vmap(lambda row: row * model.weight)(x),
     "a function of one result": lambda model, x: Reversal.apply(x, 0.5),
     "a function of several": split,
     "checkpointing": lambda model, x: checkpoint(lambda y: F.dropout(y * model.weight, 0.3), x, use_reentrant=False),
@@ -137,3 +153,65 @@ def test_capture_leaves_no_fake_tensor_behind_and_warns_of_counts():
     assert model.calls == 0
     assert not hasattr(model, "last")
     assert torch.equal(model.seen, torch.zeros(WIDTH))
+
+
+class Force(nn.Module):
+    """Minus the gradient of an energy: differentiates in its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    def forward(self, x):
+        x = x if x.requires_grad else x.requires_grad_()
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_a_module_that_differentiates_stays_python():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Force(), nn.Linear(WIDTH, WIDTH))
+    patient = Patient(model, step, batch(), 3)
+    assert list(patient.operators.step.regions) == ["1"]
+    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_a_step_that_differentiates_the_model_is_refused_with_the_line():
+    def penalised(model, x):
+        x = x.clone().requires_grad_()
+        out = model(x)
+        return out.mean() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].norm()
+
+    with pytest.raises(RequestError, match=r"test_functions\.py:\d+ in penalised: the step differentiates here"):
+        capture_step(Model(lambda model, x: x), penalised, batch(2))
+
+
+def test_a_parameter_written_in_the_forward_is_refused_by_name():
+    def clamped(model, x):
+        with torch.no_grad():
+            model.weight.clamp_(0, 1)
+        return x * model.weight
+
+    with pytest.raises(RequestError, match=r"test_functions\.py:\d+: the step writes parameter 'weight' in place"):
+        capture_step(Model(clamped), step, batch(2))
+
+
+@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
+def test_autocast_is_kept_where_the_step_sets_it(schedule):
+    def mixed(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+            with torch.no_grad():
+                target = model.before(x)
+        assert out.dtype is torch.bfloat16 or out.dtype is torch.float64
+        return (out.float() - target.float()).pow(2).mean()
+
+    torch.manual_seed(0)
+    patient = Patient(Model(lambda model, x: x * model.weight), mixed, batch(), 3, torch.float32)
+    assert {node.meta["val"].dtype for node in patient.operators.step.graph.nodes if "linear" in node.name} == {
+        torch.bfloat16
+    }
+    check = patient.check(ThreadTeam(2), *schedule)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-6, 1e-6), check
