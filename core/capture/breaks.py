@@ -153,7 +153,7 @@ class Breaks:
             def forward(*args: Any, _module: nn.Module = module, _name: str = name, **kwargs: Any) -> Any:
                 return self._call_module(_module, _name, next(counts[_name]), args, kwargs)
 
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
             patched.append(module)
         try:
             yield
@@ -319,7 +319,7 @@ class Breaks:
                 self._calls[_n].append(seen)
                 return result
 
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
             patched.append(module)
         try:
             yield

@@ -32,12 +32,15 @@ def split_layers(graph: fx.Graph) -> None:
         graph: a captured graph; changed in place.
     """
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _STATES and node.args[4] > 1:
-            _split(graph, node)
+        if node.op == "call_function" and node.target in _STATES:
+            layers: Any = node.args[4]
+            if layers > 1:
+                _split(graph, node)
 
 
 def _split(graph: fx.Graph, node: fx.Node) -> None:
-    x, states, weights, biases, layers, dropout, train, bidirectional, batch_first = node.args
+    arguments: tuple[Any, ...] = node.args
+    x, states, weights, biases, layers, dropout, train, bidirectional, batch_first = arguments
     states = list(states) if isinstance(states, list | tuple) else [states]
     size, directions = len(weights) // layers, 2 if bidirectional else 1
     ends: list[list[fx.Node]] = [[] for _ in states]
@@ -62,8 +65,8 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
                 x = call(aten.dropout.default, x, dropout, train)
         x = call(aten.transpose.int, x, 0, 1) if batch_first else x
         for user in list(node.users):
-            number = user.args[1]
+            place: Any = user.args[1]
             if user.users:
-                user.replace_all_uses_with(x if number == 0 else call(aten.cat.default, ends[number - 1]))
+                user.replace_all_uses_with(x if place == 0 else call(aten.cat.default, ends[place - 1]))
             graph.erase_node(user)
     graph.erase_node(node)

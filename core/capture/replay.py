@@ -40,7 +40,7 @@ class _Calls(TorchFunctionMode):
     """Numbers the calls of a step."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = 0
         self._inside = False
 
@@ -77,19 +77,19 @@ def numbered(model: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[
     """Within, a run of the model's step is seen; calls of module regions count as one."""
     patched = []
     for name in names:
-        module = model.get_submodule(name)
+        module: Any = model.get_submodule(name)
         forward = module.forward
-        module.forward = lambda *a, _f=forward, **k: calls.whole(_f, *a, **k)  # type: ignore[method-assign]
+        module.forward = lambda *a, _f=forward, **k: calls.whole(_f, *a, **k)
         patched.append((module, forward if "forward" in module.__dict__ else None))
     try:
         with calls:
             yield
     finally:
-        for module, forward in patched:
-            if forward is None:
+        for module, own in patched:
+            if own is None:
                 del module.forward
             else:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = own
 
 
 @define(eq=False)

@@ -5,7 +5,7 @@ Everything else that asks, such as a branch, is a point where capture must stop:
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class ValueWatch(TorchFunctionMode):
     """
 
     def __init__(self, sizes: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sizes = sizes
         self.texts: list[Tensor] = []
 
@@ -166,7 +166,7 @@ class LateNumber:
     __truediv__, __rtruediv__ = _late(operator.truediv), _late(lambda a, b: b / a)
     __pow__, __neg__, __abs__ = _late(operator.pow), _late(operator.neg), _late(abs)
     __bool__, __int__, __float__, __index__ = (_stops(name) for name in ("bool", "int", "float", "index"))
-    __lt__, __le__, __gt__, __ge__ = (_stops("a comparison") for _ in range(4))  # type: ignore[assignment]
+    __lt__, __le__, __gt__, __ge__ = (_stops("a comparison") for _ in range(4))
 
 
 def with_late_numbers_as_tensors(result: Any) -> Any:
@@ -174,7 +174,7 @@ def with_late_numbers_as_tensors(result: Any) -> Any:
     return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)
 
 
-def filled_in(text: str, values: list[float]) -> str:
+def filled_in(text: str, values: Sequence[float]) -> str:
     """A text with the values of its late numbers.
 
     Args:
