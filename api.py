@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .core.capture.step import StepFunction
+from .core.capture.breaks import StepFunction
 from .core.cluster import Cluster, read_cluster
 from .core.errors import RequestError
 from .core.plan import Mesh, Plan
@@ -62,9 +62,9 @@ def pipeline(
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs are kept; the step is captured anew for another one.
         weights: what gives values to parameters and buffers on meta. None: each module's ``reset_parameters()``. A
-            function ``init(module)``, called as FSDP calls ``param_init_fn``, for each module that owns some itself;
-            for a model of transformers it is ``model._init_weights``. Its random numbers depend on the seed and the
-            module's name, never on the plan. The path of a ``.safetensors`` file, of a
+            function ``init(module)``, called as FSDP calls ``param_init_fn``, for each module that owns some itself,
+            and for no container of such; for a model of transformers it is ``model._init_weights``. Its random numbers
+            depend on the seed and the module's name, never on the plan. The path of a ``.safetensors`` file, of a
             ``model.safetensors.index.json``, or of a folder with either: read for everything that the step reads,
             on meta or not, one tensor at a time.
         report: told what planning is doing.

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators, operators_of
-from ..core.capture.step import StepFunction, capture_step
+from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
 from ..core.errors import RequestError
 from ..core.plan import Plan, read_plan

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
-from ..core.capture.step import StepFunction
+from ..core.capture.breaks import StepFunction
 from .pipeline import Pipeline
 from .reference import reference_step
 from .state import OptimizerFactory

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
-from ..core.capture.step import StepFunction
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import compile_stages

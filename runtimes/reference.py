@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..core.capture.breaks import StepFunction
 from ..core.capture.functions import without_checkpoints
 from ..core.capture.randomness import KeyedRandom, random_key
-from ..core.capture.step import StepFunction
 from ..core.errors import RequestError
 from .losses import mean_loss
 from .microbatches import split_batch

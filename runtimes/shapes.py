@@ -12,9 +12,10 @@ from functools import partial
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..core.capture.breaks import StepFunction
 from ..core.capture.carry_over import carry_over, cut_of
 from ..core.capture.operators import operators_of
-from ..core.capture.step import StepFunction, StepOutputs, capture_step
+from ..core.capture.step import StepOutputs, capture_step
 from ..core.errors import RequestError
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape

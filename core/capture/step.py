@@ -20,8 +20,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
-from .breaks import Breaks
-from .breaks import StepFunction as StepFunction
+from .breaks import Breaks, StepFunction
 from .checks import depends_on_values, drop_checks
 from .functions import own_functions, place_hooks
 from .leftovers import assigned_buffers_written, attributes_kept

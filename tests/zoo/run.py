@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 3
@@ -41,10 +41,13 @@ class Crew:
                 [sys.executable, str(WORKER), self.backend, f"{self._file}.{rank}", *self._left],
                 env={**shared, "RANK": str(rank)},
                 stdout=subprocess.DEVNULL,
-                stderr=Path(f"{self._file}.{rank}.err").open("w"),
+                stderr=self._said(rank),
             )
             for rank in range(RANKS if self.backend == "gloo" else 1)
         ]
+
+    def _said(self, rank: int) -> IO[str]:
+        return Path(f"{self._file}.{rank}.err").open("w")
 
     def done(self) -> bool:
         """Whether all models were tried; starts another crew where this one died."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.recording import machine
-
 from tests.zoo.models import ZOO
 from tests.zoo.run import Result, run_zoo
 
@@ -32,7 +31,8 @@ def row(name: str, results: list[Result]) -> str:
     remark = "; ".join(text for text in (entry.shows, f"Python: {python}" if python else "", problem) if text)
     distances = " | ".join(worst(results, kind) for kind in KINDS)
     kind = first.get("dtype", "–")
-    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {first.get('operators', '–')} | {distances} | {remark} |"
+    count = first.get("operators", "–")
+    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {count} | {distances} | {remark} |"
 
 
 def table(results: list[Result], names: list[str], seconds: float) -> str:
@@ -42,13 +42,14 @@ def table(results: list[Result], names: list[str], seconds: float) -> str:
     rows = "\n".join(row(name, found) for name, found in by_model.items())
     return f"""# The zoo
 
-{right} of {len(names)} models train as one process does, by every plan: 1F1B and V-Half, on two and on three devices, over
-threads and over gloo. {kept} of them keep some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes on
-{machine()}.
+{right} of {len(names)} models train as one process does, by every plan: 1F1B and V-Half, on two and on three devices,
+over threads and over gloo. {kept} of them keep some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes
+on {machine()}.
 
-Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same microbatches,
-with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters and buffers.
-float64 has to be within 1e-9; float32, where an operator has no other form, within 1e-4, and gradients within 1e-5.
+Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
+microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
+and buffers. float64 has to be within 1e-9; float32, where an operator has no other form, within 1e-4, and gradients
+within 1e-5.
 
 | model | from | plans | in | operators | loss | gradients | parameters | buffers | |
 |---|---|---|---|---|---|---|---|---|---|
