@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import fx
 
+from .layouts import function_of
+
 Sink = Callable[[int, Any], None]
 """Takes a result that a program does not return, with its number, as soon as it is there."""
 
@@ -53,7 +55,7 @@ def compile_program(
             scope[names[node]] = modules[str(node.target)]
             continue
         function = f"f{position}"
-        scope[function] = getattr(node.target, "_op", node.target)
+        scope[function] = function_of(node.target)
         arguments = [_argument(value, names, scope) for value in node.args]
         arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
         lines.append(f"    {names[node]} = {function}({', '.join(arguments)})")

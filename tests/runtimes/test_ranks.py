@@ -55,6 +55,20 @@ def test_each_rank_holds_its_own_stages_alone(tmp_path):
     assert set(first["here"]) & set(second["here"]) == {"embedding.weight"}  # tied: a replica in both
 
 
+def test_ranks_change_shapes_together(tmp_path):
+    first, second = results("shapes", tmp_path)
+    for found in (first, second):
+        assert found["distance"] < 1e-9
+        assert found["afterwards"] < 1e-9
+    assert [text.split(" (")[0].split(":")[0] for text in first["said"]] == [
+        "microbatches of a new shape",
+        "batches keep changing shape",
+    ]
+    assert second["said"] == []
+    assert first["failure"] == "RequestError: rank 1 cannot compile the step for this batch: ValueError: not here"
+    assert second["failure"] == "ValueError: not here"
+
+
 def test_every_rank_gets_the_whole_trace(tmp_path):
     first, second = results("traced", tmp_path)
     assert first == second

@@ -15,14 +15,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..support.cuts import captured, even_plan
-from ..support.models import CASES, Case
+from ..support.models import Case, TinyGPT, gpt_step, weighted_step
 from ..support.parity import PLANS
 from ..support.shapes import SEED, Pair, tokens
 
 F64 = torch.float64
 NEAR = 1e-10
 NEW = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+CONV = "batchnorm with a skip"
+
+
+def small(dtype):
+    torch.manual_seed(0)
+    return TinyGPT(layers=1).to(dtype).train()
+
+
+GPT = Case(small, gpt_step, lambda rows, dtype: tokens(rows))
+WEIGHTED = Case(small, weighted_step, lambda rows, dtype: tokens(rows))
 
 
 def images(rows, size=8):
@@ -35,10 +44,10 @@ def images(rows, size=8):
 
 
 @NEW
-@pytest.mark.parametrize("plan", ["interleaved", "early gradients", "zb-h2", "v-half"])
+@pytest.mark.parametrize("plan", ["early gradients", "zb-h2", "v-half"])
 def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
     pair = Pair(ThreadTeam(2), GPT, 16, 8, **PLANS[plan])
-    assert pair.distance([tokens(16), tokens(5), tokens(1), tokens(16), tokens(5)]) < NEAR
+    assert pair.distance([tokens(16), tokens(5), tokens(1), tokens(16)]) < NEAR
     _, trace = pair.pipe.trace_step(tokens(5))
     found = {event.action.microbatch for event in trace.events if event.action.kind is Kind.F}
     assert found == set(range(5))
@@ -47,8 +56,8 @@ def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
 
 @NEW
 def test_metrics_and_weights_of_fewer_samples():
-    case = CASES["token-weighted"]
-    pair = Pair(ThreadTeam(2), "token-weighted", 8, 4)
+    case = WEIGHTED
+    pair = Pair(ThreadTeam(2), WEIGHTED, 8, 4)
     assert pair.distance([tokens(8), tokens(3), tokens(9)]) < NEAR
     batch, (_, weight, metrics) = tokens(1), case.step(pair.alone.eval(), tokens(1))
     pair.pipe.step(batch)
@@ -91,17 +100,16 @@ def test_what_is_cut_is_what_the_example_has_rows_of():
 
 
 @NEW
-@pytest.mark.parametrize("devices", [2, 3])
-@pytest.mark.parametrize("name", [GPT, "token-weighted"])
+@pytest.mark.parametrize(("name", "devices"), [(GPT, 2), (WEIGHTED, 3)])
 def test_sequences_of_many_lengths(name, devices):
     pair = Pair(ThreadTeam(devices), name, 8, 4)
-    assert pair.distance([tokens(8, n) for n in (12, 7, 1, 2)] + [tokens(6, 16), tokens(1, 1), tokens(8)]) < NEAR
+    assert pair.distance([tokens(8), tokens(8, 7), tokens(6, 1), tokens(8, 16), tokens(8)]) < NEAR
 
 
 @NEW
 def test_images_of_many_sizes():
     pair = Pair(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
-    assert pair.distance([images(8), images(8, 5), images(6, 3), images(2, 8), images(8)]) < NEAR
+    assert pair.distance([images(8), images(6, 5), images(8, 3), images(8)]) < NEAR
 
 
 class Shortcuts(nn.Module):
@@ -138,9 +146,7 @@ def square(model, batch):
 
 
 @NEW
-@pytest.mark.parametrize("example", [4, 8])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "gpipe"])
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(("devices", "schedule", "example"), [(2, "gpipe", 4), (4, "1f1b", 8), (4, "zb-h1", 4)])
 def test_messages_come_and_go_with_the_shape(devices, schedule, example):
     case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
     pair = Pair(ThreadTeam(devices), case, example, 4, schedule_name=schedule)
@@ -157,6 +163,31 @@ def test_a_stage_may_have_nothing_to_do():
     assert pair.distance([vectors(4), vectors(2), vectors(3), vectors(1, 2), vectors(4)]) < NEAR
     _, trace = pair.pipe.trace_step(vectors(2))
     assert len({event.action.stage for event in trace.events if event.action.kind is Kind.F}) == names
+
+
+class Attended(nn.Module):
+    """Pixels turned into a sequence and back, in front of a group normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(4, 4), nn.GroupNorm(2, 4)
+        self.before, self.after = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+
+    def forward(self, x):
+        x = self.before(x)
+        y = self.mix(x.flatten(2).transpose(1, 2)).transpose(-1, -2).reshape(x.shape) + x
+        return self.after(F.silu(self.norm(y)))
+
+
+@NEW
+@pytest.mark.parametrize("example", [8, 4])
+def test_group_normalisation_of_one_row(example):
+    def model(dtype):
+        torch.manual_seed(0)
+        return Attended().to(dtype).train()
+
+    pair = Pair(ThreadTeam(2), Case(model, square, lambda rows, dtype: images(rows)), example, 4)
+    assert pair.distance([images(8), images(2), images(5)]) < NEAR
 
 
 def _zoo():
@@ -184,7 +215,6 @@ def _zoo():
 
     return {
         "BLOOM": (*text(12, "BLOOM"), [(1, 7)]),
-        "T5": (*text(12, "T5"), [(3, 8)]),
         "U-Net": (unet, pixels, [(3, 16)]),
     }
 
@@ -218,7 +248,7 @@ def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
     gone += [weakref.ref(run) for runs in pipe._preparations._runs.values() for run in runs.values()]
     assert len(gone) == 6
     with pytest.warns(UserWarning, match="shape") as said:
-        pair.distance([tokens(4, 5), tokens(4), tokens(4, 6), tokens(4), tokens(4, 7)])
+        pair.distance([tokens(4, 5), tokens(4), tokens(4, 6)])
     texts = [str(one.message) for one in said]
     assert [text.split(":")[0] for text in texts] == [
         "microbatches of a new shape (2×5, 2×5)",
@@ -228,24 +258,24 @@ def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
     assert "pad batches to a few lengths" in texts[1]
     assert all("\n" not in text for text in texts)
     assert all(one.filename.endswith("support/shapes.py") for one in said)  # the line that calls step
-    assert all(ref() is not None for ref in gone)  # the example's shape was used again and again
-    pair.distance([tokens(4, 8), tokens(4, 5)])  # no further warning
+    assert all(ref() is not None for ref in gone)  # the example's shape was used again in between
+    pair.distance([tokens(4, 7)])  # no further warning
     gc.collect()
     assert all(ref() is None for ref in gone)
-    assert pair.distance([tokens(4)]) < NEAR
+    assert pair.distance([tokens(4, 6)]) < NEAR
 
 
 @NEW
 def test_both_shapes_of_a_step_are_kept_even_if_one_may_be():
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=1)
     with pytest.warns(UserWarning, match="keep changing"):
-        assert pair.distance([tokens(4), tokens(3), tokens(3), tokens(4), tokens(4, 5), tokens(4)]) < NEAR
+        assert pair.distance([tokens(4), tokens(3), tokens(4), tokens(4, 5)]) < NEAR
 
 
 def test_at_least_one_shape_is_kept():
     with pytest.raises(RequestError, match=r"max_shapes is 0.*at least 1"):
         Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=0)
-    case = CASES[GPT]
+    case = GPT
     with pytest.raises(RequestError, match="max_shapes is 0"):
         panpipe.pipeline(
             case.model(F64), case.step, tokens(4), plan=even_plan(captured(case, F64, 4, 2), 2, 2), max_shapes=0
@@ -265,10 +295,10 @@ def test_a_step_that_fails_leaves_the_pipeline_as_it_was():
 
 def test_other_parts_of_the_result_are_refused():
     def step(model, batch):
-        loss = CASES[GPT].step(model, batch)
+        loss = GPT.step(model, batch)
         return (loss, {"long": loss.detach()}) if batch["x"].shape[1] > 6 else loss
 
-    pair = Pair(ThreadTeam(2), Case(CASES[GPT].model, step, lambda rows, dtype: tokens(rows)), 4, 2)
+    pair = Pair(ThreadTeam(2), Case(GPT.model, step, lambda rows, dtype: tokens(rows)), 4, 2)
     pair.pipe.step(tokens(4))
     with pytest.raises(RequestError, match=r"returns a loss for microbatches of 2×6.* and a loss, 'long' for the"):
         pair.pipe.step(tokens(4, 6))
@@ -296,7 +326,7 @@ def narrow_counted(model, batch):
 @pytest.mark.parametrize("step", [narrow, narrow_weighted, narrow_counted])
 def test_the_loss_is_the_references_to_the_last_bit(step):
     def model(dtype):
-        return CASES[GPT].model(dtype).eval()
+        return GPT.model(dtype).eval()
 
     pair = Pair(ThreadTeam(2), Case(model, step, lambda rows, dtype: tokens(rows)), 8, 4)
     for index, rows in enumerate((8, 7, 3)):

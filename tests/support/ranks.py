@@ -11,8 +11,11 @@ import attrs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import panpipe.runtimes.shapes
+
 from tests.support.models import CASES
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
+from tests.support.shapes import Pair, tokens
 
 
 def parity(team):
@@ -45,6 +48,29 @@ def traced(team):
     pipe = build(team, name, torch.float32, 8, None, 4)
     _, trace = pipe.trace_step(CASES[name].batch(8, torch.float32))
     return {"events": [[e.device, e.queue, str(e.action), e.start_s, e.end_s] for e in trace.events]}
+
+
+def shapes(team):
+    """Batches of few samples and of several lengths, of which programs for two shapes are kept; then rank 1 cannot
+    compile for one, and both go on."""
+    pair = Pair(team, "tied gpt with dropout", 8, 4, max_shapes=2)
+    batches = [tokens(8), tokens(3), tokens(8, 7), tokens(8, 1), tokens(8)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = {"distance": pair.distance(batches), "said": [str(one.message) for one in said]}
+    compile_any = panpipe.runtimes.shapes.compile_any
+
+    def fail(*given):
+        raise ValueError("not here")
+
+    if team.local == (1,):
+        panpipe.runtimes.shapes.compile_any = fail
+    try:
+        pair.pipe.step(tokens(8, 5))
+    except Exception as failure:
+        found["failure"] = f"{type(failure).__name__}: {failure}"
+    panpipe.runtimes.shapes.compile_any = compile_any
+    return {**found, "afterwards": pair.distance([tokens(8)])}
 
 
 def killed(team):
