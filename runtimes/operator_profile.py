@@ -12,10 +12,10 @@ from torch import Tensor, fx
 from ..core.capture.modes import ModalInterpreter
 from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
+from ..core.capture.stand_ins import stand_in
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
 from .compute import compute_device, finished_s
-from .vacant import stand_in
 
 Values = Mapping[str, Tensor]
 

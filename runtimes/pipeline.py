@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
+from ..core.capture.stand_ins import stand_in
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import compile_stages
@@ -22,7 +23,7 @@ from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace
-from .vacant import occupy, stand_in, vacate
+from .vacant import occupy, vacate
 from .weights import Weights, weights_from
 
 

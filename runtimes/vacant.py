@@ -11,9 +11,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_NOISE = 1 << 20
-"""Elements of the random numbers that a stand-in repeats: copying is an order of magnitude faster than drawing."""
-
 
 def vacant(like: Tensor, device: torch.device) -> Tensor:
     """A tensor of the same shape, strides and dtype on a device, without memory."""
@@ -35,25 +32,3 @@ def occupy(tensors: Iterable[Tensor]) -> None:
         tensor.untyped_storage().resize_(0)
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         tensor.untyped_storage().resize_((last + 1) * tensor.dtype.itemsize if tensor.numel() else 0)
-
-
-def stand_in(tensor: Tensor) -> Tensor:
-    """Fill a tensor with small random numbers, or zeros where it holds none: times do not depend on values.
-
-    The numbers repeat, and no generator that the user seeds is drawn from.
-
-    Returns:
-        The tensor.
-    """
-    with torch.no_grad():
-        if not tensor.is_floating_point():
-            return tensor.zero_()
-        generator = torch.Generator(tensor.device).manual_seed(0)
-        if not tensor.is_contiguous() or tensor.numel() <= _NOISE:
-            return tensor.normal_(0, 0.02, generator=generator)
-        flat = tensor.view(-1)
-        flat[:_NOISE].normal_(0, 0.02, generator=generator)
-        for first in range(_NOISE, len(flat), _NOISE):
-            part = flat[first : first + _NOISE]
-            part.copy_(flat[: len(part)])
-    return tensor

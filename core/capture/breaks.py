@@ -7,6 +7,7 @@ once for real, on the example.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +22,13 @@ from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
 from .regions import Made, Region, call_region
 from .replay import Locator, Observer, Place, Replay, Tail, numbered, skeleton
+from .stand_ins import stand_in
 from .values import LateNumber, LateSize, NeedsAutograd, NeedsValue, ValueWatch, with_late_numbers_as_tensors
 
 StepFunction = Callable[[nn.Module, Any], Any]
+
+_STAND_INS = 1 << 30
+"""Most bytes of a model's missing values that numbers stand in for, while its step runs for what regions return."""
 
 _TENSOR = object()
 """Stands for a tensor among the leaves of a nesting."""
@@ -99,6 +104,10 @@ class Breaks:
     _bare: dict[str, nn.Module] = field(factory=dict)
     _tail: _Tail | None = None
     _names: list[str] = field(factory=list)
+    _meta: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._meta = any(tensor.is_meta for _, tensor in self._tensors())
 
     @property
     def lines(self) -> dict[str, str]:
@@ -162,6 +171,8 @@ class Breaks:
                 del module.forward
 
     def _call_module(self, module: nn.Module, name: str, number: int, args: Any, kwargs: Any) -> Any:
+        if number == len(self._calls[name]) and self._meta:
+            self._calls[name].append(self._tried(name, args, kwargs))
         if number >= len(self._calls[name]):
             raise RequestError(
                 f"{self.modules[name]}: module '{name}' was called {len(self._calls[name])} times for the example and "
@@ -279,20 +290,24 @@ class Breaks:
 
     def _observe(self, tail_line: str | None) -> None:
         """Run the step for real on the example; learn what its regions return."""
-        state = [*self.model.parameters(), *self.model.buffers()]
-        if any(tensor.is_meta for tensor in (*state, *_tensors(self.batch))):
-            line = tail_line or next(reversed(self.modules.values()))
-            raise RequestError(
-                f"{line}: the step needs a value here, and the model is on the meta device and has none: "
-                "build it with its weights, or compute both ways and choose with torch.where"
-            )
         self._bare = {name: skeleton(self.model.get_submodule(name)) for name in self.modules}
         self._calls = {name: [] for name in self.modules}
+        missing = {n: t for n, t in self._tensors() if t.is_meta}
+        if missing and tail_line is None:
+            return  # each region is tried when it is called
+        if sum(t.nbytes for t in missing.values()) > _STAND_INS:
+            raise RequestError(
+                f"{tail_line}: the step needs a value here, and the model is on the meta device and has none: "
+                "move the line and what depends on it into a module, or compute both ways and choose with torch.where"
+            )
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         random = KeyedRandom(random_key(0, 0, 0))
         observer = Observer(lambda: random.ordinal)
         try:
-            with noted(), random, self._regions_watched(random), numbered(self.model, list(self.modules), observer):
+            with (
+                _reparametrize_module(self.model, {name: _stand_in(tensor) for name, tensor in missing.items()}),
+                noted(), random, self._regions_watched(random), numbered(self.model, list(self.modules), observer),
+            ):  # fmt: skip
                 result = self.step(self.model, self.batch)
             if tail_line is not None:
                 self._tail = self._tail_of(observer, result, random.ordinal, tail_line)
@@ -301,6 +316,23 @@ class Breaks:
                 for buffer, value in buffers:
                     buffer.copy_(value)
 
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+    def _tried(self, name: str, args: Any, kwargs: Any) -> _ModuleCall:
+        """What a call of a region returns, for a model that has no values: stand-ins take their place."""
+        module, flat, spec = self._bare[name], *pytree.tree_flatten((args, kwargs))
+
+        def try_it() -> _ModuleCall:
+            given = [_stand_in(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+            state = {key: _stand_in(t) for key, t in (*module.named_parameters(), *module.named_buffers())}
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(module, state):
+                return _watched(module, module.forward, random, args, kwargs)[1]
+
+        with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
+            return elsewhere.submit(try_it).result()
+
     @contextmanager
     def _regions_watched(self, random: KeyedRandom) -> Iterator[None]:
         patched = []
@@ -308,14 +340,7 @@ class Breaks:
             module = self.model.get_submodule(name)
 
             def forward(*args: Any, _f: Any = module.forward, _m: Any = module, _n: str = name, **kwargs: Any) -> Any:
-                before, draws = {k: b._version for k, b in _m.named_buffers()}, random.ordinal
-                result = _f(*args, **kwargs)
-                written = tuple(k for k, b in _m.named_buffers() if b._version != before.get(k))
-                flat, spec = pytree.tree_flatten(result)
-                state = dict(_m.named_buffers())
-                made = [Made.like(t) for t in (*_tensors(result), *(state[k] for k in written))]
-                leaves = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
-                seen = _ModuleCall(spec, leaves, tuple(made), written, random.ordinal - draws)
+                result, seen = _watched(_m, _f, random, args, kwargs)
                 self._calls[_n].append(seen)
                 return result
 
@@ -342,6 +367,26 @@ class Breaks:
         tensors, spec, leaves = _results(result)
         made = tuple(map(Made.like, (*tensors, *(state[n] for n in written))))
         return _Tail(line, tail, places, parameters, buffers, written, spec, leaves, made, drawn - tail.draws)
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    device = "cpu" if tensor.is_meta else tensor.device
+    return stand_in(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+
+
+def _watched(
+    module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+) -> tuple[Any, _ModuleCall]:
+    """Call a module for real; its result, and what is to be known of the call."""
+    before, draws = {key: buffer._version for key, buffer in module.named_buffers()}, random.ordinal
+    old = dict(module.named_buffers())
+    result = forward(*args, **kwargs)
+    state = dict(module.named_buffers())
+    written = tuple(key for key, b in state.items() if b is not old.get(key) or b._version != before[key])
+    flat, spec = pytree.tree_flatten(result)
+    made = [Made.like(tensor) for tensor in (*_tensors(result), *(state[key] for key in written))]
+    leaves = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
+    return result, _ModuleCall(spec, leaves, tuple(made), written, random.ordinal - draws)
 
 
 def _leave_modules(error: BaseException) -> None:

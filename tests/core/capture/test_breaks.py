@@ -63,6 +63,11 @@ def branching_step(model: nn.Module, x: torch.Tensor):
     return loss * (1 + count), {"count": count, "size": float(out.detach().norm())}
 
 
+def end_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    out = model(x)
+    return out.mean() if out.isnan().any() else out.pow(2).mean()
+
+
 def batch(rows: int = 6) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -152,6 +157,16 @@ def test_a_tail_that_reads_something_else_is_refused_with_the_line():
     assert "did not read for the example" in problem
 
 
-def test_values_on_the_meta_device_are_refused():
-    with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in forward: .* needs a value .* meta device"):
-        capture_step(Around().to("meta"), mean_step, batch(2))
+@pytest.mark.parametrize("step", [mean_step, end_step])
+def test_a_model_without_values_is_captured_like_one_with(step):
+    x = batch(2)
+    bare, whole = (operators_of(capture_step(model, step, x)) for model in (Around().to("meta"), Around()))
+    assert bare.graph.hash == whole.graph.hash
+    assert bare.step.regions == whole.step.regions
+    assert bare.first_draw == whole.first_draw
+
+
+def test_a_tail_of_a_model_too_large_for_stand_ins_is_refused_with_the_line(monkeypatch):
+    monkeypatch.setattr("panpipe.core.capture.breaks._STAND_INS", 100)
+    with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in branching_step: .* needs a value .* meta device"):
+        capture_step(Around().to("meta"), branching_step, batch(2))
