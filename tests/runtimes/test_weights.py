@@ -9,9 +9,10 @@ import pytest
 import torch
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
-from panpipe.runtimes import operator_profile
+from panpipe.runtimes import link_profile, operator_profile
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.state import state_share
 from panpipe.runtimes.team import ThreadTeam
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
@@ -241,6 +242,21 @@ def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
     assert [pipe.step(case.batch(8, F32)).item() for _ in range(3)] == [
         again.step(case.batch(8, F32)).item() for _ in range(3)
     ]
+
+
+def test_planning_keeps_within_what_the_system_leaves(monkeypatch):
+    case = CASES[GPT]
+    monkeypatch.setattr(link_profile, "bytes_left", lambda: 2 * 1000)
+    with pytest.raises(panpipe.InfeasibleError, match="may hold 1000"):
+        panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, max_chunks=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "share"),
+    [(None, 0), (torch.optim.SGD, 0), (lambda n: torch.optim.SGD(n, momentum=0.9), 1), (torch.optim.AdamW, 2)],
+)
+def test_the_share_of_an_optimizers_state(optimizer, share):
+    assert state_share(optimizer) == share
 
 
 # Checkpoints
