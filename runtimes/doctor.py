@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
+from ..core.capture.nodes import is_view, line_of, written_arguments
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
-from ..core.capture.step import capture_step, is_view, line_of, written_arguments
+from ..core.capture.step import capture_step
 from ..core.errors import PanpipeError, RequestError
 from ..core.planner import even_plan
 from ..core.schedules.problem import ScheduleProblem

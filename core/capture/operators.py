@@ -25,9 +25,10 @@ from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .functions import called_name
 from .modes import ModalInterpreter
+from .nodes import is_view, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
-from .step import CapturedStep, is_view, written_arguments
+from .step import CapturedStep
 
 
 def tensor_bytes(value: Any) -> int:
@@ -177,20 +178,6 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [t for v in value for t in _tensors(v)] if isinstance(value, tuple | list) else []
-
-
-def root_of(node: fx.Node) -> fx.Node:
-    """The node whose storage a node shows."""
-    while node.op == "call_function" and (node.target is operator.getitem or is_view(node)):
-        source = node.args[0]
-        if not isinstance(source, fx.Node):
-            break
-        node = source
-    schema = getattr(node.target, "_schema", None)
-    returned = schema.returns[0].alias_info if schema is not None and schema.returns else None
-    if returned is not None and returned.is_write and (written := written_arguments(node)):
-        return root_of(written[0])
-    return node
 
 
 def _groups(calls: list[fx.Node], counter: DrawCounter, apart: Collection[str]) -> list[list[fx.Node]]:

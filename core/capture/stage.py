@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 
 from ..graph import stage_of_nodes
 from .modes import ModalInterpreter
-from .operators import Operators, root_of
+from .nodes import root_of
+from .operators import Operators
 from .randomness import KeyedRandom
 from .regions import region_of, run_keyed
 

@@ -5,7 +5,6 @@ that the user wrote. Forward and backward programs are derived from a stage's pa
 """
 
 import logging
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from .functions import own_functions, place_hooks
 from .leftovers import assigned_buffers_written, attributes_kept
 from .masked import rewrite_masked_scatters
 from .modes import modes_as_calls, note_modes
+from .nodes import line_of, module_of, root_of, written_arguments
 from .printed import Printed
 from .recurrent import split_layers
 from .values import LateSize, depends_on_value
@@ -245,33 +245,20 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
         graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
     )
     _refuse_written_parameters(step)
-    step.mutated_buffers = frozenset(_mutated_buffers(step))
+    written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
+    step.mutated_buffers = frozenset(buffers[name] for name in written if name in buffers)
     return step
 
 
 def _refuse_written_parameters(step: CapturedStep) -> None:
     for node in step.graph.nodes:
         for argument in written_arguments(node):
-            root = argument
-            while root.op == "call_function" and is_view(root) and isinstance(root.args[0], fx.Node):
-                root = root.args[0]
-            if root.name in step.parameters:
+            name = step.parameters.get(root_of(argument).name)
+            if name is not None:
                 raise RequestError(
-                    f"{line_of(node)}: the step writes parameter '{step.parameters[root.name]}' in place: parameters "
-                    "change by the optimizer alone; write it between steps, or make it a buffer"
+                    f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "
+                    "alone; write it between steps, or make it a buffer"
                 )
-
-
-def module_of(node: fx.Node) -> str:
-    """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
-
-
-def line_of(node: fx.Node) -> str:
-    """The innermost line outside of torch that a node of a captured graph comes from; "" where none is known."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")
 
 
 def _refuse_late_sizes(graph: fx.Graph) -> None:
@@ -294,54 +281,3 @@ def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any], printed: Prin
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
-
-
-def _mutated_buffers(step: CapturedStep) -> set[str]:
-    """Buffers that some operator writes, by its schema's alias annotations or as BatchNorm's running statistics."""
-    written = set()
-    for node in step.graph.nodes:
-        for argument in written_arguments(node):
-            root = argument
-            while root.op == "call_function" and is_view(root) and isinstance(root.args[0], fx.Node):
-                root = root.args[0]
-            if root.name in step.buffers:
-                written.add(step.buffers[root.name])
-    return written
-
-
-_NORM_WITH_STATISTICS = {
-    torch.ops.aten.batch_norm.default: (3, 4, 5),
-    torch.ops.aten.instance_norm.default: (3, 4, 5),
-}
-"""Composite normalisations write running statistics that their schema does not mark: (mean, variance, training)."""
-
-
-def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Arguments that an operator writes in place."""
-    if node.op != "call_function":
-        return []
-    found: list[Any] = []
-    if node.target in _NORM_WITH_STATISTICS:
-        *positions, flag = _NORM_WITH_STATISTICS[node.target]
-        if node.args[flag]:
-            found += [node.args[p] for p in positions if isinstance(node.args[p], fx.Node)]
-    schema = getattr(node.target, "_schema", None)
-    for position, argument in enumerate(schema.arguments if schema else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
-    return found
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether an operator's result is a view of its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.arguments or not node.args:
-        return False
-    if node.target in _MAYBE_VIEWS:
-        return True
-    info = schema.arguments[0].alias_info
-    return info is not None and not info.is_write and isinstance(node.args[0], fx.Node)
-
-
-_MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}

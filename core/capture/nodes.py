@@ -1,0 +1,71 @@
+"""What a node of a captured graph writes, what its result shows, and where it comes from."""
+
+import operator
+import re
+from typing import Any
+
+import torch
+from torch import fx
+
+_NORM_WITH_STATISTICS = {
+    torch.ops.aten.batch_norm.default: (3, 4, 5),
+    torch.ops.aten.instance_norm.default: (3, 4, 5),
+}
+"""Composite normalisations write running statistics that their schema does not mark: (mean, variance, training)."""
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """Arguments that an operator writes in place."""
+    if node.op != "call_function":
+        return []
+    found: list[Any] = []
+    if node.target in _NORM_WITH_STATISTICS:
+        *positions, flag = _NORM_WITH_STATISTICS[node.target]
+        if node.args[flag]:
+            found += [node.args[p] for p in positions if isinstance(node.args[p], fx.Node)]
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
+    return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an operator's result is a view of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.arguments or not node.args:
+        return False
+    if node.target in _MAYBE_VIEWS:
+        return True
+    info = schema.arguments[0].alias_info
+    return info is not None and not info.is_write and isinstance(node.args[0], fx.Node)
+
+
+_MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The node whose storage a node shows."""
+    while node.op == "call_function" and (node.target is operator.getitem or is_view(node)):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    schema = getattr(node.target, "_schema", None)
+    returned = schema.returns[0].alias_info if schema is not None and schema.returns else None
+    if returned is not None and returned.is_write and (written := written_arguments(node)):
+        return root_of(written[0])
+    return node
+
+
+def module_of(node: fx.Node) -> str:
+    """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The innermost line outside of torch that a node of a captured graph comes from; "" where none is known."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")
