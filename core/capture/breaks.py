@@ -269,13 +269,37 @@ class Breaks:
         if name is None and self._tail is not None:
             raise RequestError(_refusal(line, error)) from error
         if name is not None:
-            self._tail = None  # it is found again, behind the new region
-            kind = type(self.model.get_submodule(name))
-            alike = [n for n, m in self.model.named_modules() if n and type(m) is kind]
-            self.modules.update(dict.fromkeys(alike, line))
-            outer = [n for n in self.modules if not any(n.startswith(f"{o}.") for o in self.modules)]
-            self.modules = {n: self.modules[n] for n in outer}
+            self._keep_module(name, line)
         self._observe(line if name is None else None)
+
+    def keep_python(self, error: BaseException, line: str) -> bool:
+        """Make a region of the module that cannot be captured for another reason than a value.
+
+        Args:
+            error: what stopped capture.
+            line: the user's line that did.
+
+        Returns:
+            Whether there was one, and the step runs as it is.
+        """
+        name = self._innermost_module(error)
+        if name is None or name in self.modules:
+            return False
+        self._keep_module(name, line)
+        try:
+            self._observe(None)
+        except Exception:  # it is the step itself that fails
+            return False
+        return True
+
+    def _keep_module(self, name: str, line: str) -> None:
+        """Make regions of a module and of all others of its class."""
+        self._tail = None  # it is found again, behind the new region
+        kind = type(self.model.get_submodule(name))
+        alike = [n for n, m in self.model.named_modules() if n and type(m) is kind]
+        self.modules.update(dict.fromkeys(alike, line))
+        outer = [n for n in self.modules if not any(n.startswith(f"{o}.") for o in self.modules)]
+        self.modules = {n: self.modules[n] for n in outer}
 
     def _innermost_module(self, error: BaseException) -> str | None:
         """Name of the innermost module in whose code an error was raised; None for the model itself and the step."""

@@ -1,9 +1,11 @@
 """Capture: an ordinary training step becomes one operator graph, loss included, with no tensor on any device.
 
-The step is exported (`torch.export`, not strict) over fake tensors *before* autograd: what is captured is the program
-that the user wrote. Forward and backward programs are derived from a stage's part of it on the machine that runs it.
+The step is exported (`torch.export`) over fake tensors *before* autograd: what is captured is the program that the user
+wrote. Export runs the step's Python; where that fails, Dynamo reads it; where that fails too, a part stays Python.
+Forward and backward programs are derived from a stage's part of it on the machine that runs it.
 """
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Mapping
@@ -88,6 +90,18 @@ class CapturedStep:
     regions: dict[str, str]
 
 
+class _PlainStep(nn.Module):
+    """The step as a module and nothing more: what Dynamo can look through."""
+
+    def __init__(self, model: nn.Module, breaks: Breaks) -> None:
+        super().__init__()
+        self.model = model
+        self._step = breaks.step
+
+    def forward(self, batch: Any) -> Any:
+        return self._step(self.model, batch), []
+
+
 class _WholeStep(nn.Module):
     """The step as a module, so that it can be exported; the user's model keeps its names under ``model``."""
 
@@ -123,9 +137,15 @@ def capture_step(
         except RequestError:
             raise
         except Exception as error:
-            if not depends_on_value(error):
+            line = _user_line(error, step)
+            if depends_on_value(error):
+                breaks.widen(error, line)
+                continue
+            captured = _exported_by_dynamo(model, breaks, torch.device(device))
+            if captured is not None:
+                return captured
+            if not breaks.keep_python(error, line):
                 raise RequestError(_capture_failure(error, step)) from error
-            breaks.widen(error, _user_line(error, step))
     raise RequestError(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
         " step is Python more than operators; compute both ways and choose with torch.where"
@@ -136,15 +156,29 @@ _MAX_BREAKS = 24
 """Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
 
 
-def _exported(model: nn.Module, breaks: Breaks, device: torch.device) -> CapturedStep:
-    whole = _WholeStep(model, breaks)
+def _exported_by_dynamo(model: nn.Module, breaks: Breaks, device: torch.device) -> CapturedStep | None:
+    """What Dynamo captures, which reads Python's bytecode instead of running it; None where it cannot, either.
+
+    It knows no regions, and takes the whole step or nothing.
+    """
+    if breaks.lines:
+        return None
+    try:
+        return _exported(model, breaks, device, strict=True)
+    except Exception:
+        return None
+
+
+def _exported(model: nn.Module, breaks: Breaks, device: torch.device, strict: bool = False) -> CapturedStep:
+    whole = _PlainStep(model, breaks) if strict else _WholeStep(model, breaks)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = _fake_state(whole, fake_mode, device)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
-    with _reparametrize_module(whole, state), own_functions(), modes_as_calls(), warnings.catch_warnings():
+    functions = contextlib.nullcontext() if strict else own_functions()
+    with _reparametrize_module(whole, state), functions, modes_as_calls(), warnings.catch_warnings():
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
-        program = torch.export.export(whole, (fake_batch,), strict=False)
+        program = torch.export.export(whole, (fake_batch,), strict=strict)
     return _captured(program, names, fake_batch, type(model).__name__, breaks)
 
 

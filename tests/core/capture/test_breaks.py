@@ -1,5 +1,8 @@
 """Steps that need values: what stays Python, what that costs the rest, and what is refused."""
 
+import ctypes
+import struct
+
 import pytest
 import torch
 from panpipe.core.capture.operators import operators_of
@@ -170,3 +173,41 @@ def test_a_tail_of_a_model_too_large_for_stand_ins_is_refused_with_the_line(monk
     monkeypatch.setattr("panpipe.core.capture.breaks._STAND_INS", 100)
     with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in branching_step: .* needs a value .* meta device"):
         capture_step(Around().to("meta"), branching_step, batch(2))
+
+
+class Particular(nn.Module):
+    """Wants a plain tensor, which only one of the two tracers shows it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert type(x) is torch.Tensor
+        return x.tanh()
+
+
+class Foreign(nn.Module):
+    """Hands the address of its tensor to foreign code, as neither tracer can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        (first,) = struct.unpack("d", ctypes.string_at(x.data_ptr(), 8))
+        return x * first
+
+
+@pytest.mark.parametrize(("middle", "regions"), [(Particular, []), (Foreign, ["2"])])
+def test_what_one_tracer_cannot_capture_the_other_does_or_stays_python(middle, regions):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), middle(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    patient = Patient(model.train(), mean_step, batch(), 3)
+    assert list(patient.operators.step.regions) == regions
+    assert len(patient.operators.graph.nodes) >= 5
+    check = patient.check(ThreadTeam(2), "v-half", 2)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_a_step_that_fails_in_eager_too_is_told_with_its_line():
+    class Wrong(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.ones(3, 3)
+
+    with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in forward: the step cannot be captured .*same reduction dim"):
+        capture_step(nn.Sequential(nn.Linear(WIDTH, WIDTH), Wrong()), mean_step, batch(2))
