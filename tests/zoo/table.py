@@ -43,8 +43,8 @@ def table(results: list[Result], names: list[str], seconds: float) -> str:
     return f"""# The zoo
 
 {right} of {len(names)} models train as one process does, by every plan: 1F1B and V-Half, on two and on three devices,
-over threads and over gloo. {kept} of them keep some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes
-on {machine()}.
+over threads and over gloo. {kept} of them keep some of their Python, on one stage each. Taken in
+{seconds / 60:.1f} minutes on {machine()}.
 
 Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
 microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
