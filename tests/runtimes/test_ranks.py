@@ -55,6 +55,14 @@ def test_each_rank_holds_its_own_stages_alone(tmp_path):
     assert set(first["here"]) & set(second["here"]) == {"embedding.weight"}  # tied: a replica in both
 
 
+def test_what_stays_python_trains_over_ranks_and_shapes(tmp_path):
+    first, second = results("python", tmp_path)
+    for found in (first, second):
+        assert max(found["distance"]) < 1e-9
+        assert found["regions"] == ["3", "the end of the step"]
+    assert first["metrics"] == second["metrics"]
+
+
 def test_ranks_change_shapes_together(tmp_path):
     first, second = results("shapes", tmp_path)
     for found in (first, second):

@@ -120,3 +120,41 @@ CASES = {
     "batchnorm with a skip": Case(_seeded(ConvNet), conv_step, _images),
     "token-weighted": Case(_seeded(TinyGPT), weighted_step, _tokens),
 }
+
+
+class Halting(nn.Module):
+    """Refines until it changes little: how often is decided by a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(16, 16)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(x, 0.1, self.training)
+        for _ in range(4):
+            update = self.step(x).tanh()
+            x = x + 0.5 * update
+            self.steps += 1
+            if update.abs().mean() < 0.35:
+                break
+        return x
+
+
+def _halting() -> nn.Module:
+    first, last = (nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Tanh()) for _ in range(2))
+    return nn.Sequential(*first, Halting(), *last)
+
+
+def _branching_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+    loss = F.mse_loss(model(batch["x"]), batch["y"])
+    return (2 * loss if loss > 0.1 else loss), {"loss": float(loss.detach())}
+
+
+def _vectors(rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    drawn = torch.randn(2, rows, 16, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    return {"x": drawn[0].to(dtype), "y": drawn[1].to(dtype)}
+
+
+PYTHON = Case(_seeded(_halting), _branching_step, _vectors)
+"""A module and the end of a step that need values."""

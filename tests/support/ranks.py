@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe.runtimes.shapes
 
-from tests.support.models import CASES
+from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
 from tests.support.shapes import Pair, tokens
 
@@ -71,6 +71,16 @@ def shapes(team):
         found["failure"] = f"{type(failure).__name__}: {failure}"
     panpipe.runtimes.shapes.compile_any = compile_any
     return {**found, "afterwards": pair.distance([tokens(8)])}
+
+
+def python(team):
+    """A module and the end of a step that need values, over batches of several sizes, the last of two samples."""
+    pair = Pair(team, PYTHON, 6, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
+    regions = pair.pipe._shapes.latest.operators.step.regions
+    return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 
 def killed(team):
