@@ -11,8 +11,8 @@ from ..core.capture.programs import StagePrograms
 from ..core.plan import Plan
 from .compute import compute_device
 from .team import Team
-from .vacant import vacant
 from .weights import places, tensor_at
+from .weights.vacant import vacant
 
 
 @frozen

@@ -23,8 +23,8 @@ from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace
-from .vacant import occupy, vacate
 from .weights import Weights, weights_from
+from .weights.vacant import occupy, vacate
 
 
 class Pipeline:

@@ -5,9 +5,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..core.errors import RequestError
-from .checkpoint import write_index, write_part
 from .team import Team
 from .weights import places, tensor_at
+from .weights.checkpoint import write_index, write_part
 
 Part = tuple[str, int, list[str]]
 """Name of a file, bytes of its tensors, and their names."""

@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from ..core.errors import RequestError
+from ...core.errors import RequestError
 from .checkpoint import Checkpoint
 from .vacant import occupy, vacant
 

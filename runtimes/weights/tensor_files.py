@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..core.errors import RequestError
+from ...core.errors import RequestError
 
 _PIECE_BYTES = 8 << 20
 _LARGEST_HEADER = 100_000_000

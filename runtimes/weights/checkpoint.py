@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import RequestError
+from ...core.errors import RequestError
 from .tensor_files import DTYPES, Entry, TensorFile, write_tensors, write_whole
 
 INDEX = "model.safetensors.index.json"
