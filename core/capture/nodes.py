@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,8 +46,37 @@ def is_view(node: fx.Node) -> bool:
 _MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
 
 
+def note_roots(graph: fx.Graph, values: Mapping[str, Any]) -> None:
+    """Note at every node whose storage it shows, by the storages that it was seen to return.
+
+    A schema does not always tell: dropout that drops nothing returns what it is given, and so may functions of users.
+
+    Args:
+        graph: a captured graph.
+        values: node name → its fake result; all of one run.
+    """
+    first: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        value = values.get(node.name)
+        many = isinstance(value, tuple | list)
+        for tensor in value if many else [value]:  # type: ignore[union-attr]
+            if isinstance(tensor, torch.Tensor):
+                root = first.setdefault(tensor.untyped_storage()._cdata, node)
+                if not many:
+                    node.meta[_ROOT] = root
+
+
+_ROOT = "shows"
+
+WITH_PREVIOUS = "with_previous"
+"""Key of ``meta`` of a node that belongs together with the one in front of it."""
+
+
 def root_of(node: fx.Node) -> fx.Node:
     """The node whose storage a node shows."""
+    if _ROOT in node.meta:
+        root: fx.Node = node.meta[_ROOT]
+        return root
     while node.op == "call_function" and (node.target is operator.getitem or is_view(node)):
         source = node.args[0]
         if not isinstance(source, fx.Node):

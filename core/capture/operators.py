@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from attrs import define, field
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .functions import called_name
 from .modes import ModalInterpreter
-from .nodes import is_view, root_of, written_arguments
+from .nodes import WITH_PREVIOUS, is_view, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
 from .step import CapturedStep
@@ -50,6 +51,8 @@ class DrawCounter(ModalInterpreter):
         self.first_draw: dict[str, int] = {}
         self.values: dict[str, Any] = {}
         self.strided: set[str] = set()
+        self._flowed: set[int] = set()
+        self._nodes = list(step.graph.nodes)
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
@@ -62,19 +65,35 @@ class DrawCounter(ModalInterpreter):
             self.first_draw[n.name] = before
         self.values[n.name] = value
         for tensor in _tensors(value) if n.op == "call_function" else ():
+            key = id(tensor)
             self._note_layout(n.name, tensor)
             if tensor.requires_grad:
-                tensor.register_hook(lambda gradient, name=n.name: self._note_layout(name, gradient))
+                tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
         return value
 
     def _note_layout(self, name: str, value: Tensor | None) -> None:
         if value is not None and not value.is_contiguous():
             self.strided.add(name)
 
+    def _note_flow(self, name: str, tensor: int, gradient: Tensor | None) -> None:
+        self._flowed.add(tensor)
+        self._note_layout(name, gradient)
+
     def note_gradients(self, loss: str) -> None:
-        """Run the backward, for the layout of every gradient."""
+        """Run the backward, for the layout of every gradient; what gets none is taken for detached.
+
+        A probe whose result is a metric, say, has no gradient, and its parameters shall have none, as in eager.
+        """
         leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
+        self._flowed.add(id(self.values[loss]))
         torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
+
+        def flowing(tensor: Tensor) -> Tensor:
+            return tensor if not tensor.requires_grad or id(tensor) in self._flowed else tensor.detach()
+
+        for node in self._nodes:
+            if node.op == "call_function":
+                self.values[node.name] = pytree.tree_map_only(Tensor, flowing, self.values[node.name])
 
 
 @define(slots=False)
@@ -121,6 +140,7 @@ def operators_of(
     """
     counter = DrawCounter(step)
     counter.run(*_fake_inputs(step))
+    note_roots(step.graph, counter.values)
     if not counter.values[step.outputs.loss].requires_grad:
         raise RequestError(
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
@@ -183,7 +203,8 @@ def _tensors(value: Any) -> list[Tensor]:
 def _groups(calls: list[fx.Node], counter: DrawCounter, apart: Collection[str]) -> list[list[fx.Node]]:
     """Cut the order of the nodes into operators (rules 2 to 4 of the module)."""
     position = {node: i for i, node in enumerate(calls)}
-    joined = [False] * len(calls)  # whether a node belongs together with the one in front of it
+    # Whether a node belongs together with the one in front of it.
+    joined = [i > 0 and bool(node.meta.get(WITH_PREVIOUS)) for i, node in enumerate(calls)]
     for i, node in enumerate(calls):
         source = node.args[0] if node.args else None
         shows = node.target is operator.getitem or is_view(node)

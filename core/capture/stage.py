@@ -195,7 +195,7 @@ def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
 def _sendable(
     graph: fx.Graph, values: dict[fx.Node, fx.Node], operators: Operators, name: str, shown: set[fx.Node]
 ) -> fx.Node:
-    """What crosses a cut is contiguous, so that both ends agree on its layout.
+    """What crosses a cut is contiguous, so that both ends agree on its layout; detached if no gradient comes back.
 
     It shares no storage with another output or an input: one gradient comes back for each.
 
@@ -205,11 +205,12 @@ def _sendable(
     node, root = operators.nodes[name], root_of(operators.nodes[name])
     alone = root not in shown and graph_made(values, root)
     shown.add(root)
-    if alone and operators.values[name].is_contiguous():
-        return values[node]
-    return graph.call_function(
-        torch.ops.aten.clone.default, (values[node],), {"memory_format": torch.contiguous_format}
-    )
+    value, fake = values[node], operators.values[name]
+    if not (alone and fake.is_contiguous()):
+        value = graph.call_function(torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    if fake.is_floating_point() and not fake.requires_grad:
+        value = graph.call_function(torch.ops.aten.detach.default, (value,))
+    return value
 
 
 def graph_made(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:

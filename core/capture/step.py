@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
@@ -21,13 +21,14 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .aliases import rewrite_aliases
 from .breaks import Breaks, StepFunction
 from .checks import depends_on_values, drop_checks
 from .functions import own_functions, place_hooks
 from .leftovers import assigned_buffers_written, attributes_kept
 from .masked import rewrite_masked_scatters
 from .modes import modes_as_calls, note_modes
-from .nodes import line_of, module_of, root_of, written_arguments
+from .nodes import WITH_PREVIOUS, line_of, module_of, root_of, written_arguments
 from .printed import Printed
 from .recurrent import split_layers
 from .values import LateSize, depends_on_value
@@ -265,6 +266,7 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
     graph = program.graph
     note_modes(graph)
     place_hooks(graph)
+    rewrite_aliases(graph)
     drop_checks(graph)
     _refuse_late_sizes(graph)
     split_layers(graph)
@@ -273,7 +275,7 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     specs = [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    outputs = _step_outputs(program, graph, specs, breaks.printed)
+    outputs = _weight_beside_loss(graph, _step_outputs(program, graph, specs, breaks.printed), {*batch, *constants})
     regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
     step = CapturedStep(
         graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
@@ -282,6 +284,42 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
     written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
     step.mutated_buffers = frozenset(buffers[name] for name in written if name in buffers)
     return step
+
+
+def _weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
+    """Have a weight that the model computes arrive where the loss does: the loss's gradient begins with it.
+
+    Args:
+        graph: a captured graph; changed in place.
+        outputs: its results.
+        given: names of placeholders that every stage has; a weight of these alone is computed where it is needed.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    weight, loss = nodes.get(str(outputs.weight)), nodes[outputs.loss]
+    if weight is None or not _computed(weight, given):
+        return outputs
+    places = {node: i for i, node in enumerate(graph.nodes)}
+    last, end = max(weight, loss, key=lambda node: places[node]), next(reversed(graph.nodes))
+    copies = []
+    for node in (weight, loss):
+        with graph.inserting_after(last):
+            last = graph.call_function(torch.ops.aten.clone.default, (node,))
+        last.meta = {**node.meta, WITH_PREVIOUS: node is loss}
+        end.replace_input_with(node, last)
+        copies.append(last.name)
+    return evolve(outputs, weight=copies[0], loss=copies[1])
+
+
+def _computed(node: fx.Node, given: set[str]) -> bool:
+    """Whether a node depends on more than some placeholders."""
+    todo, seen = [node], {node}
+    while todo:
+        found = todo.pop()
+        if found.op == "placeholder" and found.name not in given:
+            return True
+        todo += [source for source in found.all_input_nodes if source not in seen]
+        seen.update(found.all_input_nodes)
+    return False
 
 
 def _refuse_written_parameters(step: CapturedStep) -> None:

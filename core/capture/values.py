@@ -100,7 +100,7 @@ class ValueWatch(TorchFunctionMode):
         tensor = args[0]
         if tensor.numel() != 1 or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
-        value = tensor.detach().reshape(())
+        value = tensor.detach().reshape(()).clone()  # the step may write the tensor behind this
         number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
         if func is Tensor.item:
             return number
@@ -119,12 +119,35 @@ MARK = "\x00"
 """Stands around the number of a late value in a text, and its format."""
 
 
-def _late(function: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: "LateNumber", *others: Any) -> "LateNumber":
-        values = [other.tensor if isinstance(other, LateNumber) else other for other in others]
-        return LateNumber(function(self.tensor, *values), self.watch)
+def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any]:
+    """A method that computes with late numbers as Python does with numbers.
+
+    Args:
+        function: of the numbers.
+        whole: whether integers give an integer.
+    """
+
+    def number(value: Any, real: bool) -> Any:
+        if not isinstance(value, LateNumber):
+            return value
+        if real:
+            return value.tensor.double()
+        return value.tensor.long() if value.tensor.dtype == torch.bool else value.tensor
+
+    def method(self: "LateNumber", *others: Any) -> Any:
+        tensor = next((other for other in others if isinstance(other, Tensor)), None)
+        if tensor is not None:
+            own = self.tensor.to(tensor.dtype) if tensor.is_floating_point() or tensor.is_complex() else self.tensor
+            return function(own, *others)
+        values = (self, *others)
+        real = not whole or any(isinstance(v, float) or _is_real(v) for v in values)
+        return LateNumber(function(*(number(value, real) for value in values)), self.watch)
 
     return method
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, LateNumber) and value.tensor.is_floating_point()
 
 
 def _stops(name: str) -> Callable[..., Any]:
@@ -146,6 +169,11 @@ class LateNumber:
         self.tensor = tensor
         self.watch = watch
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What ``isinstance`` sees: the number that this will be."""
+        return float if self.tensor.is_floating_point() else bool if self.tensor.dtype == torch.bool else int
+
     def __format__(self, spec: str) -> str:
         self.watch.texts.append(self.tensor.double())
         kind = "f" if self.tensor.is_floating_point() else "b" if self.tensor.dtype == torch.bool else "i"
@@ -155,7 +183,10 @@ class LateNumber:
         return format(self, "")
 
     def __round__(self, digits: int | None = None) -> "LateNumber":
-        return LateNumber(torch.round(self.tensor, decimals=digits or 0), self.watch)
+        if not _is_real(self):
+            raise NeedsValue("round needs the value of a tensor")
+        rounded = torch.round(self.tensor, decimals=digits or 0)
+        return LateNumber(rounded.long() if digits is None else rounded, self.watch)
 
     def item(self) -> "LateNumber":
         return self
@@ -163,10 +194,29 @@ class LateNumber:
     __add__, __radd__ = _late(operator.add), _late(lambda a, b: b + a)
     __sub__, __rsub__ = _late(operator.sub), _late(lambda a, b: b - a)
     __mul__, __rmul__ = _late(operator.mul), _late(lambda a, b: b * a)
-    __truediv__, __rtruediv__ = _late(operator.truediv), _late(lambda a, b: b / a)
-    __pow__, __neg__, __abs__ = _late(operator.pow), _late(operator.neg), _late(abs)
+    __truediv__, __rtruediv__ = _late(operator.truediv, whole=False), _late(lambda a, b: b / a, whole=False)
+    __neg__, __pos__, __abs__ = _late(operator.neg), _late(operator.pos), _late(abs)
     __bool__, __int__, __float__, __index__ = (_stops(name) for name in ("bool", "int", "float", "index"))
-    __lt__, __le__, __gt__, __ge__ = (_stops("a comparison") for _ in range(4))
+    __complex__, __trunc__, __floor__, __ceil__ = (_stops(name) for name in ("complex", "trunc", "floor", "ceil"))
+    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (_stops("a comparison") for _ in range(6))
+    __floordiv__, __rfloordiv__, __mod__, __rmod__ = (_stops("a division with a remainder") for _ in range(4))
+    __divmod__, __rdivmod__, __rpow__, __hash__ = (_stops(name) for name in ("divmod", "divmod", "pow", "hash"))
+    __and__, __rand__, __or__, __ror__, __xor__, __rxor__ = (_stops("logic") for _ in range(6))
+    __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
+
+    def __pow__(self, power: Any) -> "LateNumber":
+        if isinstance(power, int | float) and power == abs(power):
+            return _late(operator.pow)(self, power)  # type: ignore[no-any-return]
+        raise NeedsValue("pow needs the value of a tensor")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_NUMBERS:
+            raise NeedsValue(f"{name} needs the value of a tensor")
+        raise AttributeError(name)
+
+
+_OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.startswith("__")}
+"""What numbers have, and late ones do not."""
 
 
 def with_late_numbers_as_tensors(result: Any) -> Any:

@@ -1,0 +1,33 @@
+"""Operators that hand on the very tensor that they are given, rewritten so that every later trace sees it so."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
+
+
+def rewrite_aliases(graph: fx.Graph) -> None:
+    """Take out dropout that drops nothing, and turn detaching in place into what the readers behind it read.
+
+    Such a dropout returns its input, and what is written into the one is written into the other; tracing copies it.
+    Tracing also forgets that a tensor was detached in place.
+
+    Args:
+        graph: a captured graph; changed in place.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source: Any = node.args[0] if node.args else None
+        if node.target in _DROPOUTS and (node.args[1] == 0 or not node.args[2]):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+        elif node.target is aten.detach_.default:
+            node.target = aten.detach.default
+            here = position[node]
+            source.replace_all_uses_with(node, delete_user_cb=lambda user, here=here: position[user] > here)

@@ -1,0 +1,175 @@
+"""Models and steps as users write them, in which a tensor is another than it seems, or a number is read early."""
+
+import pytest
+import torch
+from panpipe.core.capture.step import capture_step
+from panpipe.runtimes.doctor import Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH = 8
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
+
+
+class Same(torch.autograd.Function):
+    """Returns what it is given, itself; its gradient is doubled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Model(nn.Module):
+    def __init__(self, run) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.b = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.c, self.d, self.e = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def step(model, x):
+    return model(x).pow(2).mean()
+
+
+def batch(rows=6):
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def broadcast(m, x):
+    h, y = torch.broadcast_tensors(h := m.a(x), m.b(h))
+    return m.c(h + y)
+
+
+def handed_on(m, x):
+    h = m.a(x)
+    y = Same.apply(h)
+    return m.c(m.d(m.b(y)).tanh() + m.e(h).tanh()) + y
+
+
+def written_behind_dropout(m, x):
+    h = m.a(x) * 2
+    F.dropout(h, 0.5, training=False).mul_(2)
+    return m.c(m.d(m.e(h))) + h
+
+
+def written_behind_a_view(m, x):
+    h = m.a(x) + 0
+    torch.atleast_2d(h).mul_(2)
+    return m.c(m.d(m.e(h))) + h
+
+
+def detached_in_place(m, x):
+    h = m.a(x)
+    y = m.b(h)
+    y.detach_()
+    return m.c(y + h) + y
+
+
+def set_up_once(m, x):
+    h = m.a(x)
+    if m.count.item() == 0:
+        with torch.no_grad():
+            m.scale.copy_(h.std(0))
+            m.count.fill_(1)
+    return m.c(m.b(h / m.scale))
+
+
+RUNS = {
+    "broadcast_tensors": broadcast,
+    "a function that returns its input": handed_on,
+    "a write behind idle dropout": written_behind_dropout,
+    "a write behind a view that no schema tells of": written_behind_a_view,
+    "detach_": detached_in_place,
+}
+
+
+@pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (2, ("v-half", 2)), (3, ("v-half", 2))])
+@pytest.mark.parametrize("run", RUNS)
+def test_trains_as_one_process_does(run, devices, schedule):
+    torch.manual_seed(0)
+    check = Patient(Model(RUNS[run]).train(), step, batch(), 3).check(ThreadTeam(devices), *schedule)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
+def test_a_number_is_compared_when_it_is_known(schedule):
+    torch.manual_seed(0)
+    patient = Patient(Model(set_up_once).train(), step, batch(), 3)
+    assert list(patient.operators.step.regions) == ["the end of the step"]
+    check = patient.check(ThreadTeam(2), *schedule)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def probed(model, x):
+    h = model.a(x)
+    probe = model.d(model.b(h).tanh())
+    return model.c(model.e(h).tanh()).pow(2).mean(), {"probe": probe.mean()}
+
+
+def compared_without_gradients(model, x):
+    h = model.a(x)
+    target = model.d(model.b(h).tanh())
+    with torch.no_grad():
+        target = target.sin()
+    return (model.c(model.e(h).tanh()) - target).pow(2).mean()
+
+
+def weighed_by_the_model(model, x):
+    h = model.a(x)
+    probe = model.d(model.b(h).tanh())
+    return model.c(model.e(h).tanh()).pow(2).mean(), probe.argmax(1).sum() + 1
+
+
+@pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (3, ("v-half", 2)), (4, ("1f1b", 1))])
+@pytest.mark.parametrize("step", [probed, compared_without_gradients, weighed_by_the_model])
+def test_what_no_gradient_comes_back_to_has_none_and_weights_go_where_the_loss_is(step, devices, schedule):
+    torch.manual_seed(0)
+    check = Patient(Model(None).train(), step, batch(8), 4).check(ThreadTeam(devices), *schedule)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_numbers_are_computed_with_as_python_does():
+    def counted(model, x):
+        out = model(x)
+        before, positive = model.count.item(), (out > 0).sum().item()
+        model.count.add_(1)
+        sure = (out.sum() < 1e9).item()
+        found = {
+            "before": before, "tenth": positive * 0.1, "share": positive / 7, "twice": sure + sure,
+            "is_float": float(isinstance(out.mean().item(), float)),
+        }  # fmt: skip
+        return out.pow(2).mean(), found
+
+    torch.manual_seed(0)
+    model = Model(lambda m, x: m.c(m.b(m.a(x))))
+    captured = capture_step(model, counted, batch(2))
+    assert not captured.regions
+    values = {n.name: n.meta["val"].dtype for n in captured.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    metrics = captured.outputs.metrics
+    assert {name: values.get(metrics[name]) for name in metrics} == {
+        "before": torch.int64, "tenth": torch.float64, "share": torch.float64, "twice": torch.int64, "is_float": None,
+    }  # fmt: skip
+    assert metrics["is_float"] == 1.0
+
+
+def test_a_comparison_of_numbers_stays_python():
+    def told(model, x):
+        out = model(x)
+        return out.pow(2).mean() if (out > 1e9).sum().item() == 0 else out.mean()
+
+    captured = capture_step(Model(lambda m, x: m.c(m.b(m.a(x)))), told, batch(2))
+    assert list(captured.regions) == ["the end of the step"]
