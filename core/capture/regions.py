@@ -141,6 +141,11 @@ class _autograd:
             guard.__exit__(*failure)
 
 
+def trained(reads: Sequence[Tensor]) -> dict[int, Made]:
+    """Of the tensors that a region reads, those that a gradient goes back to, by position."""
+    return {i: Made.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
+
+
 _numbers = itertools.count()
 _regions: dict[int, Region] = {}
 _library = torch.library.Library("panpipe_region", "DEF")

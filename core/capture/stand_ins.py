@@ -27,3 +27,9 @@ def stand_in(tensor: Tensor) -> Tensor:
             part = flat[first : first + _NOISE]
             part.copy_(flat[: len(part)])
     return tensor
+
+
+def stand_in_for(tensor: Tensor) -> Tensor:
+    """A stand-in of a tensor's shape and dtype, on the CPU where that one is on meta."""
+    device = torch.device("cpu") if tensor.is_meta else tensor.device
+    return stand_in(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

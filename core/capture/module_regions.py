@@ -1,0 +1,171 @@
+"""Modules that stay Python: what their calls return is learned from a run, and then each call is a region."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from ..errors import RequestError
+from .nesting import Nesting, taken_apart, tensors_of
+from .randomness import KeyedRandom, random_key
+from .regions import Made, Region, call_region, trained
+from .replay import skeleton
+from .stand_ins import stand_in_for
+
+
+@frozen
+class _Call:
+    """What one call of a module returned.
+
+    Args:
+        result: the nesting of it.
+        made: its tensors, and then the buffers that it wrote.
+        written: names of these buffers.
+        draws: random draws.
+    """
+
+    result: Nesting
+    made: tuple[Made, ...]
+    written: tuple[str, ...]
+    draws: int
+
+
+@define(eq=False)
+class ModuleRegions:
+    """The modules that stay Python.
+
+    Args:
+        model: the user's.
+
+    Attributes:
+        lines: name of a module → the user's line that cannot be captured.
+    """
+
+    model: nn.Module
+    lines: dict[str, str] = field(factory=dict)
+    _calls: dict[str, list[_Call]] = field(factory=dict)
+    _bare: dict[str, nn.Module] = field(factory=dict)
+
+    def keep(self, name: str, line: str) -> None:
+        """Add a module, and all others of its class; what is inside of another one goes with that."""
+        kind = type(self.model.get_submodule(name))
+        alike = [n for n, module in self.model.named_modules() if n and type(module) is kind]
+        lines = {**self.lines, **dict.fromkeys(alike, line)}
+        self.lines = {n: lines[n] for n in lines if not any(n.startswith(f"{outer}.") for outer in lines)}
+
+    def forget_calls(self) -> None:
+        """Begin to learn what calls return."""
+        self._bare = {name: skeleton(self.model.get_submodule(name)) for name in self.lines}
+        self._calls = {name: [] for name in self.lines}
+
+    @contextmanager
+    def watched(self, random: KeyedRandom) -> Iterator[None]:
+        """Within a run of the model, learn what calls return.
+
+        Args:
+            random: counts the random draws of the run.
+        """
+
+        def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
+            original = module.forward
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                result, call = _watched(module, original, random, args, kwargs)
+                self._calls[name].append(call)
+                return result
+
+            return forward
+
+        with self._patched(self.model, wrap):
+            yield
+
+    @contextmanager
+    def called(self, model: nn.Module, tried: bool) -> Iterator[None]:
+        """Within a capture, calls of the modules are regions.
+
+        Args:
+            model: what is captured, with tensors that are.
+            tried: whether calls that no run showed are tried on stand-ins, for a model that has no values.
+        """
+
+        def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
+            counted = iter(range(1 << 30))
+            return lambda *args, **kwargs: self._call(name, module, next(counted), tried, args, kwargs)
+
+        with self._patched(model, wrap):
+            yield
+
+    @contextmanager
+    def _patched(self, model: nn.Module, wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+        modules: dict[str, Any] = {name: model.get_submodule(name) for name in self.lines}
+        own = {name: module.__dict__.get("forward") for name, module in modules.items()}
+        for name, module in modules.items():
+            module.forward = wrap(name, module)
+        try:
+            yield
+        finally:
+            for name, module in modules.items():
+                del module.forward
+                if own[name] is not None:  # somebody wrapped it before us
+                    module.forward = own[name]
+
+    def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
+        calls, bare = self._calls[name], self._bare[name]
+        if number == len(calls) and tried:
+            calls.append(_tried(bare, args, kwargs))
+        if number >= len(calls):
+            raise RequestError(
+                f"{self.lines[name]}: module '{name}' was called {len(calls)} times for the example and is called more "
+                "often when captured; call it as often each time"
+            )
+        call = calls[number]
+        tensors, given = taken_apart((args, kwargs))
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        names = [*parameters, *buffers]
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            args, kwargs = given.filled(values)
+            state = dict(zip(names, values[len(tensors) :], strict=True))
+            state.update({key: state[key].clone() for key in call.written})
+            with _reparametrize_module(bare, state):
+                found = tensors_of(bare(*args, **kwargs))
+            return [*found, *(state[key] for key in call.written)]
+
+        reads = [*tensors, *parameters.values(), *buffers.values()]
+        found = call_region(Region(name, self.lines[name], run, call.made, trained(reads), call.draws), reads)
+        count = len(found) - len(call.written)
+        for key, value in zip(call.written, found[count:], strict=True):
+            buffers[key].copy_(value.detach())
+        return call.result.filled(found[:count])
+
+
+def _tried(bare: nn.Module, args: Any, kwargs: Any) -> _Call:
+    """What a call returns, with stand-ins in place of all values."""
+    tensors, given = taken_apart((args, kwargs))
+
+    def try_it() -> _Call:
+        args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
+        state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
+        with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state):
+            return _watched(bare, bare.forward, random, args, kwargs)[1]
+
+    with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
+        return elsewhere.submit(try_it).result()
+
+
+def _watched(
+    module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+) -> tuple[Any, _Call]:
+    """Call a module for real; its result, and what is to be known of the call."""
+    before, draws = {key: buffer._version for key, buffer in module.named_buffers()}, random.ordinal
+    old = dict(module.named_buffers())
+    result = forward(*args, **kwargs)
+    state = dict(module.named_buffers())
+    written = tuple(key for key, b in state.items() if b is not old.get(key) or b._version != before[key])
+    tensors, nesting = taken_apart(result)
+    made = tuple(map(Made.like, (*tensors, *(state[key] for key in written))))
+    return result, _Call(nesting, made, written, random.ordinal - draws)
