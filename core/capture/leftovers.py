@@ -4,61 +4,184 @@ A buffer that is assigned anew is a buffer that is written, and becomes one in t
 capture leaves in a module belongs to no real step.
 """
 
+import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .values import LateNumber
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
+_MISSING = object()
+_STEP = "the step"
+
+Holder = tuple[str, MutableMapping[str, Any]]
+"""Something that keeps values under names: what it is, for people, and the values."""
 
 
 @contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Take back, at the end, the fake tensors and the counts that modules were given within.
+def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
+    """Take back, at the end, what modules and the step were given within and belongs to no real step.
 
+    That is: fake tensors, numbers that are known late, and counts, as attributes or in lists, dicts and sets that are
+    attributes. What a module reads before it changes it would go from one microbatch to the next; of that it warns.
     Everything else stays: a module may have noted what it set up for all later calls.
 
     Args:
         model: the user's module.
+        step: the user's step; what it keeps itself, or in variables around it, is taken back as well.
     """
-    before = [(name, module, dict(module.__dict__)) for name, module in model.named_modules()]
+    modules = [(f"module '{name}'" if name else "the model", module) for name, module in model.named_modules()]
+    own = [*((label, module.__dict__) for label, module in modules), *_around(step)]
+    before = [(label, holder, dict(holder), _contents(holder)) for label, holder in own]
+    kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}
+    read: set[tuple[int, str]] = set()
+
+    def get(module: nn.Module, name: str) -> Any:
+        values = kept.get(id(module))
+        if values is not None and not name.startswith("__"):
+            now = object.__getattribute__(module, "__dict__")
+            if now.get(name, _MISSING) is values.get(name, _MISSING):
+                read.add((id(now), name))
+        return object.__getattribute__(module, name)
+
     try:
-        yield
+        with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
+            yield
     finally:
-        for name, module, kept in before:
-            for key, value in list(module.__dict__.items()):
-                if key in _INTERNAL or value is kept.get(key):
+        remarks: list[str] = []
+        for label, holder, values, contents in before:
+            for key, value in list(holder.items()):
+                if key in _INTERNAL:
                     continue
-                if _holds_fakes(value):
-                    _put_back(module, key, kept)
-                elif key in kept and _is_count(value) and _is_count(kept[key]) and value != kept[key]:
-                    _put_back(module, key, kept)
-                    warnings.warn(
-                        f"module '{name}' sets its attribute '{key}' in the step: captured, it keeps the value that it "
-                        f"has now, {kept[key]!r}; make it a buffer if it is to change",
-                        stacklevel=6,
-                    )
+                old = values.get(key, _MISSING)
+                if value is old:
+                    if key in contents and _changed(value, contents[key]):
+                        _refill(value, contents[key])
+                        remarks.append(_remark(label, key, f"with {len(value)} entries"))
+                    continue
+                early = old is not _MISSING if not isinstance(holder, dict) else (id(holder), key) in read
+                counts = _is_count(value) and (_is_count(old) or early) and value != old
+                flag = isinstance(value, bool) and early and value != old
+                if not (counts or flag or _holds_fakes(value)):
+                    continue
+                if old is _MISSING:
+                    del holder[key]
+                else:
+                    holder[key] = old
+                if early or counts:
+                    now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
+                    remarks.append(_remark(label, key, now))
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=6)
+
+
+def _remark(label: str, key: str, now: str) -> str:
+    what = "a variable" if label == _STEP else "its attribute"
+    return (
+        f"{label} sets {what} '{key}' in the step: captured, it keeps the value that it has now, {now}; "
+        "make it a buffer if it is to change, or return it as a metric"
+    )
+
+
+def _around(step: Any) -> list[Holder]:
+    """What a step keeps outside of the model: attributes of its own object, and variables of functions around it."""
+    found: list[Holder] = []
+    owner = getattr(step, "__self__", None)
+    function = getattr(step, "__func__", step)
+    if owner is not None and not isinstance(owner, nn.Module) and hasattr(owner, "__dict__"):
+        found.append(("the step's object", _Variables(owner.__dict__, list(owner.__dict__))))
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        found.append((_STEP, _Cells(cells)))
+        found.append((_STEP, _Variables(function.__globals__, list(code.co_names))))
+    return found
+
+
+class _Variables(MutableMapping[str, Any]):
+    """Some entries of a dict."""
+
+    def __init__(self, values: dict[str, Any], names: list[str]) -> None:
+        self._values, self._names = values, names
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if name in self._values)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Cells(_Variables):
+    """Variables of the functions around a function."""
+
+    def __init__(self, cells: dict[str, Any]) -> None:
+        self._cells = cells
+        super().__init__({}, list(cells))
+
+    def __getitem__(self, key: str) -> Any:
+        return self._cells[key].cell_contents
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._cells[key].cell_contents = value
+
+    def __iter__(self) -> Iterator[str]:
+        for name, cell in self._cells.items():
+            with suppress(ValueError):  # an empty cell
+                _ = cell.cell_contents
+                yield name
+
+
+def _contents(holder: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Copies of the lists, dicts and sets that are kept; those of torch's own are left out."""
+    return {
+        key: copy.copy(value)
+        for key, value in holder.items()
+        if key not in _INTERNAL and type(value) in (list, dict, set, deque, defaultdict)
+    }
+
+
+def _changed(value: Any, before: Any) -> bool:
+    """Whether a container came to hold what is to be taken back."""
+    now, then = (list(v.values() if isinstance(v, dict) else v) for v in (value, before))
+    old = {id(item) for item in then}
+    new = [item for item in now if id(item) not in old]
+    if any(_holds_fakes(item) for item in new):
+        return True
+    return len(now) == len(then) and any(_is_count(item) for item in new)
+
+
+def _refill(value: Any, before: Any) -> None:
+    value.clear()
+    if isinstance(value, list | deque):
+        value.extend(before)
+    else:
+        value.update(before)
 
 
 def _holds_fakes(value: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(value))
+    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _put_back(module: nn.Module, key: str, kept: dict[str, Any]) -> None:
-    if key in kept:
-        module.__dict__[key] = kept[key]
-    else:
-        del module.__dict__[key]
 
 
 @contextmanager

@@ -173,3 +173,60 @@ def test_a_comparison_of_numbers_stays_python():
 
     captured = capture_step(Model(lambda m, x: m.c(m.b(m.a(x)))), told, batch(2))
     assert list(captured.regions) == ["the end of the step"]
+
+
+def carried(m, x):
+    h = m.a(x) + (m.before if m.before is not None else 0)
+    m.before = h.detach()
+    return m.c(h)
+
+
+def kept_in_a_list(m, x):
+    h = m.a(x)
+    m.seen.append(h.mean())
+    return m.c(h)
+
+
+def set_up_by_a_flag(m, x):
+    if not getattr(m, "ready", False):
+        m.ready = True
+    return m.c(m.a(x))
+
+
+def noted(m, x):
+    m.last = m.a(x)
+    return m.c(m.last)
+
+
+@pytest.mark.parametrize(("run", "name"), [(carried, "before"), (kept_in_a_list, "seen"), (set_up_by_a_flag, "ready")])
+def test_what_goes_from_one_microbatch_to_the_next_is_warned_of_and_taken_back(run, name):
+    model = Model(run)
+    model.before, model.seen = None, []
+    with pytest.warns(UserWarning, match=f"the model sets its attribute '{name}'.*make it a buffer"):
+        capture_step(model, step, batch(2))
+    assert model.before is None
+    assert model.seen == []
+    assert not hasattr(model, "ready")
+
+
+def test_what_is_only_noted_is_no_matter(recwarn):
+    model = Model(noted)
+    capture_step(model, step, batch(2))
+    assert not [w for w in recwarn if "sets its attribute" in str(w.message)]
+    assert not hasattr(model, "last")
+
+
+def test_what_a_step_keeps_around_it_is_warned_of_and_taken_back():
+    losses, count = [], 0
+
+    def collecting(model, x):
+        nonlocal count
+        count += 1
+        loss = model(x).pow(2).mean()
+        losses.append(loss.item())
+        return loss
+
+    with pytest.warns(UserWarning, match="the step sets a variable '(losses|count)'.*return it as a metric"):
+        capture_step(Model(noted), collecting, batch(2))
+    assert losses == []
+    assert count == 0
