@@ -31,7 +31,7 @@ from .modes import modes_as_calls, note_modes
 from .nodes import WITH_PREVIOUS, line_of, module_of, root_of, written_arguments
 from .printed import Printed
 from .recurrent import split_layers
-from .values import LateSize, depends_on_value
+from .values import LateSize, Refused, depends_on_value
 
 
 @frozen
@@ -131,6 +131,7 @@ def capture_step(
         RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss.
     """
     _check_loss(step, batch)
+    _warn_of_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
     for _ in range(_MAX_BREAKS):
         try:
@@ -139,6 +140,8 @@ def capture_step(
             raise
         except Exception as error:
             line = _user_line(error, step)
+            if (refused := _refused(error)) is not None:
+                raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):
                 breaks.widen(error, line)
                 continue
@@ -151,6 +154,20 @@ def capture_step(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
         " step is Python more than operators; compute both ways and choose with torch.where"
     )
+
+
+def _warn_of_gradient_hooks(model: nn.Module) -> None:
+    hooked = [
+        *(f"module '{n}'" for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks),
+        *(f"parameter '{n}'" for n, p in model.named_parameters()
+          if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)),
+    ]  # fmt: skip
+    if hooked:
+        warnings.warn(
+            f"{hooked[0]} has a hook on its gradient, one of {len(hooked)}: a pipeline does not call it; change "
+            "gradients by Tensor.register_hook in the forward, or between step and update",
+            stacklevel=3,
+        )
 
 
 _MAX_BREAKS = 24
@@ -239,6 +256,12 @@ def _user_line(error: BaseException, step: StepFunction) -> str:
         current = current.__cause__ or current.__context__
     code = getattr(step, "__code__", None)
     return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
+
+
+def _refused(error: BaseException | None) -> Refused | None:
+    while error is not None and not isinstance(error, Refused):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _capture_failure(error: Exception, step: StepFunction) -> str:

@@ -5,9 +5,11 @@ Everything else that asks, such as a branch, is a point where capture must stop:
 """
 
 import operator
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,6 +23,10 @@ class NeedsValue(Exception):
 
 class NeedsAutograd(NeedsValue):
     """Python differentiates in the middle of a step."""
+
+
+class Refused(Exception):
+    """The step does what no captured graph can, here or as Python."""
 
 
 class LateSize(RuntimeError):
@@ -79,10 +85,18 @@ class ValueWatch(TorchFunctionMode):
     def __init__(self, sizes: bool) -> None:
         super().__init__()
         self._sizes = sizes
+        self._drawn = _draws()
         self.texts: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _draws() != self._drawn:
+            raise Refused(
+                "the step draws from Python's or numpy's random numbers: captured, they would be the same each time; "
+                "draw with torch, or give them with the batch"
+            )
+        if func == _SETS_DATA:
+            raise Refused("the step assigns .data, which no captured graph can: write into it by .copy_ under no_grad")
         if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES:
@@ -105,6 +119,15 @@ class ValueWatch(TorchFunctionMode):
         if func is Tensor.item:
             return number
         return format(number, args[1] if func is Tensor.__format__ else "")
+
+
+def _draws() -> int:
+    """A number that changes when Python or numpy draws a random number."""
+    numpy_state: Any = numpy.random.get_state()
+    return hash((random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]))
+
+
+_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _of_unknown_size(value: Any) -> bool:

@@ -1,8 +1,12 @@
 """Models and steps as users write them, in which a tensor is another than it seems, or a number is read early."""
 
+import random
+
+import numpy
 import pytest
 import torch
 from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
 from panpipe.runtimes.doctor import Patient
 from panpipe.runtimes.team import ThreadTeam
 from torch import nn
@@ -230,3 +234,32 @@ def test_what_a_step_keeps_around_it_is_warned_of_and_taken_back():
         capture_step(Model(noted), collecting, batch(2))
     assert losses == []
     assert count == 0
+
+
+def by_chance(m, x):
+    h = m.a(x) * random.random()
+    return m.c(h)
+
+
+def by_numpys_chance(m, x):
+    return m.c(m.a(x) + torch.from_numpy(numpy.random.randn(*x.shape)).to(x))
+
+
+def data_assigned(m, x):
+    m.scale.data = m.scale.data * 0.9 + x.detach().mean(0)
+    return m.c(m.a(x) * m.scale)
+
+
+@pytest.mark.parametrize(
+    ("run", "why"), [(by_chance, "draws"), (by_numpys_chance, "draws"), (data_assigned, r"assigns \.data")]
+)
+def test_what_no_graph_can_do_is_refused_with_the_line(run, why):
+    with pytest.raises(RequestError, match=rf"test_patterns\.py:\d+ in {run.__name__}: the step {why}"):
+        capture_step(Model(run), step, batch(2))
+
+
+def test_a_hook_that_is_not_called_is_warned_of():
+    model = Model(lambda m, x: m.c(m.a(x)))
+    model.c.weight.register_hook(lambda gradient: 2 * gradient)
+    with pytest.warns(UserWarning, match=r"parameter 'c\.weight' has a hook on its gradient.*does not call it"):
+        capture_step(model, step, batch(2))
