@@ -1,13 +1,33 @@
 """Operators that hand on the very tensor that they are given, rewritten so that every later trace sees it so."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
 
+from .nodes import root_of, written_arguments
+
 aten = torch.ops.aten
 
 _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
+
+
+def copy_written(graph: fx.Graph, names: Collection[str]) -> None:
+    """Have a step that writes into its batch write into a copy, one for each microbatch.
+
+    Args:
+        graph: a captured graph; changed in place.
+        names: of the batch's placeholders.
+    """
+    roots = dict.fromkeys(root_of(argument) for node in graph.nodes for argument in written_arguments(node))
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    for root in roots:
+        if root.name in names:
+            with graph.inserting_after(last[0]):
+                copied = graph.call_function(aten.clone.default, (root,))
+            copied.meta = dict(root.meta)
+            root.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)  # type: ignore[misc]
 
 
 def rewrite_aliases(graph: fx.Graph) -> None:

@@ -21,7 +21,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
-from .aliases import rewrite_aliases
+from .aliases import copy_written, rewrite_aliases
 from .breaks import Breaks, StepFunction
 from .checks import depends_on_values, drop_checks
 from .functions import own_functions, place_hooks
@@ -290,6 +290,7 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
     note_modes(graph)
     place_hooks(graph)
     rewrite_aliases(graph)
+    copy_written(graph, batch)
     drop_checks(graph)
     _refuse_late_sizes(graph)
     split_layers(graph)

@@ -89,7 +89,14 @@ def set_up_once(m, x):
     return m.c(m.b(h / m.scale))
 
 
+def batch_written(m, x):
+    x.mul_(2)
+    x[:, :2] += 1
+    return m.c(m.b(m.a(x))) + x
+
+
 RUNS = {
+    "a batch written in place": batch_written,
     "broadcast_tensors": broadcast,
     "a function that returns its input": handed_on,
     "a write behind idle dropout": written_behind_dropout,
