@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 3
@@ -36,18 +36,12 @@ class Crew:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         shared = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), self.backend, f"{self._file}.{rank}", *self._left],
-                env={**shared, "RANK": str(rank)},
-                stdout=subprocess.DEVNULL,
-                stderr=self._said(rank),
-            )
-            for rank in range(RANKS if self.backend == "gloo" else 1)
-        ]
+        self._processes = [self._process(shared, rank) for rank in range(RANKS if self.backend == "gloo" else 1)]
 
-    def _said(self, rank: int) -> IO[str]:
-        return Path(f"{self._file}.{rank}.err").open("w")
+    def _process(self, shared: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(WORKER), self.backend, f"{self._file}.{rank}", *self._left]
+        with Path(f"{self._file}.{rank}.err").open("w") as said:
+            return subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=said)
 
     def done(self) -> bool:
         """Whether all models were tried; starts another crew where this one died."""
