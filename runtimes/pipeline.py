@@ -10,6 +10,7 @@ from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stand_ins import stand_in
+from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import compile_stages
@@ -64,6 +65,8 @@ class Pipeline:
         self._preparations = Preparations(plan, self._shapes, self._states, model)
         device = compute_device([*model.parameters(), *model.buffers()])
         self._runner = StepRunner(plan, self._preparations, self._states, team, device, seed)
+        self._modules = dict(model.named_modules())
+        self._training = {name: module.training for name, module in self._modules.items()}
         self._warn_of_unused(operators)
 
     def _warn_of_unused(self, operators: Operators) -> None:
@@ -188,7 +191,18 @@ class Pipeline:
     def _gather(self, done: StepResult) -> Trace:
         return measured_trace(done.plan, self._team.everywhere(lambda device: done.records[device]))
 
+    def _refuse_other_modes(self) -> None:
+        """A captured step keeps the modes that its modules had; dropout that goes on would be silent."""
+        for name, module in self._modules.items():
+            if module.training is not self._training[name]:
+                now, then = ("training", "evaluation") if module.training else ("evaluation", "training")
+                raise RequestError(
+                    f"module '{name}' is in {now} mode and was captured in {then} mode: a pipeline keeps the mode that "
+                    f"its model had; put it back, or build another pipeline"
+                )
+
     def _run(self, batch: Any, trace: bool, update: bool = True) -> StepResult:
+        self._refuse_other_modes()
         if update and not self._loaded:
             self.load(weights_from(None, self.model, self._seed))
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)

@@ -44,7 +44,8 @@ def reference_step(
         if not isinstance(loss, Tensor):
             raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
         weighted = weight is not None
-        weights.append(weight if weighted else piece.weight)
+        # A weight is how much a loss counts, and no part of it.
+        weights.append(weight.detach() if isinstance(weight, Tensor) else piece.weight if weight is None else weight)
         (loss * weights[-1]).backward()
         losses.append(loss.detach())
     total, sum_of_weights = mean_loss(losses, weights, weighted)

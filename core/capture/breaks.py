@@ -168,7 +168,7 @@ class Breaks:
                 f"{tail_line}: the step needs a value here, and the model is on the meta device and has none: "
                 "move the line and what depends on it into a module, or compute both ways and choose with torch.where"
             )
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        kept = [(tensor, tensor.detach().clone()) for _, tensor in self._state() if not tensor.is_meta]
         random, regions = KeyedRandom(random_key(0, 0, 0)), list(self._modules.lines)
         observer = Observer(lambda: random.ordinal)
         try:
@@ -181,8 +181,9 @@ class Breaks:
                 self._tail = TailRegion.observed(self.model, observer, self._names, result, random.ordinal, tail_line)
         finally:
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for tensor, value in kept:  # a run may write buffers, and parameters by their data
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
 
     def _state(self) -> list[tuple[str, Tensor]]:
         return [*self.model.named_parameters(), *self.model.named_buffers()]

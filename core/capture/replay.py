@@ -174,11 +174,12 @@ class Observer(_Calls):
         self._alive.append(result)
         return result
 
-    def tail(self, names: Sequence[str]) -> tuple[Tail, dict[int, int]]:
+    def tail(self, names: Sequence[str], result: Any) -> tuple[Tail, dict[int, int]]:
         """The tail that begins at the last of some calls.
 
         Args:
             names: of the calls up to there, as capture saw them; libraries take other ways while they are captured.
+            result: what the step returned; the tail hands on what of it was computed before.
 
         Returns:
             The tail, and the number of a call here → its number there.
@@ -205,6 +206,10 @@ class Observer(_Calls):
                     tail.touched[id(tensor)] = tensor
                 elif place[0] < until:
                     tail.needed[place] = tensor
+        for tensor in pytree.tree_leaves(result):
+            place = self._made.get(id(tensor))
+            if place is not None and place[0] < until:
+                tail.needed[place] = tensor
         return tail, number
 
 

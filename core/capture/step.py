@@ -287,6 +287,7 @@ def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: 
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = program.constants[spec.target]
     graph = program.graph
+    _leave_generators(graph)
     note_modes(graph)
     place_hooks(graph)
     rewrite_aliases(graph)
@@ -355,6 +356,13 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
                     f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "
                     "alone; write it between steps, or make it a buffer"
                 )
+
+
+def _leave_generators(graph: fx.Graph) -> None:
+    """Random operators draw from keyed streams; a generator that the step hands them says nothing more."""
+    for node in graph.nodes:
+        if node.kwargs.get("generator") is not None:
+            node.kwargs = {**node.kwargs, "generator": None}
 
 
 def _refuse_late_sizes(graph: fx.Graph) -> None:

@@ -54,7 +54,7 @@ class TailRegion:
         Raises:
             RequestError: where the tail begins, or what it reads, is not found in the run.
         """
-        tail, number = observer.tail(names)
+        tail, number = observer.tail(names, result)
         places = tuple((here, (number.get(here[0], -1), here[1])) for here in tail.needed)
         if tail.record.until < 0 or any(there < 0 for _, (there, _) in places):
             raise RequestError(

@@ -42,13 +42,20 @@ class LateSize(RuntimeError):
         self.module = module
 
 
+_SAYS_SO = (
+    "data-dependent", "unbacked", "got FakeTensor", "data is not allocated", "LateNumber",
+    "type float is not JSON serializable", "type int is not JSON serializable",
+)  # fmt: skip
+"""Parts of messages of errors that stand for it, late numbers among them."""
+
+
 def depends_on_value(error: BaseException | None) -> bool:
     """Whether an error says that something needs a tensor's value."""
     while error is not None:
         kind, text = type(error).__name__, str(error)
         if isinstance(error, NeedsValue) or "DataDependent" in kind or "DynamicOutputShape" in kind:
             return True
-        if any(part in text for part in ("data-dependent", "unbacked", "got FakeTensor", "data is not allocated")):
+        if any(part in text for part in _SAYS_SO):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -1,6 +1,7 @@
 """Steps that need values: what stays Python, what that costs the rest, and what is refused."""
 
 import ctypes
+import json
 import struct
 
 import pytest
@@ -211,3 +212,31 @@ def test_a_step_that_fails_in_eager_too_is_told_with_its_line():
 
     with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in forward: the step .*same reduction dim"):
         capture_step(nn.Sequential(nn.Linear(WIDTH, WIDTH), Wrong()), mean_step, batch(2))
+
+
+def guarded_step(model: nn.Module, x: torch.Tensor):
+    """Looks at the loss only to stop at a wrong one."""
+    loss = model(x).pow(2).mean()
+    if torch.isnan(loss):
+        raise FloatingPointError("not a number")
+    return loss
+
+
+def written_step(model: nn.Module, x: torch.Tensor):
+    """Writes its log as JSON, and draws from a generator of its own."""
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    loss = model(x + 0.1 * noise).pow(2).mean()
+    print(json.dumps({"loss": round(loss.item(), 3)}))
+    return loss
+
+
+@pytest.mark.parametrize("step", [guarded_step, written_step])
+def test_guards_and_logs_at_the_end_of_a_step_leave_it_trainable(step):
+    torch.manual_seed(0)
+    model = nn.Sequential(*Around().first, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    patient = Patient(model.train(), step, batch(), 3)
+    assert list(patient.operators.step.regions) == ["the end of the step"]
+    for schedule, chunks in (("1f1b", 1), ("v-half", 2)):
+        check = patient.check(ThreadTeam(2), schedule, chunks)
+        assert check.distance is not None, check
+        assert check.distance.within(1e-12, 1e-12), check
