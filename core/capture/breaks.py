@@ -20,7 +20,15 @@ from .randomness import KeyedRandom, random_key
 from .replay import Locator, Observer, numbered
 from .stand_ins import stand_in_for
 from .tail_region import TailRegion
-from .values import LateNumber, LateSize, NeedsAutograd, NeedsValue, ValueWatch, with_late_numbers_as_tensors
+from .values import (
+    LateNumber,
+    LateSize,
+    NeedsAutograd,
+    NeedsValue,
+    ValueWatch,
+    depends_on_value,
+    with_late_numbers_as_tensors,
+)
 
 StepFunction = Callable[[nn.Module, Any], Any]
 
@@ -75,10 +83,14 @@ class Breaks:
         with noted() as printed, watch, self._modules.called(model, self._meta), numbered(model, regions, locator):
             try:
                 result = self.step(model, batch)
-            except NeedsValue as error:
-                self._names = locator.names
-                if tail is None:
+            except Exception as error:
+                if not depends_on_value(error):
                     raise
+                self._names = locator.names
+                if tail is None and isinstance(error, NeedsValue):
+                    raise
+                if tail is None:
+                    raise NeedsValue(str(error)) from error
                 _leave_modules(error)
         if tail is not None:
             self.printed = Printed()  # the tail says it itself
@@ -108,7 +120,7 @@ class Breaks:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
             return
         if stopped is not None:
-            name = self._innermost_module(stopped)
+            name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)
         elif isinstance(error, LateSize) and error.module:
             name = error.module
         else:
@@ -146,10 +158,10 @@ class Breaks:
             return False
         return True
 
-    def _innermost_module(self, error: BaseException) -> str | None:
+    def _innermost_module(self, error: BaseException | None) -> str | None:
         """Name of the innermost module in whose code an error was raised; None for the model itself and the step."""
         names = {id(module): name for name, module in self.model.named_modules()}
-        found, trace = "", error.__traceback__
+        found, trace = "", error.__traceback__ if error is not None else None
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in names:

@@ -190,9 +190,8 @@ class Observer(_Calls):
         before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
         until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
         tail = Tail(evolve(self._record, until=until), {}, {}, set(), 0)
-        if until >= len(self._seen):
-            return evolve(tail, record=evolve(tail.record, until=-1)), number
-        tail.draws = self._seen[until].draws
+        # It may lie behind the last call, too: in Python alone.
+        tail.draws = self._seen[until].draws if until < len(self._seen) else self._drawn()
         for here, seen in enumerate(self._seen):
             places = [self._made.get(id(tensor)) for tensor in seen.given]
             if here >= until:

@@ -56,7 +56,7 @@ class TailRegion:
         """
         tail, number = observer.tail(names, result)
         places = tuple((here, (number.get(here[0], -1), here[1])) for here in tail.needed)
-        if tail.record.until < 0 or any(there < 0 for _, (there, _) in places):
+        if any(there < 0 for _, (there, _) in places):
             raise RequestError(
                 f"{line}: this line needs a value, and the step calls other operators when it is captured than when "
                 "it runs; move the line and what depends on it into a module"
