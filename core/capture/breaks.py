@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ..errors import RequestError
+from .checks import late_checks_dropped
 from .module_regions import ModuleRegions
 from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
@@ -80,7 +81,10 @@ class Breaks:
         watch = ValueWatch(self.sizes)
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
-        with noted() as printed, watch, self._modules.called(model, self._meta), numbered(model, regions, locator):
+        with (
+            noted() as printed, late_checks_dropped(), watch,
+            self._modules.called(model, self._meta), numbered(model, regions, locator),
+        ):  # fmt: skip
             try:
                 result = self.step(model, batch)
             except Exception as error:

@@ -4,10 +4,15 @@ Tracing turns a user's assertion about a tensor's values into operators that com
 would make every stage wait for its tensors in the middle of a program, and no result depends on them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+
+from .values import LateNumber
 
 _TESTS = {
     torch.ops.aten._assert_scalar.default,
@@ -17,6 +22,19 @@ _TESTS = {
     torch.ops.aten.sym_constrain_range.default,
     torch.ops.aten.sym_constrain_range_for_size.default,
 }
+
+
+@contextmanager
+def late_checks_dropped() -> Iterator[None]:
+    """Within, assertions about numbers that are known late are left out, too."""
+    original = torch._check
+
+    def check(condition: Any, *message: Any) -> None:
+        if type(condition) is not LateNumber:
+            original(condition, *message)
+
+    with mock.patch.object(torch, "_check", check):
+        yield
 
 
 def drop_checks(graph: fx.Graph) -> None:

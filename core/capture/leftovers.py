@@ -44,6 +44,7 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
     before = [(label, holder, dict(holder), _contents(holder)) for label, holder in own]
     kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}
     read: set[tuple[int, str]] = set()
+    hooks = _hooks(model)
 
     def get(module: nn.Module, name: str) -> Any:
         values = kept.get(id(module))
@@ -70,7 +71,8 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
                     continue
                 early = old is not _MISSING if not isinstance(holder, dict) else (id(holder), key) in read
                 counts = _is_count(value) and (_is_count(old) or early) and value != old
-                flag = isinstance(value, bool) and early and value != old
+                # Who hooks into modules notes that it has, and would do it again.
+                flag = isinstance(value, bool) and early and value != old and hooks == _hooks(model)
                 if not (counts or flag or _holds_fakes(value)):
                     continue
                 if old is _MISSING:
@@ -82,6 +84,10 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
                     remarks.append(_remark(label, key, now))
         for remark in remarks:
             warnings.warn(remark, stacklevel=6)
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def _remark(label: str, key: str, now: str) -> str:

@@ -52,6 +52,7 @@ class DrawCounter(ModalInterpreter):
         self.values: dict[str, Any] = {}
         self.strided: set[str] = set()
         self._flowed: set[int] = set()
+        self._hooked: dict[int, int] = {}
         self._nodes = list(step.graph.nodes)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -68,6 +69,7 @@ class DrawCounter(ModalInterpreter):
             key = id(tensor)
             self._note_layout(n.name, tensor)
             if tensor.requires_grad:
+                self._hooked[key] = tensor._version
                 tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
         return value
 
@@ -89,7 +91,9 @@ class DrawCounter(ModalInterpreter):
         torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
 
         def flowing(tensor: Tensor) -> Tensor:
-            return tensor if not tensor.requires_grad or id(tensor) in self._flowed else tensor.detach()
+            # What is written in place has its gradient behind that, where no hook of the tensor before sees it.
+            unseen = self._hooked.get(id(tensor)) != tensor._version
+            return tensor if not tensor.requires_grad or unseen or id(tensor) in self._flowed else tensor.detach()
 
         for node in self._nodes:
             if node.op == "call_function":
