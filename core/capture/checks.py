@@ -27,7 +27,7 @@ _TESTS = {
 @contextmanager
 def late_checks_dropped() -> Iterator[None]:
     """Within, assertions about numbers that are known late are left out, too."""
-    original = torch._check
+    original: Any = torch._check  # torch does not annotate it
 
     def check(condition: Any, *message: Any) -> None:
         if type(condition) is not LateNumber:
