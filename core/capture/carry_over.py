@@ -28,7 +28,8 @@ from torch import fx
 from ..errors import RequestError
 from ..graph import OpGraph, OpNode, stage_of_nodes
 from .functions import called_name
-from .operators import Operators, computes, module_path, operators_of
+from .nodes import module_of
+from .operators import Operators, computes, operators_of
 
 
 @frozen
@@ -121,7 +122,7 @@ def _calls(operators: Operators) -> list[fx.Node]:
 
 
 def _what(node: fx.Node) -> Hashable:
-    return module_path(node), str(node.target), called_name(node)
+    return module_of(node), str(node.target), called_name(node)
 
 
 def _written_buffers(operators: Operators, node: OpNode) -> list[str]:

@@ -26,7 +26,7 @@ from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .functions import called_name
 from .modes import ModalInterpreter
-from .nodes import WITH_PREVIOUS, is_view, note_roots, root_of, written_arguments
+from .nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
 from .step import CapturedStep
@@ -260,19 +260,13 @@ def computes(node: fx.Node) -> bool:
     return not is_view(node) and node.target is not operator.getitem
 
 
-def module_path(node: fx.Node) -> str:
-    """Path of the user's module that a node was recorded in; empty in the model itself and in the step."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
-
-
 def _names(groups: list[list[fx.Node]]) -> list[str]:
     """Module path / operator, with an ordinal from the second of a name on."""
     names: list[str] = []
     count: dict[str, int] = {}
     for group in groups:
         head = next((n for n in group if computes(n)), group[0])
-        path = module_path(head)
+        path = module_of(head)
         kind = (
             called_name(head)
             or getattr(head.target, "_opname", None)
