@@ -28,6 +28,7 @@ from .values import (
     NeedsValue,
     ValueWatch,
     depends_on_value,
+    first_of,
     with_late_numbers_as_tensors,
 )
 
@@ -119,7 +120,7 @@ class Breaks:
         Raises:
             RequestError: nothing more can be made one, or what it returns cannot be learned.
         """
-        stopped = _needs_value(error)
+        stopped = first_of(NeedsValue, error)
         if stopped is None and not self.sizes:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
             return
@@ -214,15 +215,6 @@ def _leave_modules(error: BaseException) -> None:
         if isinstance(tracer, fx.Tracer) and key is not None:
             tracer.module_stack.pop(key, None)
         trace = trace.tb_next
-
-
-def _needs_value(error: BaseException) -> NeedsValue | None:
-    current: BaseException | None = error
-    while current is not None:
-        if isinstance(current, NeedsValue):
-            return current
-        current = current.__cause__ or current.__context__
-    return None
 
 
 def _refusal(line: str, error: BaseException) -> str:

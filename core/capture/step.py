@@ -31,7 +31,7 @@ from .modes import modes_as_calls, note_modes
 from .nodes import WITH_PREVIOUS, line_of, module_of, root_of, written_arguments
 from .printed import Printed
 from .recurrent import split_layers
-from .values import LateSize, Refused, depends_on_value
+from .values import LateSize, Refused, depends_on_value, error_chain, first_of
 
 
 @frozen
@@ -140,7 +140,7 @@ def capture_step(
             raise
         except Exception as error:
             line = _user_line(error, step)
-            if (refused := _refused(error)) is not None:
+            if (refused := first_of(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):
                 breaks.widen(error, line)
@@ -244,24 +244,16 @@ _OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators
 def _user_line(error: BaseException, step: StepFunction) -> str:
     """The deepest line of the user's own code (not of torch or panpipe) in an error's traceback."""
     found = ""
-    current: BaseException | None = error
-    while current is not None:
-        trace = current.__traceback__
+    for link in error_chain(error):
+        trace = link.__traceback__
         while trace is not None:
             name = trace.tb_frame.f_code.co_filename
             library = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
             if "/torch/" not in name and not library and not name.startswith((*_OWN_CODE, "<")):
                 found = f"{name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
             trace = trace.tb_next
-        current = current.__cause__ or current.__context__
     code = getattr(step, "__code__", None)
     return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
-
-
-def _refused(error: BaseException | None) -> Refused | None:
-    while error is not None and not isinstance(error, Refused):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _capture_failure(error: Exception, step: StepFunction) -> str:

@@ -6,8 +6,8 @@ Everything else that asks, such as a branch, is a point where capture must stop:
 
 import operator
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -49,16 +49,29 @@ _SAYS_SO = (
 """Parts of messages of errors that stand for it, late numbers among them."""
 
 
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it, outermost first: each one's cause, or what was being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def first_of(kind: type[E], error: BaseException | None) -> E | None:
+    """The first error of a kind in an error's chain."""
+    return next((link for link in error_chain(error) if isinstance(link, kind)), None)
+
+
 def depends_on_value(error: BaseException | None) -> bool:
     """Whether an error says that something needs a tensor's value."""
-    while error is not None:
-        kind, text = type(error).__name__, str(error)
-        if isinstance(error, NeedsValue) or "DataDependent" in kind or "DynamicOutputShape" in kind:
-            return True
-        if any(part in text for part in _SAYS_SO):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(link, NeedsValue)
+        or any(part in type(link).__name__ for part in ("DataDependent", "DynamicOutputShape"))
+        or any(part in str(link) for part in _SAYS_SO)
+        for link in error_chain(error)
+    )
 
 
 _READS = {
