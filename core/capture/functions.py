@@ -17,11 +17,11 @@ from unittest import mock
 import torch
 from attrs import define
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import RequestError
+from .nesting import Nesting, taken_apart
 
 _library = torch.library.Library("panpipe_python", "DEF")
 _library.define("call(Tensor[] given, int number) -> Tensor[]")
@@ -36,48 +36,32 @@ class _Call:
     Args:
         function: the user's function.
         apply: its own ``apply``.
-        leaves: what was given, flattened; None where a tensor stood.
-        places: positions of the tensors.
-        spec: the nesting of what was given.
-        returned: the nesting of what it returns, and positions of tensors there; known after the first call.
-        others: what it returns beside tensors, by position.
+        given: the nesting of its arguments and keyword arguments.
+        returned: the nesting of what it returns; known after the first call.
         hook: whether it is a hook on a tensor's gradient.
     """
 
     function: type[torch.autograd.Function]
     apply: Callable[..., Any]
-    leaves: list[Any]
-    places: list[int]
-    spec: pytree.TreeSpec
-    returned: tuple[pytree.TreeSpec, list[int]] | None = None
-    others: list[Any] | None = None
+    given: Nesting
+    returned: Nesting | None = None
     hook: bool = False
 
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
-        leaves = list(self.leaves)
-        for place, tensor in zip(self.places, given, strict=True):
-            leaves[place] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        args, kwargs = self.given.filled(given)
         versions = [tensor._version for tensor in given]
-        flat, spec = pytree.tree_flatten(self.apply(*args, **kwargs))
+        found, self.returned = taken_apart(self.apply(*args, **kwargs))
         if versions != [tensor._version for tensor in given]:
             raise RequestError(
                 f"autograd function {self.function.__qualname__} writes what it is given in place: "
                 "a captured one may not; return a new tensor"
             )
-        places = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
-        self.returned, self.others = (spec, places), [None if isinstance(leaf, Tensor) else leaf for leaf in flat]
-        return [flat[i] for i in places]
+        return found
 
     def nested(self, found: list[Tensor]) -> Any:
         """What the function returns, from its tensors."""
         assert self.returned is not None
-        assert self.others is not None
-        spec, places = self.returned
-        leaves = list(self.others)
-        for place, tensor in zip(places, found, strict=True):
-            leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, spec)
+        return self.returned.filled(found)
 
 
 _library.impl("call", lambda given, number: _calls[number](given), "CompositeImplicitAutograd")
@@ -91,16 +75,14 @@ def own_functions() -> Iterator[None]:
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if inside or not places:
+        tensors, given = taken_apart((args, kwargs))
+        if inside or not tensors:
             return original(function, *args, **kwargs)
         number = next(_numbers)
-        bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
-        _calls[number] = call = _Call(function, lambda *a, **k: original(function, *a, **k), bare, places, spec)
+        _calls[number] = call = _Call(function, functools.partial(original, function), given)
         inside = True
         try:
-            found = torch.ops.panpipe_python.call([leaves[i] for i in places], number)
+            found = torch.ops.panpipe_python.call(tensors, number)
         finally:
             inside = False
         return call.nested(found)
@@ -108,11 +90,9 @@ def own_functions() -> Iterator[None]:
     def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         if tensor.requires_grad and not inside:
             number = next(_numbers)
-            run = functools.partial(original, _Hooked)
-            _calls[number] = _Call(
-                _Hooked, run, [None, hook], [0], pytree.tree_flatten(((tensor, hook), {}))[1], hook=True
-            )
-            torch.ops.panpipe_python.call([tensor], number)
+            given, nesting = taken_apart(((tensor, hook), {}))
+            _calls[number] = _Call(_Hooked, functools.partial(original, _Hooked), nesting, hook=True)
+            torch.ops.panpipe_python.call(given, number)
         return RemovableHandle(OrderedDict())
 
     with (
