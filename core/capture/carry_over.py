@@ -20,13 +20,13 @@ saved tensor would carry sizes that are only known when it runs.
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from difflib import SequenceMatcher
 
 from attrs import frozen
 from torch import fx
 
 from ..errors import RequestError
 from ..graph import OpGraph, OpNode, stage_of_nodes
+from .alignment import aligned
 from .functions import called_name
 from .nodes import module_of
 from .operators import Operators, computes, operators_of
@@ -183,7 +183,7 @@ def _sources(graph: OpGraph) -> dict[str, set[str]]:
 def _known(cut: Cut, operators: Operators) -> dict[str, int]:
     """The stage of every node that an operator of the known capture had, too."""
     calls = _calls(operators)
-    pairs = _aligned([what for what, _ in cut.nodes], [_what(node) for node in calls])
+    pairs = aligned([what for what, _ in cut.nodes], [_what(node) for node in calls])
     found = ((calls[new].name, cut.nodes[old][1]) for old, new in pairs)
     return {name: stage for name, stage in found if stage is not None}
 
@@ -197,9 +197,3 @@ def _wishes(operators: Operators, known: Mapping[str, int]) -> list[int]:
         wishes.append(next((known[name] for name in heads if name in known), before))
     first = next((stage for stage in wishes if stage is not None), 0)
     return [first if stage is None else stage for stage in wishes]
-
-
-def _aligned(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of positions of what stands in both, in order."""
-    matcher = SequenceMatcher(None, old, new, autojunk=False)
-    return [(a + i, b + i) for a, b, size in matcher.get_matching_blocks() for i in range(size)]

@@ -6,7 +6,6 @@ computed elsewhere, or stand-ins without data for what the tail does not read.
 """
 
 import copy
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .alignment import aligned
 from .values import NeedsValue, depends_on_value, reads_values
 
 Place = tuple[int, int]
@@ -184,8 +184,7 @@ class Observer(_Calls):
         Returns:
             The tail, and the number of a call here → its number there.
         """
-        matcher = difflib.SequenceMatcher(None, self._record.names, names, autojunk=False)
-        number = {block.a + i: block.b + i for block in matcher.get_matching_blocks() for i in range(block.size)}
+        number = dict(aligned(self._record.names, names))
         # The last call itself may exist in capture alone; then the tail begins behind the one in front of it.
         before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
         until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
