@@ -6,6 +6,7 @@ computed elsewhere, or stand-ins without data for what the tail does not read.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,7 @@ class _Slot:
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
-class _Calls(TorchFunctionMode):
+class _Calls(TorchFunctionMode, ABC):
     """Numbers the calls of a step."""
 
     def __init__(self) -> None:
@@ -68,8 +69,19 @@ class _Calls(TorchFunctionMode):
         """Read what is known of a tensor without its data; it is no call."""
         return func(*args)
 
+    @abstractmethod
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
-        raise NotImplementedError
+        """See a call.
+
+        Args:
+            number: of the call.
+            func: what is called.
+            run: calls it.
+            given: its arguments.
+
+        Returns:
+            What the step gets from it.
+        """
 
 
 @contextmanager
