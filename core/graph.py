@@ -101,6 +101,11 @@ class OpGraph:
         return {node.name: i for i, node in enumerate(self.nodes)}
 
     @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that are read, each once, in the order of their first readers."""
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.parameters))
+
+    @cached_property
     def hash(self) -> str:
         """Identity of the graph: its operators, parameters and tensors; never its times, which differ by machine."""
         identity = {

@@ -85,13 +85,12 @@ def build_pipeline(
 
 def read_tensors(operators: Operators) -> list[str]:
     """Names of the parameters and buffers that a captured step reads, each once."""
-    parameters = [name for node in operators.graph.nodes for name in node.parameters]
     buffers = [
         operators.step.buffers[n.name]
         for n in operators.step.graph.nodes
         if n.name in operators.step.buffers and n.users
     ]
-    return list(dict.fromkeys([*parameters, *buffers]))
+    return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
 def make_team(devices: int | None, backend: str | None) -> Team:

@@ -70,7 +70,7 @@ class Pipeline:
         self._warn_of_unused(operators)
 
     def _warn_of_unused(self, operators: Operators) -> None:
-        read = {name for node in operators.graph.nodes for name in node.parameters}
+        read = set(operators.graph.parameters)
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
         if unused and 0 in self._team.local:
             shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
@@ -130,8 +130,7 @@ class Pipeline:
             operators = self._shapes.latest.operators
             kept = set(self._own.held)
             if 0 in self._team.local:
-                read = {name for node in operators.graph.nodes for name in node.parameters}
-                kept |= {name for name, _ in self.model.named_parameters()} - read
+                kept |= {name for name, _ in self.model.named_parameters()}.difference(operators.graph.parameters)
             release_others(self.model, kept, operators.step.mutated_buffers - kept)
 
     def _without_memory(self) -> list[Tensor]:

@@ -31,6 +31,12 @@ def test_round_trip_gives_the_same_graph_and_bytes(tmp_path):
     assert graph_json(read_graph(path)) == path.read_text()
 
 
+def test_parameters_are_told_once_in_the_order_of_their_first_readers():
+    reads = [("w",), (), ("v", "w"), ("u", "v")]
+    graph = OpGraph(tuple(OpNode(str(i), parameters=names) for i, names in enumerate(reads)))
+    assert graph.parameters == ("w", "v", "u")
+
+
 def test_a_file_may_leave_costs_out(tmp_path):
     text = '{"format": "panpipe.opgraph/1", "nodes": [{"name": "a"}], "edges": []}'
     assert read_graph(written(tmp_path, text)) == OpGraph((OpNode("a"),))
