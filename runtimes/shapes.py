@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from ..core.capture.breaks import StepFunction
 from ..core.capture.carry_over import carry_over, cut_of
 from ..core.capture.operators import operators_of
-from ..core.capture.step import StepOutputs, capture_step
+from ..core.capture.outputs import StepOutputs
+from ..core.capture.step import capture_step
 from ..core.errors import RequestError
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape

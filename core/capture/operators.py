@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
+from .captured import CapturedStep
 from .functions import called_name
 from .modes import ModalInterpreter
 from .nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
-from .step import CapturedStep
 
 
 def tensor_bytes(value: Any) -> int:

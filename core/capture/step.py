@@ -8,87 +8,22 @@ Forward and backward programs are derived from a stage's part of it on the machi
 import contextlib
 import logging
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, evolve, frozen
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
-from .aliases import copy_written, rewrite_aliases
 from .breaks import Breaks, StepFunction
-from .checks import depends_on_values, drop_checks
-from .functions import own_functions, place_hooks
+from .captured import CapturedStep, captured_step
+from .functions import own_functions
 from .leftovers import assigned_buffers_written, attributes_kept
-from .masked import rewrite_masked_scatters
-from .modes import modes_as_calls, note_modes
-from .nodes import WITH_PREVIOUS, line_of, module_of, root_of, written_arguments
-from .printed import Printed
-from .recurrent import split_layers
-from .values import LateSize, Refused, depends_on_value, error_chain, first_of
-
-
-@frozen
-class StepOutputs:
-    """Where the parts of the step's result stand in the captured graph.
-
-    Args:
-        loss: name of the node that computes the loss.
-        weight: name of the node of its weight, a number, or None where the step returns none.
-        metrics: name of the node of every metric, or a plain value.
-        texts: names of the nodes whose values the step writes into text, by number.
-        printed: what it prints and logs for each microbatch.
-    """
-
-    loss: str
-    weight: str | float | None
-    metrics: Mapping[str, Any]
-    texts: tuple[str, ...] = ()
-    printed: Printed = Printed()  # noqa: RUF009 (never changed)
-
-    @property
-    def nodes(self) -> list[str]:
-        """Names of all nodes whose values leave the step: loss, weight, metrics, texts."""
-        values = [self.loss, self.weight, *self.metrics.values(), *self.texts]
-        return [value for value in values if isinstance(value, str)]
-
-
-@define
-class CapturedStep:
-    """A captured step.
-
-    Args:
-        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a
-            fake tensor that tells shape, dtype and device.
-        batch: name of the placeholder → position of that tensor in the flattened batch.
-        parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
-        buffers: the same for buffers.
-        constants: name of the placeholder → the constant tensor.
-        modules: attribute name → sub-graph of a higher-order operator.
-        mutated_buffers: qualified names of the buffers that the step writes.
-        outputs: where the loss is.
-        model_name: for people.
-        fake_mode: the mode that all fake tensors of the graph belong to.
-        regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
-    """
-
-    graph: fx.Graph
-    batch: dict[str, int]
-    parameters: dict[str, str]
-    buffers: dict[str, str]
-    constants: dict[str, Tensor]
-    modules: dict[str, Any]
-    mutated_buffers: frozenset[str]
-    outputs: StepOutputs
-    model_name: str
-    fake_mode: FakeTensorMode
-    regions: dict[str, str]
+from .modes import modes_as_calls
+from .values import Refused, depends_on_value, error_chain, first_of
 
 
 class _PlainStep(nn.Module):
@@ -197,7 +132,8 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device, strict: bo
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
-    return _captured(program, names, fake_batch, type(model).__name__, breaks)
+    leaves = len(pytree.tree_leaves(fake_batch))
+    return captured_step(program, names, leaves, type(model).__name__, breaks)
 
 
 def _check_loss(step: StepFunction, batch: Any) -> None:
@@ -260,120 +196,3 @@ def _capture_failure(error: Exception, step: StepFunction) -> str:
     line = _user_line(error, step)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"{line}: the step cannot be captured as one graph: {type(error).__name__}: {first[:300]}; change that line"
-
-
-def _captured(program: Any, names: dict[str, str], fake_batch: Any, model_name: str, breaks: Breaks) -> CapturedStep:
-    signature = program.graph_signature
-    batch, parameters, buffers, constants = {}, {}, {}, {}
-    leaves = pytree.tree_leaves(fake_batch)
-    position = 0
-    for spec in signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            if position < len(leaves) and hasattr(spec.arg, "name"):
-                batch[spec.arg.name] = position
-            position += 1
-        elif spec.kind is InputKind.PARAMETER:
-            parameters[spec.arg.name] = names[spec.target]
-        elif spec.kind is InputKind.BUFFER:
-            buffers[spec.arg.name] = names[spec.target]
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            constants[spec.arg.name] = program.constants[spec.target]
-    graph = program.graph
-    _leave_generators(graph)
-    note_modes(graph)
-    place_hooks(graph)
-    rewrite_aliases(graph)
-    copy_written(graph, batch)
-    drop_checks(graph)
-    _refuse_late_sizes(graph)
-    split_layers(graph)
-    rewrite_masked_scatters(graph)
-    # Export makes a mode of its own; every later fake tensor has to belong to it.
-    fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
-    modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
-    specs = [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    outputs = _weight_beside_loss(graph, _step_outputs(program, graph, specs, breaks.printed), {*batch, *constants})
-    regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
-    step = CapturedStep(
-        graph, batch, parameters, buffers, constants, modules, frozenset(), outputs, model_name, fake_mode, regions
-    )
-    _refuse_written_parameters(step)
-    written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
-    step.mutated_buffers = frozenset(buffers[name] for name in written if name in buffers)
-    return step
-
-
-def _weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
-    """Have a weight that the model computes arrive where the loss does: the loss's gradient begins with it.
-
-    Args:
-        graph: a captured graph; changed in place.
-        outputs: its results.
-        given: names of placeholders that every stage has; a weight of these alone is computed where it is needed.
-    """
-    nodes = {node.name: node for node in graph.nodes}
-    weight, loss = nodes.get(str(outputs.weight)), nodes[outputs.loss]
-    if weight is None or not _computed(weight, given):
-        return outputs
-    places = {node: i for i, node in enumerate(graph.nodes)}
-    last, end = max(weight, loss, key=lambda node: places[node]), next(reversed(graph.nodes))
-    copies = []
-    for node in (weight, loss):
-        with graph.inserting_after(last):
-            last = graph.call_function(torch.ops.aten.clone.default, (node,))
-        last.meta = {**node.meta, WITH_PREVIOUS: node is loss}
-        end.replace_input_with(node, last)
-        copies.append(last.name)
-    return evolve(outputs, weight=copies[0], loss=copies[1])
-
-
-def _computed(node: fx.Node, given: set[str]) -> bool:
-    """Whether a node depends on more than some placeholders."""
-    todo, seen = [node], {node}
-    while todo:
-        found = todo.pop()
-        if found.op == "placeholder" and found.name not in given:
-            return True
-        todo += [source for source in found.all_input_nodes if source not in seen]
-        seen.update(found.all_input_nodes)
-    return False
-
-
-def _refuse_written_parameters(step: CapturedStep) -> None:
-    for node in step.graph.nodes:
-        for argument in written_arguments(node):
-            name = step.parameters.get(root_of(argument).name)
-            if name is not None:
-                raise RequestError(
-                    f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "
-                    "alone; write it between steps, or make it a buffer"
-                )
-
-
-def _leave_generators(graph: fx.Graph) -> None:
-    """Random operators draw from keyed streams; a generator that the step hands them says nothing more."""
-    for node in graph.nodes:
-        if node.kwargs.get("generator") is not None:
-            node.kwargs = {**node.kwargs, "generator": None}
-
-
-def _refuse_late_sizes(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if node.op == "call_function" and depends_on_values(node):
-            raise LateSize(f"{node.target} returns something of data-dependent size", module_of(node))
-
-
-def _step_outputs(program: Any, graph: fx.Graph, specs: list[Any], printed: Printed) -> StepOutputs:
-    flat = [getattr(spec.arg, "name", None) or getattr(spec.arg, "value", None) for spec in specs]
-    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
-    parts = list(result) if isinstance(result, tuple | list) else [result]
-    metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
-    rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
-    if not parts or len(parts) > 2 or not isinstance(parts[0], str):
-        raise RequestError(f"the step returns {type(result).__name__} and no scalar loss: {rule}")
-    node = next(n for n in graph.nodes if n.name == parts[0])
-    value = node.meta["val"]
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
-        shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
-    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
