@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..core.capture.modes import ModalInterpreter
 from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
-from ..core.capture.stand_ins import stand_in
+from ..core.capture.stand_ins import stand_in_for
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
 from .compute import compute_device, finished_s
@@ -21,10 +21,8 @@ Values = Mapping[str, Tensor]
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor itself, or a stand-in of its shape where it has no data."""
-    if not tensor.is_meta:
-        return tensor.detach()
-    return stand_in(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device))
+    """The tensor itself, or a stand-in where it has no data."""
+    return stand_in_for(tensor, device) if tensor.is_meta else tensor.detach()
 
 
 def profile_operators(

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 _NOISE = 1 << 20
 """Elements of the random numbers that a stand-in repeats: copying is an order of magnitude faster than drawing."""
@@ -29,7 +30,15 @@ def stand_in(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def stand_in_for(tensor: Tensor) -> Tensor:
-    """A stand-in of a tensor's shape and dtype, on the CPU where that one is on meta."""
-    device = torch.device("cpu") if tensor.is_meta else tensor.device
-    return stand_in(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+def stand_in_for(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """A stand-in of a tensor's shape and dtype, laid out like it where its elements fill its memory.
+
+    Args:
+        tensor: what it stands for; its values are not read.
+        device: where it is made; by default where the tensor is, and on the CPU for one on meta.
+    """
+    if device is None:
+        device = torch.device("cpu") if tensor.is_meta else tensor.device
+    if not is_non_overlapping_and_dense_or_false(tensor):
+        return stand_in(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    return stand_in(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device))

@@ -217,15 +217,16 @@ def test_operators_are_measured_with_no_more_parameters_than_one_reads(monkeypat
     piece = split_batch(case.batch(8, F32), 4)[0][0]
     operators = operators_of(capture_step(model, case.step, {n: v[:2] for n, v in case.batch(8, F32).items()}))
     alive, most = weakref.WeakSet(), 0
-    make = operator_profile.stand_in
+    make = operator_profile.stand_in_for
 
-    def counted(tensor: torch.Tensor) -> torch.Tensor:
+    def counted(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         nonlocal most
-        alive.add(tensor.untyped_storage())
+        made = make(tensor, device)
+        alive.add(made.untyped_storage())
         most = max(most, len(alive))
-        return make(tensor)
+        return made
 
-    monkeypatch.setattr(operator_profile, "stand_in", counted)
+    monkeypatch.setattr(operator_profile, "stand_in_for", counted)
     parameters = dict(model.named_parameters())
     graph = operator_profile.profile_operators(operators, parameters, {}, piece.leaves)
     assert 0 < most <= max(len(node.parameters) for node in graph.nodes)

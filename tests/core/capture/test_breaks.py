@@ -135,6 +135,7 @@ def test_a_region_whose_results_change_shape_is_refused_with_the_line():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.after(self.picking(self.before(x)))
 
+    torch.manual_seed(0)  # with these weights it picks other numbers of rows from the two microbatches
     patient = Patient(Whole(), mean_step, batch(8), 2)
     problem = patient.check(ThreadTeam(2), "1f1b", 1).problem
     assert "test_breaks.py" in problem
