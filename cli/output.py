@@ -1,11 +1,17 @@
 """Printing, shared by the commands: tables for people, JSON for programs, notes on standard error."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from ..core.errors import RequestError
 
 
 def print_json(value: object) -> None:
@@ -18,14 +24,28 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table on standard output; its first column is text, the others numbers or short words."""
-    table = Table(title=title or None, title_justify="left")
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, texts: Collection[str] = ()
+) -> None:
+    """Print a table on standard output.
+
+    Args:
+        title: above it; empty for none.
+        columns: headings.
+        rows: their cells; numbers are made readable.
+        texts: columns of text beside the first; the others are numbers or short words, and stand to the right.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+        left = position == 0 or column in texts
+        table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*[cell if isinstance(cell, str) else readable(cell) for cell in row])
-    Console().print(table)
+        table.add_row(*[Text(cell if isinstance(cell, str) else readable(cell)) for cell in row])
+    print(f"\n{title}" if title else "")
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def readable(value: object) -> str:
@@ -47,3 +67,40 @@ def seconds_text(time_s: float) -> str:
     if abs(time_s) >= 1:
         return f"{time_s:.3g} s"
     return f"{time_s * 1e3:.3g} ms" if abs(time_s) >= 1e-3 else f"{time_s * 1e6:.3g} µs"
+
+
+def share_text(part: float, whole: float) -> str:
+    """A share in percent: ``12.3%``."""
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before any work is done for them; None is no file.
+
+    Raises:
+        RequestError: a path is a folder, or its folder does not exist or may not be written.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        reason = None
+        if path.is_dir():
+            reason = "it is a folder; give the path of a file in it"
+        elif not path.parent.is_dir():
+            reason = f"there is no folder '{path.parent}'; make it, or give a path in a folder that exists"
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            reason = "permission denied; give a path that you may write"
+        if reason is not None:
+            raise RequestError(f"cannot write '{path}': {reason}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None

@@ -11,12 +11,20 @@ from ..core.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError
 from ..simulators.optimizer import OptimizerStep
-from .output import bytes_text, note, print_json, print_table, seconds_text
+from .idle import idle_answer, idle_of, print_idle
+from .memory import print_memory
+from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text, write_text
 from .plan_files import PlanFile, read_plan_or_schedule
 from .uniform import equal_stages, uniform_times
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
+
+
+HEADINGS = {"communication": "comm"}
+"""Shorter headings of causes, for a table of 80 columns."""
+BUSIEST_LINKS = 16
+"""How many links are printed; ``--json`` has all."""
 
 
 def _of_file(text: str) -> Any:
@@ -61,6 +69,7 @@ def simulate(
     from ..core.validate import validate
     from ..simulators.run import simulate as run
 
+    check_writable(trace, report)
     file = read_plan_or_schedule(path)
     plan = file.plan
     given = {
@@ -77,13 +86,15 @@ def simulate(
         note(f"does not fit: {error}")
     result = run(plan, costs, cluster, eager=eager, optimizer=optimizer, lowered=file.lowered)
     if trace is not None:
-        from ..core.perfetto import write_trace
+        from ..core.perfetto import trace_json
 
-        _written(trace, lambda: write_trace(result.trace, trace))
+        write_text(trace, trace_json({"": result.trace}))
+        note(f"written to {trace}")
     if report is not None:
-        from ..core.report import write_report
+        from ..core.report import report_html
 
-        _written(report, lambda: write_report(report, plan=plan, predicted=result.trace))
+        write_text(report, report_html(plan=plan, predicted=result.trace))
+        note(f"written to {report}")
     if json:
         print_json(_answer(result))
     else:
@@ -108,14 +119,6 @@ def _equal_stages(
     return equal_stages(plan.placement, times), cluster
 
 
-def _written(path: Path, write: Any) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path in a folder that exists") from None
-    note(f"written to {path}")
-
-
 def _answer(result: "SimulationResult") -> dict[str, Any]:
     return {
         "step_s": result.step_s,
@@ -127,7 +130,9 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
         "peak_saved_bytes": list(result.peak_saved_bytes),
         "peak_by_kind_bytes": list(result.peak_by_kind),
         "peak_actions": [None if action is None else str(action) for action in result.peak_actions],
+        "memory_at_peak_bytes": list(result.memory_at_peak),
         "links": as_plain(result.links),
+        "idle": idle_answer(idle_of(result)),
     }
 
 
@@ -139,45 +144,30 @@ def _print(result: "SimulationResult") -> None:
         f"{len(plan.stages)} stages on {plan.devices} devices, {plan.microbatches} microbatches, {plan.schedule}"
     )
     _print_bubbles(result)
-    _print_memory(result)
+    print_memory(result, [device.memory_bytes for device in result.cluster.devices])
     _print_links(result)
+    print_idle(idle_of(result))
 
 
 def _print_bubbles(result: "SimulationResult") -> None:
-    causes = list(result.bubbles[0])
     rows = [
         (
-            f"{device} {result.cluster.devices[device].name}",
-            _share(result.busy_s[device], result.step_s),
-            *(_share(idle[cause], result.step_s) for cause in causes),
+            str(device),
+            share_text(result.busy_s[device], result.step_s),
+            *(share_text(seconds, result.step_s) for seconds in idle.values()),
         )
         for device, idle in enumerate(result.bubbles)
     ]
-    print_table("Time, and bubbles by cause", ("device", "compute", *causes), rows)
-
-
-def _print_memory(result: "SimulationResult") -> None:
-    kinds = list(result.peak_by_kind[0])
-    rows = [
-        (
-            f"{device} {result.cluster.devices[device].name}",
-            *(bytes_text(size) for size in peaks.values()),
-            bytes_text(result.peak_memory_bytes[device]),
-            str(result.peak_actions[device] or "–"),
-            bytes_text(result.cluster.devices[device].memory_bytes),
-        )
-        for device, peaks in enumerate(result.peak_by_kind)
-    ]
-    print_table("Peak memory of each kind", ("device", *kinds, "together", "at", "has"), rows)
+    columns = ("device", "compute", *(HEADINGS.get(cause, cause) for cause in result.bubbles[0]))
+    print_table("What each device does, and waits for, in shares of the step", columns, rows)
 
 
 def _print_links(result: "SimulationResult") -> None:
     rows = [
         (f"{use.src} → {use.dst}", bytes_text(use.bytes), f"{bytes_text(use.bytes_per_s)}/s", f"{use.utilisation:.1%}")
-        for use in result.links
+        for use in sorted(result.links, key=lambda use: -use.utilisation)
     ]
-    print_table("Links", ("link", "moved", "rate", "utilisation"), rows)
-
-
-def _share(time_s: float, step_s: float) -> str:
-    return f"{time_s / step_s:.1%}" if step_s else "–"
+    title = "Links"
+    if len(rows) > BUSIEST_LINKS:
+        title = f"Links, the {BUSIEST_LINKS} busiest of {len(rows)}"
+    print_table(title, ("link", "moved", "rate", "use"), rows[:BUSIEST_LINKS])

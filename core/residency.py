@@ -69,6 +69,13 @@ class Timeline:
         return self.actions[int(self.operations[int(self.moving.sum(axis=0).argmax())])]
 
     @property
+    def at_peak(self) -> dict[str, float]:
+        """What the device holds of each kind at its peak, the first time; it adds up to ``peak_bytes``."""
+        worst = int(self.moving.sum(axis=0).argmax())
+        moving = (float(size) for size in self.moving[:, worst])
+        return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
+
+    @property
     def peak_by_kind(self) -> dict[str, float]:
         """The most that the device holds of each kind, each at its own moment."""
         moving = (float(row.max()) for row in self.moving)

@@ -105,6 +105,11 @@ class SimulationResult:
         return tuple(timeline.peak_by_kind for timeline in self.timelines)
 
     @cached_property
+    def memory_at_peak(self) -> tuple[dict[str, float], ...]:
+        """Per device what it holds of each kind of memory at its peak."""
+        return tuple(timeline.at_peak for timeline in self.timelines)
+
+    @cached_property
     def links(self) -> tuple[LinkUse, ...]:
         """Each direction of each link that something crossed, in the cluster's order."""
         return link_uses(self.cluster, self.exchange, self.step_s)

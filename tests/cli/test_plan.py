@@ -184,6 +184,27 @@ def test_the_answer_re_evaluates_to_its_own_numbers(tmp_path, capsys, graph_file
     )
 
 
+def test_the_answer_explains_the_plan(tmp_path, capsys, graph_file):
+    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 50)
+    plan = answer(capsys, *flags, "--samples", 32, "--tokens", 4096)
+    assert [stage["modules"] for stage in plan["stages"]] == [
+        s["nodes"][0] if len(s["nodes"]) == 1 else f"{s['nodes'][0]} … {s['nodes'][-1]}" for s in plan["stages"]
+    ]
+    assert plan["throughput"] == {
+        "samples_per_s": 32 / plan["predicted_step_s"],
+        "tokens_per_s": 4096 / plan["predicted_step_s"],
+        "model_flops_utilisation": None,
+    }
+    causes = {cause["cause"]: cause["share"] for cause in plan["idle"]["causes"]}
+    assert sum(causes.values()) == pytest.approx(plan["idle"]["idle_share"])
+    assert causes["warm-up and cool-down"] > 0
+    assert plan["idle"]["compute_s"] / plan["predicted_step_s"] == pytest.approx(plan["efficiency"])
+    assert plan["memory_limit_bytes"] == [10_000, 10_000]
+    for held, peak in zip(plan["memory_at_peak_bytes"], plan["peak_memory_bytes"], strict=True):
+        assert list(held) == ["parameters", "gradients", "optimizer", "saved", "communication", "workspace"]
+        assert sum(held.values()) >= peak  # messages under way come on top
+
+
 def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
     cluster = cluster_file(tmp_path, memory_bytes=1400)
     plan = answer(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)

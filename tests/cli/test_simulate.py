@@ -30,7 +30,9 @@ def test_for_people(plan_file, capsys, monkeypatch):
     assert (
         f"step {result.step_s:.3g} s, stage span {result.stage_span_s:.3g} s, bubble {result.bubble_ratio:.1%}" in out
     )
-    assert all(word in out for word in ("warm-up", "communication", "workspace", "device0 → device1", "1.00 GB"))
+    assert all(word in out for word in ("warm-up", "comm", "work", "device0 → device1", "Why not faster"))
+    assert "Memory at each device's peak, in bytes" in out
+    assert "1000000000" in out
 
 
 def test_for_programs(plan_file, capsys):
@@ -42,6 +44,10 @@ def test_for_programs(plan_file, capsys):
     assert answer["bubbles_s"] == list(result.bubbles)
     assert answer["peak_actions"] == [str(action) for action in result.peak_actions]
     assert [link["bytes"] for link in answer["links"]] == [40.0, 40.0]
+    assert [sum(held.values()) for held in answer["memory_at_peak_bytes"]] == answer["peak_memory_bytes"]
+    idle = answer["idle"]
+    assert sum(cause["seconds"] for cause in idle["causes"]) == pytest.approx(idle["step_s"] - idle["compute_s"])
+    assert idle["compute_s"] == pytest.approx(sum(answer["busy_s"]) / 2)
 
 
 def test_eager_changes_the_run(tmp_path, capsys):

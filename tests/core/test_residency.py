@@ -104,4 +104,5 @@ def test_memory_is_never_negative_and_returns_to_its_base(plan, eager):
         held = [plan.prediction.costs[stage.index].state_bytes for stage in plan.stages_on(device)]
         assert sum(timeline.state) == sum(held)
         assert timeline.peak_bytes <= sum(timeline.peak_by_kind.values()) + 1e-9
+        assert sum(timeline.at_peak.values()) == pytest.approx(timeline.peak_bytes)
         assert timeline.peak_by_kind["saved"] == pytest.approx(timeline.peak_saved_bytes)

@@ -1,0 +1,62 @@
+"""Why a step is not faster: the idle time by cause, for people and programs."""
+
+from typing import TYPE_CHECKING, Any
+
+from ..core.idle import CAUSES, CONTENTION, IdleTime, idle_time
+from .output import print_table, seconds_text, share_text
+
+if TYPE_CHECKING:
+    from ..simulators.result import SimulationResult
+
+LEAST = 5e-4
+"""Share of the step below which a cause is not printed; ``--json`` has all."""
+
+
+def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> IdleTime:
+    """The causes of a simulated step; ``unlimited_s`` as of ``core.idle.idle_time``."""
+    from ..simulators.run import simulate
+
+    return idle_time(
+        result.plan,
+        result.costs,
+        result.cluster,
+        lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
+        unlimited_s=unlimited_s,
+    )
+
+
+def idle_answer(idle: IdleTime) -> dict[str, Any]:
+    """What ``--json`` says of it; shares are of the step."""
+    step_s = idle.step_s or 1.0
+    return {
+        "step_s": idle.step_s,
+        "compute_s": idle.compute_s,
+        "idle_s": idle.idle_s,
+        "idle_share": idle.idle_s / step_s,
+        "causes": [
+            {"cause": cause, "seconds": seconds, "share": seconds / step_s} for cause, seconds in idle.causes.items()
+        ],
+        "contention_by_link": [
+            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.contention.items()
+        ],
+    }
+
+
+def print_idle(idle: IdleTime) -> None:
+    """The block that answers "why not faster"."""
+    rows = []
+    for cause, seconds in sorted(idle.causes.items(), key=lambda item: -item[1]):
+        if seconds < LEAST * idle.step_s:
+            continue
+        rows.append((cause, share_text(seconds, idle.step_s), seconds_text(seconds), CAUSES[cause]))
+        if cause == CONTENTION:
+            rows += [
+                (f"  {link}", share_text(part, idle.step_s), seconds_text(part), "")
+                for link, part in idle.contention.items()
+                if part >= LEAST * idle.step_s
+            ]
+    title = (
+        f"Why not faster: devices idle {share_text(idle.idle_s, idle.step_s)} of the step, "
+        f"{seconds_text(idle.idle_s)} on average"
+    )
+    print_table(title, ("cause", "share", "time", "what happens"), rows, texts=("what happens",))

@@ -1,0 +1,44 @@
+"""What each device holds at its peak, by kind, as a table."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .output import print_table, share_text
+
+if TYPE_CHECKING:
+    from ..simulators.result import SimulationResult
+
+HEADINGS = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "saved": "saved",
+    "communication": "comm",
+    "workspace": "work",
+}
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+
+
+def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
+    """By kind, each device at its own peak, messages under way included, against its limit.
+
+    Args:
+        result: a simulated step.
+        limits: bytes that each device may hold.
+    """
+    largest = max([*result.peak_memory_bytes, 1.0])
+    scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
+    digits = 2 if scale > 1 else 0
+    rows = [
+        (
+            f"{device} {result.cluster.devices[device].name}",
+            *(f"{held[kind] / scale:.{digits}f}" for kind in HEADINGS),
+            f"{sum(held.values()) / scale:.{digits}f}",
+            f"{limits[device] / scale:.{digits}f}",
+            share_text(sum(held.values()), limits[device]),
+            str(result.peak_actions[device] or "–"),
+        )
+        for device, held in enumerate(result.memory_at_peak)
+    ]
+    title = f"Memory at each device's peak, in {unit}, messages included"
+    print_table(title, ("device", *HEADINGS.values(), "all", "limit", "used", "at"), rows)

@@ -1,0 +1,167 @@
+"""What ``panpipe plan`` says of a plan, for people and for programs."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ..core.costs import StageCosts
+from ..core.documents import as_plain
+from ..core.idle import IdleTime
+from ..core.module_names import module_ranges
+from ..core.plan import Plan, Prediction
+from ..core.throughput import Throughput, Work, throughput
+from .idle import idle_answer, idle_of, print_idle
+from .memory import print_memory
+from .output import bytes_text, print_table, seconds_text, share_text
+
+if TYPE_CHECKING:
+    from ..simulators.result import SimulationResult
+
+
+@frozen(slots=False)
+class PlanAnswer:
+    """A plan with what is to be said of it.
+
+    Args:
+        plan: with its prediction.
+        limits: bytes that each device may hold.
+        work: what one step works on.
+        unlimited_s: the step that a schedule which lacks nothing but memory would take, if it is known.
+        peak_flop_per_s: of every device; None where one is not known.
+    """
+
+    plan: Plan
+    limits: Sequence[float]
+    work: Work
+    unlimited_s: float | None = None
+    peak_flop_per_s: Sequence[float] | None = None
+
+    @property
+    def prediction(self) -> Prediction:
+        assert self.plan.prediction is not None  # the planner always makes one
+        return self.plan.prediction
+
+    @cached_property
+    def run(self) -> "SimulationResult":
+        """The plan in the simulator."""
+        from ..simulators.run import simulate
+
+        return simulate(self.plan)
+
+    @cached_property
+    def idle(self) -> IdleTime:
+        return idle_of(self.run, self.unlimited_s)
+
+    @property
+    def rates(self) -> Throughput:
+        return throughput(
+            self.prediction.step_s,
+            self.work,
+            peak_flop_per_s=self.peak_flop_per_s,
+            replicas=self.plan.mesh.data,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """What ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
+        prediction = self.prediction
+        modules = module_ranges([stage.nodes for stage in self.plan.stages])
+        return {
+            "stages": [
+                {"index": s.index, "device": s.device, "nodes": list(s.nodes), "modules": modules[s.index]}
+                for s in self.plan.stages
+            ],
+            "device_actions": as_plain(self.plan.device_actions),
+            "predicted_step_s": prediction.step_s,
+            "peak_memory_bytes": list(prediction.peak_memory_bytes),
+            "schedule": self.plan.schedule,
+            "evaluations": prediction.evaluations,
+            "efficiency": efficiency(self.plan),
+            "memory_limit_bytes": list(self.limits),
+            "memory_at_peak_bytes": list(self.run.memory_at_peak),
+            "throughput": as_plain(self.rates),
+            "idle": idle_answer(self.idle),
+        }
+
+    def show(self) -> None:
+        """What people read."""
+        plan, prediction = self.plan, self.prediction
+        print(
+            f"{plan.model or 'the graph'}: {len(plan.stages)} stages on {plan.devices} devices, "
+            f"{plan.microbatches} microbatches, {plan.schedule}"
+        )
+        print(
+            f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}, "
+            f"{prediction.evaluations} plans evaluated"
+        )
+        rates = _rates_text(self.rates)
+        if rates:
+            print(rates)
+        self._show_stages()
+        self._show_devices()
+        print_memory(self.run, self.limits)
+        print_idle(self.idle)
+
+    def _show_stages(self) -> None:
+        received = [0] * len(self.plan.stages)
+        for edge in self.plan.edges:
+            received[edge.dst] += edge.bytes
+        modules = module_ranges([stage.nodes for stage in self.plan.stages])
+        rows = [
+            (
+                str(stage.index),
+                stage.device,
+                modules[stage.index],
+                seconds_text(compute_s(cost)),
+                bytes_text(cost.parameter_bytes),
+                bytes_text(cost.saved_bytes),
+                bytes_text(received[stage.index]),
+            )
+            for stage, cost in zip(self.plan.stages, self.prediction.costs, strict=True)
+        ]
+        columns = ("stage", "on", "modules", "F + B", "parameters", "saved", "reads")
+        print_table("Stages (F + B, saved and reads for each microbatch)", columns, rows, texts=("modules",))
+
+    def _show_devices(self) -> None:
+        step_s, rows = self.prediction.step_s, []
+        for number, limit in enumerate(self.limits[: self.plan.devices]):
+            own = self.plan.stages_on(number)
+            busy = self.plan.microbatches * sum(compute_s(self.prediction.costs[stage.index]) for stage in own)
+            peak = self.prediction.peak_memory_bytes[number]
+            rows.append(
+                (
+                    f"{number} {self.prediction.cluster.devices[number].name}",
+                    " ".join(str(stage.index) for stage in own),
+                    share_text(busy, step_s),
+                    bytes_text(self.prediction.peak_saved_bytes[number]),
+                    bytes_text(peak),
+                    bytes_text(limit),
+                    share_text(peak, limit),
+                )
+            )
+        print_table("Devices", ("device", "stages", "busy", "peak saved", "peak memory", "limit", "used"), rows)
+
+
+def efficiency(plan: Plan) -> float:
+    """Σ compute ÷ (devices × predicted step); compute is F, I and W of all operators and microbatches."""
+    prediction = plan.prediction
+    assert prediction is not None
+    total_s = plan.microbatches * sum(compute_s(cost) for cost in prediction.costs)
+    return total_s / (plan.devices * prediction.step_s) if prediction.step_s else 0.0
+
+
+def compute_s(cost: StageCosts) -> float:
+    """F and B of one microbatch."""
+    return cost.forward_s + cost.full_backward_s
+
+
+def _rates_text(rates: Throughput) -> str:
+    words = []
+    if rates.samples_per_s is not None:
+        words.append(f"{rates.samples_per_s:,.4g} samples/s")
+    if rates.tokens_per_s is not None:
+        words.append(f"{rates.tokens_per_s:,.0f} tokens/s")
+    if rates.model_flops_utilisation is not None:
+        words.append(f"{rates.model_flops_utilisation:.1%} model-FLOPs utilisation")
+    return "Throughput " + ", ".join(words) if words else ""

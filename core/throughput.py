@@ -1,0 +1,56 @@
+"""How much a step gets done: samples, tokens, and the share of the devices' peak that the model's own FLOPs use."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+
+@frozen
+class Work:
+    """What one step of one pipeline works on; None where it is not known.
+
+    Args:
+        samples: rows of the batch.
+        tokens: of a language model.
+        flops: of the model's forward and backward, all microbatches; what is computed again does not count.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    flops: float | None = None
+
+
+@frozen
+class Throughput:
+    """Rates of a step; None where what they need is not known.
+
+    Args:
+        samples_per_s, tokens_per_s: over all replicas.
+        model_flops_utilisation: model FLOPs ÷ (step × Σ peak FLOP/s of the devices), after PaLM (arXiv 2204.02311,
+            appendix B).
+    """
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    model_flops_utilisation: float | None = None
+
+
+def throughput(
+    step_s: float, work: Work, *, peak_flop_per_s: Sequence[float] | None = None, replicas: int = 1
+) -> Throughput:
+    """The rates of a step.
+
+    Args:
+        step_s: its time.
+        work: what one replica of the pipeline does in it.
+        peak_flop_per_s: of every device of one pipeline; None where one is not known.
+        replicas: pipelines side by side.
+    """
+    if step_s <= 0:
+        return Throughput()
+    peak = sum(peak_flop_per_s or ())
+    return Throughput(
+        None if work.samples is None else replicas * work.samples / step_s,
+        None if work.tokens is None else replicas * work.tokens / step_s,
+        work.flops / (step_s * peak) if work.flops is not None and peak else None,
+    )
