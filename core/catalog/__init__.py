@@ -1,0 +1,19 @@
+"""The catalogue: devices, links, nodes and clusters as data, each number with its source."""
+
+from ..device_type import DeviceType
+from .catalogue import Catalogue
+from .find import device_type, find_cluster
+from .parts import LinkType, NamedCluster, NodeType
+from .registry import catalogue, find_device
+
+__all__ = [
+    "Catalogue",
+    "DeviceType",
+    "LinkType",
+    "NamedCluster",
+    "NodeType",
+    "catalogue",
+    "device_type",
+    "find_cluster",
+    "find_device",
+]

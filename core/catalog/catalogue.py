@@ -1,0 +1,188 @@
+"""A catalogue: devices, links, nodes and clusters by name, read from TOML files of ``panpipe.catalog/1``.
+
+A file has the tables ``devices``, ``links``, ``nodes`` and ``clusters``, any of them, and ``sources``: names for texts
+that several numbers are from. An entry that is ``like`` another has that one's fields, but for those that it gives.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import cattrs
+from attrs import evolve, field, frozen
+
+from ..device_type import DeviceType
+from ..documents import check_format, converter
+from ..errors import RequestError
+from ..sourced import is_number, joined, structured
+from .parts import LinkType, NamedCluster, NodeType
+
+FORMAT = "panpipe.catalog/1"
+SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
+ANY_NODE = "any"
+"""The node of devices that have none of their own."""
+
+Entry = TypeVar("Entry")
+
+
+@frozen
+class Catalogue:
+    """Devices, links, nodes and clusters by name."""
+
+    devices: Mapping[str, DeviceType] = field(factory=dict)
+    links: Mapping[str, LinkType] = field(factory=dict)
+    nodes: Mapping[str, NodeType] = field(factory=dict)
+    clusters: Mapping[str, NamedCluster] = field(factory=dict)
+
+    def device(self, name: str) -> DeviceType:
+        """The device type of that name or alias. Raises RequestError if there is none."""
+        return _find(self.devices, name, "device type")
+
+    def link(self, name: str) -> LinkType:
+        """The link type of that name. Raises RequestError if there is none."""
+        return _find(self.links, name, "link type")
+
+    def node(self, name: str) -> NodeType:
+        """The node of that name, or that of devices of that type. Raises RequestError if there is neither."""
+        if name in self.nodes and name != ANY_NODE:
+            return self.nodes[name]
+        device = self.device(name)
+        own = next((node for node in self.nodes.values() if node.device == device.name), None)
+        return own or evolve(self.nodes[ANY_NODE], name=device.name, device=device.name)
+
+    def with_file(self, text: str, origin: str) -> "Catalogue":
+        """This catalogue and what a file adds to it.
+
+        Raises:
+            RequestError: the file is not one, takes a name that is taken, or names something unknown.
+        """
+        data = _parsed(text, origin)
+        added: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "clusters")}
+        for section in (*SECTIONS, "clusters"):
+            for name, table in _entries(data, section, origin).items():
+                if name in getattr(self, section):
+                    raise RequestError(f"{origin}: {section[:-1]} '{name}' is in the catalogue already: rename it")
+                where = f"{section[:-1]} '{name}' of {origin}"
+                if section == "clusters":
+                    added[section][name] = _cluster(name, table, where)
+                else:
+                    whole = self._inherited(table, section, data, where)
+                    added[section][name] = structured({"name": name, **whole}, SECTIONS[section], where)
+        result = Catalogue(**{section: {**getattr(self, section), **new} for section, new in added.items()})
+        result._check_names(added, origin)
+        return result
+
+    def with_devices(self, devices: Iterable[DeviceType]) -> "Catalogue":
+        """This catalogue with more types of devices; the later one has a name that stands twice."""
+        return evolve(self, devices={**self.devices, **{device.name: device for device in devices}})
+
+    def _inherited(self, table: dict[str, Any], section: str, data: dict[str, Any], where: str) -> dict[str, Any]:
+        """An entry with the fields of the one that it is like."""
+        seen: list[str] = []
+        while "like" in table:
+            name = table["like"]
+            own = {key: value for key, value in table.items() if key != "like"}
+            if name in seen:
+                raise RequestError(f"{where} is like itself, by way of {' and '.join(seen)}: give one of them in full")
+            seen.append(name)
+            if name in data.get(section, {}):
+                base = _entries(data, section, where)[name]
+            elif name in getattr(self, section):
+                base = {key: value for key, value in joined(getattr(self, section)[name]).items() if key != "name"}
+                base.pop("aliases", None)
+            else:
+                raise RequestError(
+                    f"{where} is like '{name}', which there is not: {_nearest(name, self, data, section)}"
+                )
+            table = _merged(base, own)
+        return table
+
+    def _check_names(self, added: Mapping[str, Mapping[str, Any]], origin: str) -> None:
+        """Everything that the entries name is there."""
+        try:
+            for device in added["devices"].values():
+                for link in (device.host_link, device.host_copy, device.gpu_link):
+                    if link is not None:
+                        self.link(link)
+            for node in added["nodes"].values():
+                self.link(node.socket_link)
+                self.link(node.nic)
+                if node.device is not None:
+                    self.device(node.device)
+            for cluster in added["clusters"].values():
+                for group in cluster.groups:
+                    self.node(group.node)
+        except RequestError as error:
+            raise RequestError(f"{origin}: {error}") from None
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"{origin} is not a TOML file: {str(error).splitlines()[0]}; correct it") from None
+    check_format(data.pop("format", None), FORMAT, origin)
+    unknown = next((key for key in data if key not in (*SECTIONS, "clusters", "sources")), None)
+    if unknown is not None:
+        raise RequestError(f"{origin} has '{unknown}': known are {', '.join((*SECTIONS, 'clusters', 'sources'))}")
+    return data
+
+
+def _entries(data: dict[str, Any], section: str, origin: str) -> dict[str, dict[str, Any]]:
+    """The tables of a section, with the texts of the sources that they name."""
+    entries, texts = data.get(section, {}), data.get("sources", {})
+    if not isinstance(entries, dict) or not all(isinstance(table, dict) for table in entries.values()):
+        raise RequestError(f"{origin}: {section} is not a table of tables: write [{section}.NAME]")
+    return {name: _with_texts(table, texts) for name, table in entries.items()}
+
+
+def _with_texts(table: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    if is_number(table):
+        source = table.get("source")
+        return {**table, "source": texts[source]} if isinstance(source, str) and source in texts else table
+    return {key: _with_texts(value, texts) if isinstance(value, dict) else value for key, value in table.items()}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in own.items():
+        below = merged.get(key)
+        nested = isinstance(value, dict) and isinstance(below, dict) and not is_number(value)
+        merged[key] = _merged(below, value) if nested else value
+    return merged
+
+
+def _cluster(name: str, table: dict[str, Any], where: str) -> NamedCluster:
+    try:
+        return converter.structure({"name": name, **table}, NamedCluster)
+    except Exception as error:
+        raise RequestError(f"{where} is wrong: {'; '.join(cattrs.transform_error(error)[:3])}") from None
+
+
+def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:
+    """The entry of that name, or one of whose aliases it is; capitals and punctuation do not matter."""
+    if name in entries:
+        return entries[name]
+    wanted = _plain(name)
+    for known, entry in entries.items():
+        if wanted in [_plain(other) for other in (known, *getattr(entry, "aliases", ()))]:
+            return entry
+    raise RequestError(f"there is no {what} '{name}': {nearest(name, entries)}")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to tell of a name that is not known: those that look like it, or all."""
+    names = {other.casefold(): other for other in known}
+    close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(names[other] for other in close)}"
+    return f"known are {', '.join(names.values())}"
+
+
+def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: str) -> str:
+    return nearest(name, [*data.get(section, {}), *getattr(catalogue, section)])
