@@ -33,8 +33,9 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         prefetch: how many compute actions a receive is posted ahead of its reader; at least 0.
 
     Returns:
-        Per device its actions: F, B, I, W as the plan orders them, SEND and RECV among them, then per stage
-        REDUCE_GRAD (where ``mesh.data`` is above 1), REDUCE_TIED (where the stage has a tied weight) and STEP.
+        Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them SEND and RECV, and
+        REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a tied
+        weight) and STEP.
 
     Raises:
         RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or
@@ -51,6 +52,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
+    if plan.mesh.data > 1:
+        _reduce_gradients(plan, sends)
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
@@ -108,6 +111,14 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
     return [Action(stage, send, microbatch, peer) for peer in targets]
 
 
+def _reduce_gradients(plan: Plan, behind: list[list[list[Action]]]) -> None:
+    """REDUCE_GRAD of every stage, behind the sends of its last backward."""
+    for actions, issued in zip(plan.device_actions, behind, strict=True):
+        last = {action.stage: position for position, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
+        for stage, position in last.items():
+            issued[position] = [*issued[position], Action(stage, Kind.REDUCE_GRAD)]
+
+
 def _place(
     src: int,
     messages: list[Action],
@@ -152,10 +163,9 @@ def _merged(
 def _end_of_step(plan: Plan, device: int) -> list[Action]:
     """What a device does behind its last compute action.
 
-    Every reduction stands in front of every step: two stages of one device may share a weight.
+    Every sum of a tied weight stands in front of every step: two stages of one device may share one.
     """
     stages = [stage.index for stage in plan.stages_on(device)]
     tied = {stage for weight in plan.tied for stage in weight.stages}
-    actions = [Action(stage, Kind.REDUCE_GRAD) for stage in stages] if plan.mesh.data > 1 else []
-    actions += [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]
+    actions = [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]
     return actions + [Action(stage, Kind.STEP) for stage in stages]

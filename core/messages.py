@@ -21,6 +21,7 @@ from .plan import Plan
 
 _F, _B, _I, _W, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.STEP
 _SEND_F, _SEND_B, _RECV_F, _RECV_B, _TIED = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B, Kind.REDUCE_TIED
+_GRAD = Kind.REDUCE_GRAD
 
 
 class Message(NamedTuple):
@@ -53,12 +54,30 @@ class Exchange:
     Args:
         operations: per device what occupies its compute queue, in order.
         reductions: per device ``(operation in front of which it stands, stage)`` of every REDUCE_TIED.
+        gradients: the same of every REDUCE_GRAD.
         queues: the messages of every ordered pair of devices, in the order in which both ends have them.
     """
 
     operations: tuple[tuple[Action, ...], ...]
     reductions: tuple[tuple[tuple[int, int], ...], ...]
+    gradients: tuple[tuple[tuple[int, int], ...], ...]
     queues: dict[tuple[int, int], list[Message]]
+
+    def replicated(self, replicas: int) -> "Exchange":
+        """The same for ``replicas`` equal pipelines, device d of replica r being number ``r × devices + d``.
+
+        The replicas' queues hold the very messages of the first: their ``src`` and ``dst`` are positions along the
+        pipeline.
+        """
+        if replicas == 1:
+            return self
+        count = len(self.operations)
+        queues = {
+            (first + src, first + dst): messages
+            for first in range(0, replicas * count, count)
+            for (src, dst), messages in self.queues.items()
+        }
+        return Exchange(self.operations * replicas, self.reductions * replicas, self.gradients * replicas, queues)
 
 
 Posted = dict[tuple[int, int], list[tuple[Action, int]]]
@@ -75,16 +94,18 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
     Raises:
         RequestError: an action stands on the wrong device; a send or receive has no counterpart, or the two ends of a
             queue differ in order; a message is sent before it was computed, received behind its reader, twice, or not
-            at all.
+            at all; a stage's gradients are reduced elsewhere than between its last backward and its STEP, or over a
+            mesh without a data dimension.
     """
     sent: Posted = {}
     received: Posted = {}
-    operations, reductions = [], []
+    operations, reductions, gradients = [], [], []
     forward: list[Positions] = []
     backward: list[Positions] = []
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
         tied: list[tuple[int, int]] = []
+        reduced: list[tuple[int, int]] = []
         forward_at: Positions = {}
         backward_at: Positions = {}
         for action in actions:
@@ -103,10 +124,13 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
                 received.setdefault((_peer_device(plan, device, action), device), []).append((action, len(ops)))
             elif kind is _TIED:
                 tied.append((len(ops), action.stage))
+            elif kind is _GRAD:
+                reduced.append((len(ops), action.stage))
             else:
                 raise RequestError(f"device {device} issues {action}: no runner of this version knows how; remove it")
         operations.append(tuple(ops))
         reductions.append(tuple(tied))
+        gradients.append(tuple(reduced))
         forward.append(forward_at)
         backward.append(backward_at)
     queues = {
@@ -114,7 +138,34 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
         for pair in (*sent, *(pair for pair in received if pair not in sent))
     }
     _check_complete(plan, queues)
-    return Exchange(tuple(operations), tuple(reductions), queues)
+    exchange = Exchange(tuple(operations), tuple(reductions), tuple(gradients), queues)
+    _check_gradients(plan, exchange)
+    return exchange
+
+
+def _check_gradients(plan: Plan, exchange: Exchange) -> None:
+    """Over a data dimension every stage has one REDUCE_GRAD, behind its last backward and in front of its STEP."""
+    for device, (actions, reduced) in enumerate(zip(exchange.operations, exchange.gradients, strict=True)):
+        stages = [stage for _, stage in reduced]
+        if stages and plan.mesh.data == 1:
+            raise RequestError(
+                f"device {device} issues {stages[0]}REDUCE_GRAD and the plan has one replica: there is nothing to "
+                "reduce; remove it"
+            )
+        if plan.mesh.data > 1 and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device)):
+            raise RequestError(
+                f"device {device} issues REDUCE_GRAD of stages {stages} and holds "
+                f"{[stage.index for stage in plan.stages_on(device)]}: over replicas each stage reduces once"
+            )
+        for at, stage in reduced:
+            early = next((a for a in actions[at:] if a.stage == stage and a.kind is not _STEP), None)
+            late = next((a for a in actions[:at] if a.stage == stage and a.kind is _STEP), None)
+            if early is not None or late is not None:
+                raise RequestError(
+                    f"{stage}REDUCE_GRAD stands in front of {early}: move it behind"
+                    if early is not None
+                    else f"{stage}REDUCE_GRAD stands behind {late}: move it in front"
+                )
 
 
 def _peer_device(plan: Plan, device: int, action: Action) -> int:

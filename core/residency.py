@@ -104,7 +104,7 @@ def device_timelines(
     result = []
     for device, actions in enumerate(exchange.operations):
         starts, ends = operation_times[device]
-        held = [costs[stage.index] for stage in plan.stages_on(device)]
+        held = [costs[stage.index] for stage in plan.stages_on(device % plan.devices)]
         state = (
             float(sum(cost.parameter_bytes for cost in held)),
             float(sum(cost.gradient_bytes for cost in held)),

@@ -15,7 +15,8 @@ class TraceEvent:
 
     Args:
         device: its number.
-        queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, or a copy queue.
+        queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, ``collectives``, or a
+            copy queue.
         action: what was done. A communication ends when its bytes have arrived.
         start_s, end_s: when.
         bytes: what was moved; 0 for compute.
@@ -67,6 +68,7 @@ class Trace:
 
 
 COMPUTE_QUEUE = "compute"
+COLLECTIVE_QUEUE = "collectives"
 
 
 def send_queue(peer: int) -> str:

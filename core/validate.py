@@ -23,8 +23,8 @@ class ValidationReport:
 
     Args:
         warnings: one line each: what is accepted, and what it costs.
-        peak_memory_bytes, peak_saved_bytes: per device; everything with communication buffers, and saved tensors
-            alone. Empty where the plan holds no costs.
+        peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything with communication buffers, and
+            saved tensors alone. Empty where the plan holds no costs.
         peak_actions: per device the action that causes the peak of everything.
     """
 
@@ -41,7 +41,8 @@ def validate(
 
     Args:
         plan: what to check; of its prediction the costs and the cluster are used where it has one.
-        memory_limits: bytes for each device; the cluster's ``memory_bytes`` by default.
+        memory_limits: bytes for each device along the pipeline; by default the cluster's ``memory_bytes``, of the
+            replica that has least.
         lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
 
     Raises:
@@ -58,9 +59,9 @@ def validate(
         if memory_limits is not None:
             raise RequestError("memory limits are given and the plan holds no costs: plan it with a profile")
         return ValidationReport(tuple(warnings))
-    costs, cluster = plan.prediction.costs, plan.prediction.cluster
+    costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
     if memory_limits is None:
-        memory_limits = [device.memory_bytes for device in cluster.devices[: plan.devices]]
+        memory_limits = plan.mesh.memory_bytes(plan.prediction.cluster)
     if len(memory_limits) != plan.devices:
         raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
     timelines = _timelines(plan, costs, cluster, exchange, (waits, order))

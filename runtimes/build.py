@@ -133,6 +133,11 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
             f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; "
             "plan with data=1"
         )
+    if plan.mesh.devices is not None and plan.mesh.cluster_devices != tuple(range(plan.devices)):
+        raise RequestError(
+            f"the plan stands on the devices {list(plan.mesh.cluster_devices)} of its cluster: this version runs "
+            "position i of the pipeline on device i; plan for a cluster with its devices in this order"
+        )
     validate(plan)
     hashes = team.everywhere(lambda _: plan.hash)
     other = next((rank for rank, found in enumerate(hashes) if found != hashes[0]), None)

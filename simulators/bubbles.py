@@ -23,7 +23,7 @@ CAUSES = {
     WARM_UP: "before its first action",
     DEPENDENCY: "another device still computes what it reads",
     COMMUNICATION: "what it reads is sent, and not yet there",
-    REDUCTION: "the gradient of a tied weight is summed",
+    REDUCTION: "gradients are summed, over replicas or of a tied weight",
     OPTIMIZER: "its optimizer step waits for other stages",
     COOL_DOWN: "behind its last action, others still work",
 }
@@ -46,11 +46,14 @@ def device_bubbles(
         exchange: the lowered plan.
         operation_times: per device the starts and the ends of its operations.
         transfer_times: per ordered pair of devices the starts and the arrivals of its messages.
-        reductions: of tied weights.
+        reductions: of tied weights, and of gradients over replicas.
         step_s: time of the step.
     """
     sent = _last_sent(exchange, operation_times, transfer_times)
-    reduced = {(reduction.device, reduction.stage): reduction for reduction in reductions}
+    reduced_s: dict[tuple[int, int], float] = {}
+    for reduction in reductions:
+        key = reduction.device, reduction.stage
+        reduced_s[key] = max(reduced_s.get(key, 0.0), reduction.end_s)
     result = []
     for device, actions in enumerate(exchange.operations):
         idle = dict.fromkeys(CAUSES, 0.0)
@@ -62,8 +65,7 @@ def device_bubbles(
                 if position == 0:
                     idle[WARM_UP] += gap
                 elif action.kind is Kind.STEP:
-                    summed_s = reduced[device, action.stage].end_s if (device, action.stage) in reduced else last_end
-                    waited_s = min(max(summed_s - last_end, 0.0), gap)
+                    waited_s = min(max(reduced_s.get((device, action.stage), last_end) - last_end, 0.0), gap)
                     idle[REDUCTION] += waited_s
                     idle[OPTIMIZER] += gap - waited_s
                 else:

@@ -1,270 +1,297 @@
-"""The network: transfers between devices over links that they share.
+"""The network: flows over links that they share.
 
-A transfer *drains* through the links of its path, at its share of their bandwidth, and its bytes have arrived one
-path latency later. Latency is a pure delay: it occupies nothing. ::
+A *flow* drains through the links of its path, at its share of their bandwidth, and its bytes have arrived one path
+latency later. Latency is a pure delay: it occupies nothing. ::
 
     issued and posted        drained            arrived
           │── bytes ÷ rate ────│── Σ latencies ────│
           links and queue taken
 
-Between two devices and in one direction transfers drain one after another (the channel, an in-order queue). Transfers
-that cross a link in one direction share its bandwidth max-min fairly, computed anew whenever one starts or has
-drained. A transfer that meets nobody costs one SimPy event: its arrival.
+Messages and the phases of collectives are flows. What crosses a link in one direction shares its bandwidth max-min
+fairly, computed anew whenever a flow starts or has drained; all that starts or drains at one moment is computed
+together, so that the order of what is simultaneous changes nothing. A flow that meets nobody costs one SimPy event: its
+arrival. A staged copy moves in pieces, so it drains through both halves of its way at once.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from ..core.cluster import Cluster
-from ..core.messages import Message
-from .device import DeviceQueue
+from ..core.cluster import Link
 from .sharing import fair_rates
+
+INFINITE = float("inf")
 
 
 class DirectedLink:
-    """One direction of a link that several channels cross; ``transfers`` drain through it, or did when last seen."""
+    """One direction of a link; ``flows`` drain through it, or did when last seen.
 
-    __slots__ = ("bytes_per_s", "transfers")
+    Args:
+        link: the cluster's.
+        from_a: whether it leads from the link's a to its b.
+    """
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-        self.transfers: list[Transfer] = []
+    __slots__ = ("bytes_per_s", "dst", "flows", "src")
+
+    def __init__(self, link: Link, from_a: bool) -> None:
+        self.src, self.dst = (link.a, link.b) if from_a else (link.b, link.a)
+        self.bytes_per_s = link.bytes_per_s
+        self.flows: list[Flow] = []
 
     def drop_drained(self, now: float) -> None:
-        """Forget transfers that have drained: one that met nobody leaves no event behind that would do it."""
-        self.transfers = [transfer for transfer in self.transfers if transfer.drained_s > now]
+        """Forget flows that have drained: one that met nobody leaves no event behind that would do it."""
+        self.flows = [flow for flow in self.flows if flow.drained_s > now]
 
 
-class Transfer:
-    """One message under way."""
+class Piece(NamedTuple):
+    """A part of a flow's time in which its rate did not change: seconds, bytes/s over each path, and the full link that
+    holds it below what it would have alone."""
+
+    start_s: float
+    end_s: float
+    rate: float
+    held_by: DirectedLink | None
+
+
+class Route:
+    """The way of a flow, or of many, one after another.
+
+    Args:
+        links: a link stands as often as it is crossed.
+        latency_s: seconds from the last byte's leaving to its arrival.
+        bytes_per_s: rate while nothing else is on the way.
+
+    Attributes:
+        shared: of the links, those that may limit two flows at once: neither a link without a limit, nor one that
+            nothing but this route crosses.
+    """
+
+    __slots__ = ("bytes_per_s", "crossed", "latency_s", "links", "shared")
+
+    def __init__(self, links: Sequence[DirectedLink], latency_s: float, bytes_per_s: float) -> None:
+        self.links = tuple(links)
+        self.latency_s = latency_s
+        self.bytes_per_s = bytes_per_s
+        self.shared: tuple[DirectedLink, ...] = ()
+        self.crossed: tuple[DirectedLink, ...] = ()  # each of the shared ones once
+
+
+class Flow:
+    """Bytes under way.
+
+    Args:
+        route: its way.
+        size: bytes over each path of the route.
+    """
 
     __slots__ = (
-        "arrived_s",
-        "channel",
+        "awaited",
         "drained_s",
+        "held_by",
         "left",
-        "message",
+        "pieces",
         "rate",
-        "shared",
+        "route",
         "since_s",
+        "size",
         "start_s",
         "timer",
     )
 
-    def __init__(self, message: Message, channel: "Channel") -> None:
-        self.message = message
-        self.channel = channel
-        self.start_s = 0.0
-        self.arrived_s = 0.0
-        self.drained_s = 0.0
-        self.left: float = message.bytes
+    def __init__(self, route: Route, size: float) -> None:
+        self.route = route
+        self.size = size
+        self.left = size
         self.rate = 0.0
+        self.held_by: DirectedLink | None = None
+        self.start_s = 0.0
         self.since_s = 0.0
-        self.shared = False  # an event of its own marks the moment when it has drained
-        self.timer: Event | None = None  # the one event that counts; older ones are void
+        self.drained_s = INFINITE
+        self.awaited = False  # an event marks the moment when it has drained
+        self.pieces: list[Piece] | None = None  # None: one, at the route's rate
+        self.timer: Event | None = None  # the arrival that counts; older ones are void
 
+    def drained(self) -> None:
+        """Its last byte has left; called where that moment is an event."""
 
-class Channel:
-    """The in-order queue from one device to another."""
+    def arrived(self) -> None:
+        """Its last byte has arrived."""
+        raise NotImplementedError
 
-    __slots__ = (
-        "bytes_per_s",
-        "draining",
-        "issued",
-        "latency_s",
-        "links",
-        "network",
-        "posted",
-        "receiver",
-        "started",
-        "transfers",
-    )
-
-    def __init__(
-        self,
-        network: "Network",
-        messages: Sequence[Message],
-        receiver: DeviceQueue,
-        bytes_per_s: float,
-        latency_s: float,
-    ) -> None:
-        self.network = network
-        self.receiver = receiver
-        self.bytes_per_s = bytes_per_s
-        self.latency_s = latency_s
-        self.links: tuple[DirectedLink, ...] = ()
-        self.transfers = [Transfer(message, self) for message in messages]
-        self.issued = 0
-        self.posted = len(messages) if network.eager else 0
-        self.started = 0
-        self.draining: Transfer | None = None
-
-    def issue(self) -> None:
-        """The sender reached the next send."""
-        self.issued += 1
-        if self.started < self.posted:
-            self.advance()
-
-    def post(self) -> None:
-        """The receiver reached the next receive."""
-        self.posted += 1
-        if self.started < self.issued:
-            self.advance()
-
-    def advance(self) -> None:
-        """Start what may start."""
-        now = self.network.environment.now
-        while self.started < self.issued and self.started < self.posted:
-            ahead = self.draining
-            if ahead is not None and ahead.drained_s > now:
-                self.network.mark_drained(ahead)
-                return
-            self._start(self.transfers[self.started], now)
-
-    def _start(self, transfer: Transfer, now: float) -> None:
-        self.started += 1
-        self.draining = transfer
-        transfer.start_s = transfer.since_s = now
-        alone = True
-        for link in self.links:
-            if link.transfers:
-                link.drop_drained(now)
-                alone = alone and not link.transfers
-            link.transfers.append(transfer)
-        network = self.network
-        if not alone:
-            transfer.drained_s = float("inf")
-            network.share([transfer])
-            return
-        seconds = transfer.left / self.bytes_per_s
-        transfer.rate = self.bytes_per_s
-        transfer.drained_s = now + seconds
-        transfer.timer = timer = Timeout(network.environment, seconds + self.latency_s, transfer)
-        timer.callbacks.append(network.on_arrival)
+    def all_pieces(self) -> Sequence[Piece]:
+        """What its rate was, from start to end."""
+        if self.pieces is None:
+            return (Piece(self.start_s, self.drained_s, self.route.bytes_per_s, None),)
+        return self.pieces
 
 
 class Network:
-    """All channels of one run.
+    """All links of a run, and the flows on them.
 
     Args:
         environment: SimPy's.
-        cluster: whose links they cross.
-        queues: the messages of every ordered pair of devices, in order.
-        devices: by number.
-        eager: a send needs no posted receive.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        cluster: Cluster,
-        queues: dict[tuple[int, int], list[Message]],
-        devices: Sequence[DeviceQueue],
-        eager: bool,
-    ) -> None:
+    def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.eager = eager
-        self.on_arrival = self._arrive
-        self.channels: dict[tuple[int, int], Channel] = {}
-        crossed: dict[tuple[str, str, bool], list[Channel]] = {}
-        capacity: dict[tuple[str, str, bool], float] = {}
-        for (src, dst), messages in queues.items():
-            path = cluster.path(src, dst)
-            rate = min(link.bytes_per_s for link, _ in path)
-            latency_s = sum(link.latency_s for link, _ in path)
-            channel = self.channels[src, dst] = Channel(self, messages, devices[dst], rate, latency_s)
-            for link, from_a in path:
-                crossed.setdefault((link.a, link.b, from_a), []).append(channel)
-                capacity[link.a, link.b, from_a] = link.bytes_per_s
-        for key, channels in crossed.items():
-            # A link that one channel alone crosses is never shared, and one without a limit never matters.
-            if len(channels) > 1 and capacity[key] != float("inf"):
-                shared = DirectedLink(capacity[key])
-                for channel in channels:
-                    channel.links += (shared,)
+        self.links: dict[tuple[str, str], DirectedLink] = {}
+        self.routes: list[Route] = []
+        self._awaited: dict[Flow, None] = {}
+        self._changed: dict[Flow, None] = {}
+        self._wake: Event | None = None
+        self._wake_s = INFINITE
+        self._on_arrival = self._arrive
+        self._on_wake = self._drain
+        self._on_change = self._share
 
-    def times(self) -> dict[tuple[int, int], tuple[list[float], list[float]]]:
-        """Per ordered pair of devices the starts and the arrivals of its messages, in seconds."""
-        return {
-            pair: ([t.start_s for t in channel.transfers], [t.arrived_s for t in channel.transfers])
-            for pair, channel in self.channels.items()
-        }
+    def route(self, crossings: Iterable[tuple[Link, bool]], latency_s: float, bytes_per_s: float) -> Route:
+        """A way over links, each with whether it is crossed from its a to its b."""
+        links = []
+        for link, from_a in crossings:
+            ends = (link.a, link.b) if from_a else (link.b, link.a)
+            if ends not in self.links:
+                self.links[ends] = DirectedLink(link, from_a)
+            links.append(self.links[ends])
+        route = Route(links, latency_s, bytes_per_s)
+        self.routes.append(route)
+        return route
+
+    def find_shared(self) -> None:
+        """Tell all routes which of their links they share. Called once, when all of them are known."""
+        crossed: dict[DirectedLink, int] = {}
+        for route in self.routes:
+            for link in dict.fromkeys(route.links):
+                crossed[link] = crossed.get(link, 0) + 1
+        for route in self.routes:
+            route.shared = tuple(link for link in route.links if crossed[link] > 1 and link.bytes_per_s != INFINITE)
+            route.crossed = tuple(dict.fromkeys(route.shared))
 
     def close(self) -> None:
         """Let go of everything, so that it is freed at once: collecting the cycles would cost as much as the run."""
-        for channel in self.channels.values():
-            channel.transfers.clear()
-            channel.draining = None
-            for link in channel.links:
-                link.transfers.clear()
-        self.channels.clear()
-        del self.on_arrival
+        for link in self.links.values():
+            link.flows.clear()
+        del self._on_arrival, self._on_wake, self._on_change
 
-    def mark_drained(self, transfer: Transfer) -> None:
-        """Have an event at the moment when a transfer has drained, because somebody waits for it."""
-        if not transfer.shared:
-            self._drain_in(transfer, transfer.drained_s - self.environment.now)
-
-    def share(self, seeds: Iterable[Transfer]) -> None:
-        """Compute the rates anew of all transfers that share links with these, directly or through others."""
+    def start(self, flow: Flow) -> None:
+        """A flow sets out."""
         now = self.environment.now
-        together = _connected(seeds, now)
-        if not together:
-            return
-        routes = [transfer.channel.links for transfer in together]
-        limits = [transfer.channel.bytes_per_s for transfer in together]
-        rates = fair_rates(routes, limits, {link: link.bytes_per_s for route in routes for link in route})
-        for transfer, rate in zip(together, rates, strict=True):
-            transfer.left = max(0.0, transfer.left - transfer.rate * (now - transfer.since_s))
-            transfer.since_s = now
-            if rate != transfer.rate or not transfer.shared:
-                transfer.rate = rate
-                transfer.drained_s = now + transfer.left / rate
-                self._drain_in(transfer, transfer.left / rate)
+        route = flow.route
+        flow.start_s = flow.since_s = now
+        if flow.left:
+            alone = True
+            for link in route.crossed:
+                if link.flows:
+                    link.drop_drained(now)
+                    alone = alone and not link.flows
+                link.flows.append(flow)
+            if not alone:
+                flow.pieces = []
+                self._await(flow)
+                self._change((flow,))
+                return
+        seconds = flow.left / route.bytes_per_s
+        flow.rate = route.bytes_per_s
+        flow.drained_s = now + seconds
+        flow.timer = timer = Timeout(self.environment, seconds + route.latency_s, flow)
+        timer.callbacks.append(self._on_arrival)
 
-    def _drain_in(self, transfer: Transfer, seconds: float) -> None:
-        transfer.shared = True
-        transfer.timer = timer = Timeout(self.environment, max(0.0, seconds), transfer)
-        timer.callbacks.append(self._drain)
+    def mark_drained(self, flow: Flow) -> None:
+        """Have an event at the moment when a flow has drained, because somebody waits for it."""
+        if not flow.awaited:
+            self._await(flow)
+            self._wake_up()
+
+    def _await(self, flow: Flow) -> None:
+        """From here on it is an event when the flow has drained, and its arrival comes after that."""
+        flow.awaited = True
+        flow.timer = None
+        self._awaited[flow] = None
+
+    def _wake_up(self) -> None:
+        """Have an event when the first of the awaited flows has drained."""
+        first = min([flow.drained_s for flow in self._awaited], default=INFINITE)
+        if first != INFINITE and (self._wake is None or first != self._wake_s):
+            self._wake_s = first
+            self._wake = Timeout(self.environment, max(0.0, first - self.environment.now))
+            self._wake.callbacks.append(self._on_wake)
 
     def _drain(self, event: Event) -> None:
-        transfer = cast(Transfer, event.value)
-        if transfer.timer is not event:
+        if self._wake is not event:
             return
-        channel = transfer.channel
-        if channel.draining is transfer:
-            channel.draining = None
-        transfer.drained_s = self.environment.now
-        transfer.timer = timer = Timeout(self.environment, channel.latency_s, transfer)
-        timer.callbacks.append(self.on_arrival)
-        freed: dict[Transfer, None] = {}
-        for link in channel.links:
-            link.drop_drained(self.environment.now)
-            freed.update(dict.fromkeys(link.transfers))
-        channel.advance()
-        if freed:
-            self.share(freed)
+        self._wake = None
+        now = self.environment.now
+        done = [flow for flow in self._awaited if flow.drained_s <= self._wake_s]
+        for flow in done:
+            del self._awaited[flow]
+            if flow.pieces is not None:
+                flow.pieces.append(Piece(flow.since_s, now, flow.rate, flow.held_by))
+            flow.left = 0.0
+            flow.drained_s = now
+            flow.timer = timer = Timeout(self.environment, flow.route.latency_s, flow)
+            timer.callbacks.append(self._on_arrival)
+        for flow in done:
+            for link in flow.route.crossed:
+                link.drop_drained(now)
+                self._change(link.flows)
+            flow.drained()
+        self._wake_up()
 
     def _arrive(self, event: Event) -> None:
-        transfer = cast(Transfer, event.value)
-        if transfer.timer is event:
-            transfer.timer = None
-            transfer.arrived_s = self.environment.now
-            transfer.channel.receiver.arrived(transfer.message.reader)
+        flow = cast(Flow, event.value)
+        if flow.timer is event:
+            flow.timer = None
+            flow.arrived()
+
+    def _change(self, flows: Iterable[Flow]) -> None:
+        """Compute the rates of these flows, and of all that share links with them, once everything of now has
+        happened."""
+        if not self._changed:
+            Timeout(self.environment, 0.0).callbacks.append(self._on_change)
+        self._changed.update(dict.fromkeys(flows))
+
+    def _share(self, _: Event) -> None:
+        now = self.environment.now
+        together = _connected(self._changed, now)
+        self._changed = {}
+        shared = [flow.route.shared for flow in together]
+        rates, held_by = fair_rates(
+            shared,
+            [flow.route.bytes_per_s for flow in together],
+            {link: link.bytes_per_s for links in shared for link in links},
+        )
+        for flow, rate, held in zip(together, rates, held_by, strict=True):
+            if rate == flow.rate and held is flow.held_by:
+                continue
+            self._set_rate(flow, rate, held, now)
+        self._wake_up()
+
+    def _set_rate(self, flow: Flow, rate: float, held_by: DirectedLink | None, now: float) -> None:
+        if now > flow.since_s:
+            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since_s))
+            if flow.pieces is None:
+                flow.pieces = []
+            flow.pieces.append(Piece(flow.since_s, now, flow.rate, flow.held_by))
+            flow.since_s = now
+        elif flow.pieces is None:
+            flow.pieces = []
+        flow.rate = rate
+        flow.held_by = held_by
+        flow.drained_s = now + flow.left / rate
+        if not flow.awaited:
+            self._await(flow)
 
 
-def _connected(seeds: Iterable[Transfer], now: float) -> list[Transfer]:
-    """These transfers and all that share links with them, each in order of discovery."""
-    found = {transfer: None for transfer in seeds if transfer.drained_s > now}
+def _connected(seeds: Iterable[Flow], now: float) -> list[Flow]:
+    """These flows and all that share links with them, each in order of discovery."""
+    found = {flow: None for flow in seeds if flow.drained_s > now}
     frontier = list(found)
     while frontier:
-        for link in frontier.pop().channel.links:
+        for link in frontier.pop().route.crossed:
             link.drop_drained(now)
-            for transfer in link.transfers:
-                if transfer not in found:
-                    found[transfer] = None
-                    frontier.append(transfer)
+            for flow in link.flows:
+                if flow not in found:
+                    found[flow] = None
+                    frontier.append(flow)
     return list(found)

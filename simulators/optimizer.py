@@ -22,6 +22,7 @@ from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster import Cluster
+from .collectives import GradientReduction
 from .device import DeviceQueue
 from .reduction import TiedReduction
 
@@ -43,7 +44,8 @@ def wait_for_others(
     cluster: Cluster,
     operations: Sequence[Sequence[Action]],
     devices: Sequence[DeviceQueue],
-    reductions: Sequence[TiedReduction],
+    reductions: Sequence[TiedReduction | GradientReduction],
+    pipeline: int,
 ) -> None:
     """Let the first STEP of each device wait for what the mode asks for.
 
@@ -53,7 +55,9 @@ def wait_for_others(
         cluster: for the time of a hop, on free links.
         operations: per device its operations in order; a device without a STEP takes no part.
         devices: the queues of these operations, not yet begun.
-        reductions: of tied weights; a device's gradients are there when its own are summed.
+        reductions: of tied weights and over replicas; a device's gradients are there when its own are summed.
+        pipeline: devices of one replica. What is passed on stays within a replica: after the reduction over replicas
+            all of them hold the same.
     """
     if mode is OptimizerStep.LOCAL:
         return
@@ -62,9 +66,11 @@ def wait_for_others(
         for number, (queue, actions) in enumerate(zip(devices, operations, strict=True))
         if (position := next((at for at, action in enumerate(actions) if action.kind is Kind.STEP), None)) is not None
     ]
-    if len(steps) > 1:
-        chosen = _Barrier if mode is OptimizerStep.BARRIER else _Chain
-        chosen(environment, cluster, steps)
+    if mode is OptimizerStep.BARRIER and len(steps) > 1:
+        _Barrier(environment, cluster, steps)
+    if mode is OptimizerStep.POST_VALIDATION:
+        for first in range(0, len(devices), pipeline):
+            _Chain(environment, cluster, [step for step in steps if first <= step.device < first + pipeline])
 
 
 @frozen(eq=False)
@@ -74,7 +80,7 @@ class _Step:
     device: int
     queue: DeviceQueue
     position: int
-    reductions: list[TiedReduction]
+    reductions: list[TiedReduction | GradientReduction]
 
     @property
     def parts(self) -> int:

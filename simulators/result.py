@@ -20,14 +20,16 @@ from .tracing import build_trace
 
 @frozen(slots=False, eq=False)
 class SimulationResult:
-    """One simulated step. Times in seconds, sizes in bytes, tuples by device.
+    """One simulated step. Times in seconds, sizes in bytes, tuples by device: over a data dimension by rank
+    (``panpipe.core.plan.Mesh``).
 
     Args:
-        plan, costs, cluster: what was simulated.
-        exchange: the plan, lowered and taken apart.
+        plan, costs: what was simulated.
+        cluster: its devices in the order of ranks.
+        exchange: the plan, lowered and taken apart, with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         transfer_times: per ordered pair of devices the starts and the arrivals of its messages.
-        reductions: of tied weights, in the order of their ends.
+        reductions: of gradients over replicas, and then of tied weights by device and stage.
         has_memory: whether memory was asked for; without it everything about memory is empty.
     """
 

@@ -1,7 +1,8 @@
-"""Max-min fair shares: what each transfer gets of the links that it crosses together with others.
+"""Max-min fair shares: what each flow gets of the links that it crosses together with others.
 
-Progressive filling: all rates grow alike until a link is full or a transfer has reached its own limit; what that
-stops keeps its rate, and the others grow on. No transfer can then get more without one that has no more losing some.
+Progressive filling: all rates grow alike until a link is full or a flow has reached its own limit; what that stops
+keeps its rate, and the others grow on. No flow can then get more without one that has no more losing some.
+(Bertsekas and Gallager, "Data Networks", section 6.5.2.)
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,32 +13,36 @@ Link = TypeVar("Link", bound=Hashable)
 
 def fair_rates(
     routes: Sequence[Sequence[Link]], limits: Sequence[float], capacity: Mapping[Link, float]
-) -> list[float]:
-    """Rate of every transfer, in bytes/s.
+) -> tuple[list[float], list[Link | None]]:
+    """Rate of every flow, in bytes/s, and the full link that holds it there; None where its own limit does.
 
     Args:
-        routes: per transfer the links that it crosses, each in one direction.
-        limits: per transfer the rate that it cannot exceed, whoever else is there.
+        routes: per flow the links that it crosses, each in one direction; a link stands as often as it is crossed.
+        limits: per flow the rate that it cannot exceed, whoever else is there.
         capacity: per link what it moves, in bytes/s.
     """
     rates = [0.0] * len(routes)
-    growing = dict.fromkeys(range(len(routes)))
+    held_by: list[Link | None] = [None] * len(routes)
+    growing = list(range(len(routes)))
     left = {link: capacity[link] for route in routes for link in route}
     while growing:
-        crossing = dict.fromkeys(left, 0)
-        for transfer in growing:
-            for link in routes[transfer]:
-                crossing[link] += 1
-        level = min((left[link] / count for link, count in crossing.items() if count), default=float("inf"))
-        level = min(level, *(limits[transfer] for transfer in growing))
-        stopped = [
-            transfer
-            for transfer in growing
-            if limits[transfer] <= level or any(left[link] / crossing[link] <= level for link in routes[transfer])
-        ]
-        for transfer in stopped:
-            del growing[transfer]
-            rates[transfer] = level
-            for link in routes[transfer]:
+        crossing: dict[Link, int] = {}
+        for flow in growing:
+            for link in routes[flow]:
+                crossing[link] = crossing.get(link, 0) + 1
+        shares = {link: left[link] / count for link, count in crossing.items()}
+        level = min([*shares.values(), *(limits[flow] for flow in growing)])
+        full = {link for link, share in shares.items() if share <= level}
+        grow_on = []
+        for flow in growing:
+            if limits[flow] > level:
+                stop = next((link for link in routes[flow] if link in full), None)
+                if stop is None:
+                    grow_on.append(flow)
+                    continue
+                held_by[flow] = stop
+            rates[flow] = level
+            for link in routes[flow]:
                 left[link] -= level
-    return rates
+        growing = grow_on
+    return rates, held_by

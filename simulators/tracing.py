@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..core.actions import Action, Kind
 from ..core.plan import Plan
 from ..core.residency import MOVING_KINDS, STATE_KINDS, Timeline
-from ..core.trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 from .times import StepTimes
 
 
@@ -21,7 +21,7 @@ def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline]) -> 
     events.sort(key=lambda event: (event.start_s, event.device))
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
-    return Trace("simulated", plan.hash, plan.devices, tuple(events), tuple(samples), times.step_s)
+    return Trace("simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s)
 
 
 def _operations(times: StepTimes) -> Iterator[TraceEvent]:
@@ -31,12 +31,17 @@ def _operations(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _reductions(times: StepTimes) -> Iterator[TraceEvent]:
-    """Reductions of one device one behind the other, as the steps wait for them, and in front of those steps."""
+    """Those of one device one behind the other: of gradients over replicas on a queue of their own, and of tied weights
+    on the compute queue, as the steps wait for them, and in front of those steps."""
     free_s: dict[int, float] = {}
-    for reduction in sorted(times.reductions, key=lambda reduction: (reduction.device, reduction.stage)):
-        start_s = max(reduction.issued_s, free_s.get(reduction.device, 0.0))
-        end_s = free_s[reduction.device] = max(start_s, reduction.end_s)
-        yield TraceEvent(reduction.device, COMPUTE_QUEUE, Action(reduction.stage, Kind.REDUCE_TIED), start_s, end_s)
+    for reduction in times.reductions:
+        device, action = reduction.device, Action(reduction.stage, reduction.kind)
+        if reduction.kind is Kind.REDUCE_GRAD:
+            yield TraceEvent(device, COLLECTIVE_QUEUE, action, reduction.start_s, reduction.end_s, reduction.bytes)
+        else:
+            start_s = max(reduction.issued_s, free_s.get(device, 0.0))
+            end_s = free_s[device] = max(start_s, reduction.end_s)
+            yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
 
 
 def _transfers(times: StepTimes) -> Iterator[TraceEvent]:

@@ -143,7 +143,7 @@ def _limits(plan: Plan, facts: ReportFacts) -> list[float]:
         return list(facts.limits_bytes)
     if plan.prediction is None:
         return []
-    return [device.memory_bytes for device in plan.prediction.cluster.devices[: plan.devices]]
+    return [device.memory_bytes for device in plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]]
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:

@@ -5,13 +5,16 @@ What waits for what, between operations, messages and reductions of tied weights
 1. an operation waits for the one in front of it on its device, and for what it reads;
 2. a message waits for its send (the operation in front of that), for its receive to be posted (likewise), and for the
    message in front of it in its queue;
-3. a reduction waits for every stage that holds the weight; the STEPs of these stages wait for it.
+3. the reduction of a tied weight waits for every stage that holds it; the STEPs of these stages wait for it;
+4. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
+   that on its device; its STEP and its tied weights wait for that. All replicas run the same orders, so that one of
+   them tells for all.
 
 One pass in the order of these dependencies gives the times of a step in which no link is shared, too. A cycle is
 what a deadlock is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import networkx
 from attrs import field, frozen
@@ -24,13 +27,14 @@ from ..plan import Plan
 Node = int
 """Operations, messages and reductions, numbered through."""
 
-_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED = (
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS = (
     "stands behind it",
     "reads what it makes",
     "carries what it makes",
     "its receive is posted behind it",
     "comes next in the queue",
     "sums a tied weight with it",
+    "needs its gradients",
 )
 
 
@@ -78,7 +82,7 @@ def waits_of(plan: Plan, exchange: Exchange) -> Waits:
                 before.append((len(waits.names) - 1, _QUEUE))
             node = waits.add(str(message.send), before)
             waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
-    _add_reductions(plan, exchange, waits)
+    _add_reductions(plan, exchange, waits, _add_gradients(exchange, waits))
     return waits
 
 
@@ -93,10 +97,30 @@ def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int |
                 waits.before[made[edge.src, False, microbatch]].append((made[edge.dst, False, microbatch], _READS))
 
 
-def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits) -> None:
+def _steps(exchange: Exchange, waits: Waits) -> dict[int, Node]:
+    """The STEP of every stage."""
     steps: dict[int, Node] = {}
     for first, actions in zip(waits.first_operation, exchange.operations, strict=True):
         steps.update({a.stage: first + i for i, a in enumerate(actions) if a.kind is Kind.STEP})
+    return steps
+
+
+def _add_gradients(exchange: Exchange, waits: Waits) -> dict[int, Node]:
+    """Reductions over the data dimension, in order on every device; returns that of every stage."""
+    steps = _steps(exchange, waits)
+    nodes: dict[int, Node] = {}
+    for first, reduced in zip(waits.first_operation, exchange.gradients, strict=True):
+        ahead = None
+        for at, stage in reduced:
+            before = [(first + at - 1, _GRADIENTS)] + ([] if ahead is None else [(ahead, _QUEUE)])
+            ahead = nodes[stage] = waits.add(f"{stage}REDUCE_GRAD", before)
+            if stage in steps:
+                waits.before[steps[stage]].append((ahead, _GRADIENTS))
+    return nodes
+
+
+def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits, gradients: Mapping[int, Node]) -> None:
+    steps = _steps(exchange, waits)
     joined = {stage: (device, at) for device, tied in enumerate(exchange.reductions) for at, stage in tied}
     for weight in plan.tied:
         absent = next((stage for stage in weight.stages if stage not in joined or stage not in steps), None)
@@ -107,6 +131,7 @@ def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits) -> None:
             )
         joins = [joined[stage] for stage in weight.stages]
         ends = [(waits.first_operation[device] + at - 1, _TIED) for device, at in joins if at]
+        ends += [(gradients[stage], _GRADIENTS) for stage in weight.stages if stage in gradients]
         node = waits.add(f"the reduction of '{weight.name}'", ends)
         for stage in weight.stages:
             waits.before[steps[stage]].append((node, _TIED))

@@ -36,8 +36,7 @@ def check_structure(plan: Plan) -> list[str]:
 
 def _check_shape(plan: Plan) -> None:
     mesh = plan.mesh
-    if mesh.pipeline < 1 or mesh.data < 1:
-        raise RequestError(f"the mesh is {mesh.pipeline} × {mesh.data}: both are at least 1; plan again")
+    mesh.check()
     if plan.microbatches < 1:
         raise RequestError(f"the plan has {plan.microbatches} microbatches: it needs at least 1; plan again")
     if not plan.stages:
@@ -91,10 +90,7 @@ def _check_prediction(plan: Plan) -> None:
         raise RequestError(
             f"the prediction has costs of {len(costs)} stages and the plan has {len(plan.stages)}: plan again"
         )
-    if len(cluster.devices) < plan.devices:
-        raise RequestError(
-            f"the prediction's cluster has {len(cluster.devices)} devices and the plan uses {plan.devices}: plan again"
-        )
+    plan.mesh.check(cluster)
     for stage, cost in enumerate(costs):
         for name, value in asdict(cost).items():
             if value is not None and not (math.isfinite(value) and value >= 0):

@@ -72,14 +72,21 @@ def test_receives_move_forward_to_keep_the_order_of_their_queue():
     assert texts(lower(plan, 0))[1] == "1RECV_F1<0 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP"
 
 
-def test_all_reductions_of_a_device_stand_in_front_of_its_steps():
+def test_all_sums_of_a_tied_weight_stand_in_front_of_the_steps_of_a_device():
     tied = (TiedWeight("embedding", (0, 3), 8),)
-    plan = plan_of(orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"), (0, 1, 1, 0), tied=tied, data=2)
+    plan = plan_of(orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"), (0, 1, 1, 0), tied=tied)
     ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(plan)]
-    assert ends == [
-        ["0REDUCE_GRAD", "3REDUCE_GRAD", "0REDUCE_TIED", "3REDUCE_TIED", "0STEP", "3STEP"],
-        ["1REDUCE_GRAD", "2REDUCE_GRAD", "1STEP", "2STEP"],
-    ]
+    assert ends == [["0REDUCE_TIED", "3REDUCE_TIED", "0STEP", "3STEP"], ["1STEP", "2STEP"]]
+
+
+def test_gradients_are_reduced_behind_the_last_backward_of_their_stage():
+    rows = orders("0F0 0F1 3F0 3F1 3I0 3I1 3W0 0B0 3W1 0B1", "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1B1")
+    tied = (TiedWeight("embedding", (0, 3), 8),)
+    lowered = lower(plan_of(rows, (0, 1, 1, 0), tied=tied, data=2), 0)
+    assert texts(lowered)[0].endswith(
+        "3W1 3REDUCE_GRAD 0RECV_B1<1 0B1 0REDUCE_GRAD 0REDUCE_TIED 3REDUCE_TIED 0STEP 3STEP"
+    )
+    assert texts(lowered)[1].endswith("2B1 2REDUCE_GRAD 1B0 1SEND_B0>0 1B1 1SEND_B1>0 1REDUCE_GRAD 1STEP 2STEP")
 
 
 @given(plans(), st.integers(0, 4))

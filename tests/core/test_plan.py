@@ -42,6 +42,8 @@ PLAN = Plan(
     ),
 )
 
+CLUSTER = fully_connected(4, 100, 2.0, 0.25)
+
 
 def refused(change):
     data = json.loads(plan_json(PLAN))
@@ -115,3 +117,52 @@ def test_a_field_that_is_wrong_is_named(change, word):
 def test_a_hand_edited_action_is_refused(text):
     message = refused(lambda d: d["device_actions"][0].insert(0, text))
     assert f"'{text}' is not an action" in message
+
+
+# The mesh
+
+
+def test_ranks_go_replica_by_replica():
+    mesh = Mesh(2, 3)
+    assert mesh.ranks == 6
+    assert mesh.cluster_devices == (0, 1, 2, 3, 4, 5)
+    assert Mesh(2, 2, ((3, 1), (0, 2))).cluster_devices == (3, 1, 0, 2)
+
+
+def test_a_mesh_with_devices_is_read_as_it_was_written():
+    plan = evolve(PLAN, mesh=Mesh(2, 2, ((3, 1), (0, 2))))
+    assert parse_plan(plan_json(plan), "plan.json") == plan
+
+
+def test_a_cluster_is_arranged_in_the_order_of_ranks():
+    cluster = fully_connected(5, 100, 2.0, 0.25)
+    assert Mesh(2, 2).arrange(cluster) is cluster
+    arranged = Mesh(2, 2, ((3, 1), (0, 2))).arrange(cluster)
+    assert [device.name for device in arranged.devices] == ["device3", "device1", "device0", "device2", "device4"]
+    assert arranged.path(0, 2) == cluster.path(3, 0)
+
+
+def test_memory_of_a_position_is_that_of_the_replica_that_has_least():
+    devices = tuple(
+        evolve(device, memory_bytes=size) for device, size in zip(CLUSTER.devices, (8, 5, 6, 7), strict=True)
+    )
+    assert Mesh(2, 2).memory_bytes(evolve(CLUSTER, devices=devices)) == (6, 5)
+    assert Mesh(2, 2, ((1, 0), (3, 2))).memory_bytes(evolve(CLUSTER, devices=devices)) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rule"),
+    [
+        (Mesh(0, 1), "the mesh is 0 × 1: both are at least 1"),
+        (Mesh(2, 0), "the mesh is 2 × 0: both are at least 1"),
+        (Mesh(2, 2, ((0, 1),)), r"replicas of \[2\] devices: 2 replicas of 2 each"),
+        (Mesh(2, 2, ((0, 1), (2,))), r"replicas of \[2, 1\] devices: 2 replicas of 2 each"),
+        (Mesh(2, 2, ((0, 1), (2, 1))), "device 1 twice: a device stands at one position of one replica"),
+        (Mesh(2, 1, ((0, -1),)), "device -1: they go from 0"),
+        (Mesh(2, 1, ((0, 4),)), "uses device 4, counted from 0, and the cluster has 4"),
+        (Mesh(2, 3), "needs 6 devices and the cluster has 4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(mesh, rule):
+    with pytest.raises(RequestError, match=rule):
+        mesh.arrange(CLUSTER)

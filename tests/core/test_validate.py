@@ -43,7 +43,7 @@ BAD_PLANS = {
     r"costs of 1 stages and the plan has 2": attrs.evolve(
         PLAN, prediction=attrs.evolve(PLAN.prediction, costs=(UNIT,))
     ),
-    r"cluster has 1 devices and the plan uses 2": attrs.evolve(
+    r"needs 2 devices and the cluster has 1": attrs.evolve(
         PLAN, prediction=attrs.evolve(PLAN.prediction, cluster=fully_connected(1, 9, 1.0, 0.0))
     ),
     r"0STEP in the order of device 0 is not compute": with_orders("0F0 0F1 0B0 0B1 0STEP", "1F0 1B0 1F1 1B1"),

@@ -97,7 +97,7 @@ def test_split_backward_hands_its_gradient_on_behind_i():
         ("holds no cluster", {"plan": attrs.evolve(two_stages(), prediction=None), "costs": [StageCosts(1, 1, 1)] * 2}),
         ("1 costs for 2 stages", {"plan": two_stages(), "costs": [StageCosts(1, 1, 1)]}),
         ("needs 2 devices and the cluster has 1", {"plan": two_stages(), "cluster": fully_connected(1, 9, 1.0, 0.0)}),
-        ("2 replicas along the data dimension", {"plan": two_stages(data=2)}),
+        ("needs 4 devices and the cluster has 2", {"plan": two_stages(data=2)}),
         ("no link connects device 0", {"plan": two_stages(), "cluster": Cluster((Device("a", 1), Device("b", 1)))}),
         (
             "plan deadlocks: device 0 at 0B0, device 1 at 1F1 wait",

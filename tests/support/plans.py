@@ -32,6 +32,7 @@ def plan_of(
     edges: Sequence[StageEdge] | None = None,
     tied: tuple[TiedWeight, ...] = (),
     data: int = 1,
+    mesh_devices: tuple[tuple[int, ...], ...] | None = None,
 ) -> Plan:
     """A plan of these orders. By default a chain of 10 bytes a hop, unit costs and own links without any delay."""
     stages = len(placement)
@@ -40,7 +41,7 @@ def plan_of(
     return Plan(
         model="test",
         graph_hash="",
-        mesh=Mesh(devices, data),
+        mesh=Mesh(devices, data, mesh_devices),
         microbatches=1 + max((a.microbatch or 0 for row in device_actions for a in row), default=0),
         schedule="by hand",
         stages=tuple(Stage(index, device, (f"operator{index}",)) for index, device in enumerate(placement)),
@@ -49,7 +50,7 @@ def plan_of(
         tied=tied,
         prediction=Prediction(
             costs=tuple(costs or [UNIT] * stages),
-            cluster=cluster or fully_connected(devices, 10**9, float("inf"), 0.0),
+            cluster=cluster or fully_connected(devices * data, 10**9, float("inf"), 0.0),
             step_s=1.0,
             peak_memory_bytes=(0.0,) * devices,
             peak_saved_bytes=(0.0,) * devices,

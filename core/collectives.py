@@ -1,0 +1,282 @@
+"""Collectives: which links all-reduce, all-gather and reduce-scatter cross, how often, and how long they take alone.
+
+A collective is a sequence of *phases*. In a phase all members send at once and at one rate, which the slowest of their
+paths sets, and the next phase begins when what was sent has arrived. With n members and S bytes (what each member holds
+of an all-reduce, and the whole result of an all-gather or source of a reduce-scatter):
+
+============  ==============  =======================================  ==========================  ===========
+algorithm     operation       who sends to whom                        bytes over each             latencies
+============  ==============  =======================================  ==========================  ===========
+ring          all-reduce      each member to the next                  2(n−1)/n · S                2(n−1)
+ring          the others      each member to the next                  (n−1)/n · S                 n−1
+tree          all-reduce      up and down two binary trees at once     S/2 each way                2·⌈log2 n⌉
+tree          the others      in phase k each to the 2^k-th before it  min(2^k, n−2^k)/n · S       ⌈log2 n⌉
+hierarchical  all of them     rings within nodes, rings across them    as of the rings it is of    of all rings
+============  ==============  =======================================  ==========================  ===========
+
+Rings and what they move: NCCL ("Performance reported by NCCL tests", bus bandwidth; Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", JPDC 2009). Double binary trees: Sanders, Speck and Träff,
+"Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; built as NCCL's ``trees.cc`` builds them.
+Doubling for the two others: Bruck et al., "Efficient algorithms for all-to-all communications", IEEE TPDS 1997; it is
+what NCCL's PAT does.
+
+In a ring of messages pipelined in pieces all n edges are busy all the time, so a ring is one phase that crosses the
+paths of all its edges at one rate; a link that several edges cross is crossed as often.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+import networkx
+from attrs import frozen
+
+from .cluster import Cluster, Link
+
+
+class Operation(StrEnum):
+    """What a collective does."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+
+
+class Algorithm(StrEnum):
+    """How it does it."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+Crossing = tuple[Link, bool]
+"""A link, and whether it is crossed from its a to its b."""
+
+
+@frozen
+class Phase:
+    """All members send at once, at one rate.
+
+    Args:
+        bytes: over each of the paths.
+        latency_s: from when the last byte was sent until it has arrived.
+        crossings: of all paths together; a link stands as often as it is crossed.
+    """
+
+    bytes: float
+    latency_s: float
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate over each path while nothing else is on the way."""
+        counts: dict[Crossing, int] = {}
+        for crossing in self.crossings:
+            counts[crossing] = counts.get(crossing, 0) + 1
+        return min((link.bytes_per_s / count for (link, _), count in counts.items()), default=float("inf"))
+
+    @property
+    def seconds(self) -> float:
+        """Time of the phase alone."""
+        return self.bytes / self.bytes_per_s + self.latency_s
+
+
+def collective_s(
+    cluster: Cluster,
+    devices: Sequence[int],
+    size_bytes: float,
+    operation: Operation = Operation.ALL_REDUCE,
+    algorithm: Algorithm | None = None,
+) -> float:
+    """Seconds of a collective while nothing else is on its links. Arguments as of ``collective_phases``."""
+    return _alone_s(collective_phases(cluster, devices, size_bytes, operation, algorithm))
+
+
+def collective_phases(
+    cluster: Cluster,
+    devices: Sequence[int],
+    size_bytes: float,
+    operation: Operation = Operation.ALL_REDUCE,
+    algorithm: Algorithm | None = None,
+) -> tuple[Phase, ...]:
+    """The phases of a collective, in order; none where one device or nothing is to be moved.
+
+    Args:
+        cluster: whose links are crossed.
+        devices: the members, by their numbers in the cluster; their order does not matter.
+        size_bytes: S.
+        operation: what is done.
+        algorithm: how; None takes what is fastest alone, as NCCL's tuning does. Where no distance parts the members
+            into equal groups, hierarchical is the ring.
+
+    Raises:
+        RequestError: nothing connects two members.
+    """
+    members = tuple(sorted(set(devices)))
+    if len(members) < 2 or not size_bytes:
+        return ()
+    order = ring_order(cluster, members)
+    wanted = tuple(Algorithm) if algorithm is None else (algorithm,)
+    found = [_phases(cluster, order, size_bytes, operation, each) for each in wanted]
+    choices = [phases for phases in found if phases is not None]
+    if not choices:  # hierarchical, and every member as near to every other: there is one group
+        return _phases(cluster, order, size_bytes, operation, Algorithm.RING) or ()
+    return min(choices, key=_alone_s)
+
+
+def _phases(
+    cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation, algorithm: Algorithm
+) -> tuple[Phase, ...] | None:
+    if algorithm is Algorithm.RING:
+        return (_ring(cluster, order, size, 2 if operation is Operation.ALL_REDUCE else 1),)
+    if algorithm is Algorithm.HIERARCHICAL:
+        return _hierarchical(cluster, order, size, operation)
+    if operation is Operation.ALL_REDUCE:
+        return (_double_tree(cluster, order, size),)
+    phases = _doubling(cluster, order, size)
+    return phases if operation is Operation.ALL_GATHER else phases[::-1]
+
+
+def _ring(cluster: Cluster, order: tuple[int, ...], size: float, rounds: int) -> Phase:
+    """One ring; ``rounds`` × (n−1) steps, in each of which every member hands a piece of S/n on."""
+    return _rings(cluster, (order,), size, rounds)
+
+
+def _rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rounds: int) -> Phase:
+    """Equally long rings at once. In every round a piece passes all edges but one."""
+    count = len(orders[0])
+    pairs = [(order[i], order[(i + 1) % count]) for order in orders for i in range(count)]
+    latency_s = 0.0
+    for order in orders:
+        edges = [_latency_s(cluster, order[i], order[(i + 1) % count]) for i in range(count)]
+        spared = min(sum(edges[(i + j) % count] for j in range(rounds)) for i in range(count))
+        latency_s = max(latency_s, rounds * sum(edges) - spared)
+    return Phase(rounds * (count - 1) / count * size, latency_s, _crossings(cluster, pairs))
+
+
+def _double_tree(cluster: Cluster, order: tuple[int, ...], size: float) -> Phase:
+    """Half of it up and down one binary tree, half of it the other, in which leaves of the first are inner nodes."""
+    count = len(order)
+    pairs = []
+    latency_s = 0.0
+    for second in (False, True):
+        to_root = [0.0] * count
+        # A parent has fewer trailing zeros left to clear: in this order it comes before its children.
+        for place in sorted(range(1, count), key=lambda place: -(place & -place)):
+            up = _parent(place, count)
+            child, parent = (order[_in_second_tree(p, count) if second else p] for p in (place, up))
+            pairs += [(child, parent), (parent, child)]
+            to_root[place] = to_root[up] + max(_latency_s(cluster, *pairs[-1]), _latency_s(cluster, *pairs[-2]))
+        latency_s = max(latency_s, 2 * max(to_root))
+    return Phase(size / 2, latency_s, _crossings(cluster, pairs))
+
+
+def _parent(place: int, count: int) -> int:
+    """Parent in NCCL's binary tree, whose root is 0 and whose odd places are leaves (``ncclGetBtree``)."""
+    lowest = place & -place
+    up = (place ^ lowest) | (lowest << 1)
+    return up if up < count else place ^ lowest
+
+
+def _in_second_tree(place: int, count: int) -> int:
+    """The second tree is the first one's mirror, or for an odd count moved by one (``ncclGetDtree``)."""
+    return count - 1 - place if count % 2 == 0 else (place + 1) % count
+
+
+def _doubling(cluster: Cluster, order: tuple[int, ...], size: float) -> tuple[Phase, ...]:
+    """All-gather: each phase doubles what a member holds. In the opposite order it is a reduce-scatter."""
+    count = len(order)
+    phases = []
+    held = 1
+    while held < count:
+        pairs = [(order[i], order[(i - held) % count]) for i in range(count)]
+        latency_s = max(_latency_s(cluster, *pair) for pair in pairs)
+        phases.append(Phase(min(held, count - held) / count * size, latency_s, _crossings(cluster, pairs)))
+        held *= 2
+    return tuple(phases)
+
+
+def _hierarchical(
+    cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation
+) -> tuple[Phase, ...] | None:
+    """Rings within groups of members that are near each other, and rings of the groups' equals across; None where no
+    distance parts the members into equal groups.
+
+    Of the distances that do, the one that is fastest alone.
+    """
+    distances = sorted({cluster.transfer_s(a, b, size / len(order)) for a in order for b in order if a != b})
+    choices = []
+    for distance in distances[:-1]:
+        groups = _groups(cluster, order, size / len(order), distance)
+        if 1 < len(groups) < len(order) and len({len(group) for group in groups}) == 1:
+            choices.append(_in_groups(cluster, groups, size, operation))
+    return min(choices, key=_alone_s, default=None)
+
+
+def _in_groups(
+    cluster: Cluster, groups: Sequence[tuple[int, ...]], size: float, operation: Operation
+) -> tuple[Phase, ...]:
+    near = len(groups[0])
+    inner = [ring_order(cluster, group) for group in groups]
+    across = [ring_order(cluster, tuple(group[i] for group in groups)) for i in range(near)]
+    if operation is Operation.ALL_REDUCE:
+        within = _rings(cluster, inner, size, 1)
+        return within, _rings(cluster, across, size / near, 2), within
+    phases = _rings(cluster, inner, size, 1), _rings(cluster, across, size / near, 1)
+    return phases if operation is Operation.REDUCE_SCATTER else phases[::-1]
+
+
+def _groups(cluster: Cluster, members: Sequence[int], piece: float, distance: float) -> list[tuple[int, ...]]:
+    """Members, ascending, that steps of at most ``distance`` seconds for a piece connect."""
+    graph: networkx.Graph[int] = networkx.Graph()
+    graph.add_nodes_from(sorted(members))
+    graph.add_edges_from(
+        (a, b) for a in members for b in members if a < b and cluster.transfer_s(a, b, piece) <= distance
+    )
+    return [tuple(sorted(group)) for group in networkx.connected_components(graph)]
+
+
+@lru_cache(maxsize=4096)
+def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The members in the order of a ring: those of a node stand next to each other.
+
+    From each member the ring goes on to the nearest that is left: of least latency, or of highest rate, or simply the
+    next number; the order whose ring is the fastest alone wins, and of equals the first in this list.
+
+    Args:
+        cluster: whose links are crossed.
+        members: their numbers in the cluster, ascending.
+    """
+
+    def rate(a: int, b: int) -> float:
+        return min(link.bytes_per_s for link, _ in cluster.path(a, b))
+
+    by_latency = _nearest_first(members, lambda a, b: (_latency_s(cluster, a, b), -rate(a, b), b))
+    by_rate = _nearest_first(members, lambda a, b: (-rate(a, b), _latency_s(cluster, a, b), b))
+    orders = (by_latency, by_rate, members)
+    rings = {order: _ring(cluster, order, 1.0, 2) for order in orders}
+    return min(orders, key=lambda order: (-rings[order].bytes_per_s, rings[order].latency_s))
+
+
+def _nearest_first(
+    members: tuple[int, ...], distance: Callable[[int, int], tuple[float, float, int]]
+) -> tuple[int, ...]:
+    order, left = [members[0]], set(members[1:])
+    while left:
+        nearest = min(left, key=lambda other: distance(order[-1], other))
+        order.append(nearest)
+        left.remove(nearest)
+    return tuple(order)
+
+
+def _alone_s(phases: Sequence[Phase]) -> float:
+    return sum(phase.seconds for phase in phases)
+
+
+def _latency_s(cluster: Cluster, src: int, dst: int) -> float:
+    return sum(link.latency_s for link, _ in cluster.path(src, dst))
+
+
+def _crossings(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> tuple[Crossing, ...]:
+    return tuple(crossing for pair in pairs for crossing in cluster.path(*pair))

@@ -1,0 +1,104 @@
+"""Channels: the in-order queue of messages from one device to another.
+
+A message starts when it was sent, its receive is posted and the message in front of it has drained; latencies overlap.
+"""
+
+from collections.abc import Sequence
+
+from ..core.cluster import Cluster
+from ..core.messages import Message
+from .device import DeviceQueue
+from .network import Flow, Network, Route
+
+
+class Transfer(Flow):
+    """One message under way."""
+
+    __slots__ = ("arrived_s", "channel", "message", "ready_s")
+
+    def __init__(self, message: Message, channel: "Channel") -> None:
+        super().__init__(channel.route, message.bytes)
+        self.message = message
+        self.channel = channel
+        self.arrived_s = 0.0
+        self.ready_s = 0.0  # sent and posted
+
+    def drained(self) -> None:
+        """The next message of the channel may start."""
+        self.channel.advance()
+
+    def arrived(self) -> None:
+        """The receiver has it."""
+        channel = self.channel
+        self.arrived_s = channel.network.environment.now
+        channel.receiver.arrived(self.message.reader)
+
+
+class Channel:
+    """The messages from one device to another.
+
+    Args:
+        network: whose links they cross.
+        route: their way.
+        messages: in order.
+        receiver: queue of the device that they go to.
+        eager: a send needs no posted receive.
+    """
+
+    __slots__ = ("issued", "network", "posted", "receiver", "route", "started", "transfers")
+
+    def __init__(
+        self, network: Network, route: Route, messages: Sequence[Message], receiver: DeviceQueue, eager: bool
+    ) -> None:
+        self.network = network
+        self.route = route
+        self.receiver = receiver
+        self.transfers = [Transfer(message, self) for message in messages]
+        self.issued = 0
+        self.posted = len(messages) if eager else 0
+        self.started = 0
+
+    def issue(self) -> None:
+        """The sender reached the next send."""
+        self.issued += 1
+        if self.issued <= self.posted:
+            self.transfers[self.issued - 1].ready_s = self.network.environment.now
+            self.advance()
+
+    def post(self) -> None:
+        """The receiver reached the next receive."""
+        self.posted += 1
+        if self.posted <= self.issued:
+            self.transfers[self.posted - 1].ready_s = self.network.environment.now
+            self.advance()
+
+    def advance(self) -> None:
+        """Start what may start."""
+        network, transfers = self.network, self.transfers
+        now = network.environment.now
+        ready = min(self.issued, self.posted)
+        while self.started < ready:
+            if self.started:
+                ahead = transfers[self.started - 1]
+                if ahead.drained_s > now:
+                    network.mark_drained(ahead)
+                    return
+            self.started += 1
+            network.start(transfers[self.started - 1])
+
+
+def make_channels(
+    network: Network,
+    cluster: Cluster,
+    queues: dict[tuple[int, int], list[Message]],
+    devices: Sequence[DeviceQueue],
+    eager: bool,
+) -> dict[tuple[int, int], Channel]:
+    """A channel for every ordered pair of devices that has messages."""
+    channels = {}
+    for (src, dst), messages in queues.items():
+        path = cluster.path(src, dst)
+        latency_s = sum(link.latency_s for link, _ in path)
+        route = network.route(path, latency_s, min(link.bytes_per_s for link, _ in path))
+        channels[src, dst] = Channel(network, route, messages, devices[dst], eager)
+    return channels
