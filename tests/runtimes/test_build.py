@@ -4,6 +4,7 @@ import panpipe
 import pytest
 import torch
 from attrs import evolve
+from panpipe.core.plan import Mesh
 from panpipe.core.planner import assemble
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -71,6 +72,19 @@ def test_a_plan_for_another_world_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(panpipe.RequestError, match=r"for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
         build(plan=plan())
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        (Mesh(2, 2), "the plan has 2 replicas along the data dimension: this version trains one"),
+        (Mesh(2, 1, ((1, 0),)), r"the plan stands on the devices \[1, 0\] of its cluster: this version runs"),
+    ],
+)
+def test_a_mesh_that_no_runtime_has_yet_is_refused(mesh, said):
+    with pytest.raises(panpipe.RequestError, match=said) as refusal:
+        build(plan=evolve(plan(), mesh=mesh))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_parameter_that_nobody_reads_is_a_warning_and_keeps_no_gradient():
