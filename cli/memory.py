@@ -20,7 +20,7 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
-    """By kind, each device at its own peak, messages under way included, against its limit.
+    """By kind, each device of a pipeline at its own peak, messages under way included, against its limit.
 
     Args:
         result: a simulated step.
@@ -38,7 +38,7 @@ def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
             share_text(sum(held.values()), limits[device]),
             str(result.peak_actions[device] or "–"),
         )
-        for device, held in enumerate(result.memory_at_peak)
+        for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
     title = f"Memory at each device's peak, in {unit}, messages included"
     print_table(title, ("device", *HEADINGS.values(), "all", "limit", "used", "at"), rows)

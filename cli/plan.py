@@ -1,16 +1,19 @@
 """``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from ..core.errors import RequestError
+from ..core.cluster import Cluster
+from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph, read_graph
 from ..core.partition import device_limits
-from ..core.plan import plan_json
+from ..core.plan import Plan, plan_json
 from ..core.planner import BUDGET, longest_path
 from ..core.planner import plan as search_plan
+from ..core.planner.infeasible import NothingFits
 from ..core.planner.unlimited import unlimited_step_s
 from ..core.schedules.registry import families
 from ..core.throughput import Work
@@ -56,18 +59,25 @@ def plan(
     limits = device_limits(machine, memory_limit)
     operators, sizes = _operators(graph, model, microbatches)
     known = list(families().values())
-    with search_progress(budget) as progress:
-        chosen = search_plan(
-            operators,
-            machine,
-            microbatches,
-            families=known,
-            oracle=longest_path,
-            memory_limit=memory_limit,
-            budget=budget,
-            progress=progress,
-            parameter_sizes=sizes,
-        )
+
+    def planned(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int) -> Plan:
+        with search_progress(budget) as progress:
+            return search_plan(
+                graph,
+                cluster,
+                microbatches,
+                families=known,
+                oracle=longest_path,
+                memory_limit=memory_limit,
+                budget=budget,
+                progress=progress,
+                parameter_sizes=sizes,
+            )
+
+    try:
+        chosen = planned(operators, machine, microbatches, budget)
+    except NothingFits as nothing:
+        _refuse(nothing, operators, planned, budget=budget, rows=samples, json=json)
     if out is not None:
         write_text(out, plan_json(chosen))
     answer = PlanAnswer(chosen, limits, Work(samples, tokens), unlimited_step_s(chosen, known, longest_path, limits))
@@ -77,6 +87,25 @@ def plan(
         answer.show()
         if out is not None:
             print(f"\nWritten to {out}.")
+
+
+def _refuse(
+    nothing: NothingFits, graph: OpGraph, planned: Callable[..., Plan], *, budget: int, rows: int | None, json: bool
+) -> NoReturn:
+    """Tell what does not fit, and what would."""
+    from .infeasible import BUDGET as FURTHER
+    from .infeasible import InfeasibleAnswer
+
+    def replan(graph: OpGraph, cluster: Cluster, microbatches: int) -> Plan | None:
+        try:
+            return planned(graph, cluster, microbatches, min(budget, FURTHER))
+        except (InfeasibleError, RequestError):
+            return None
+
+    answer = InfeasibleAnswer(nothing, graph, replan, rows)
+    if json:
+        print_json(answer.plain())
+    raise InfeasibleError(answer.text())
 
 
 def _operators(graph: Path | None, model: str | None, microbatches: int) -> tuple[OpGraph, dict[str, int] | None]:

@@ -5,8 +5,8 @@ is the idle time of a device on average. Its causes are found by taking them awa
 same plan again after each; a cause is what the step loses by it, so that the causes add up to the idle time exactly::
 
     the step as it is
-     │ contention      every two devices get a path of their own
      │ reduction       optimizer steps, and sums of tied weights and over replicas, take no time
+     │ contention      every two devices get a path of their own
      │ communication   messages take no time
      │ recomputation   nothing is recomputed
      │ imbalance       the stages of each device are scaled until every device has the mean load
@@ -26,7 +26,7 @@ from .actions import COMPUTE_KINDS, Kind
 from .cluster import Cluster, Link
 from .costs import StageCosts
 from .evaluate import Evaluation, evaluate
-from .plan import Mesh, Plan
+from .plan import Plan
 
 WARM_UP = "warm-up and cool-down"
 DEPENDENCY = "dependency"
@@ -88,13 +88,14 @@ def idle_time(
     """The idle time of a plan by cause.
 
     Args:
-        plan, costs, cluster: what is explained.
+        plan, costs: what is explained.
+        cluster: its devices in the order of ranks (``Mesh.arrange``).
         step_time: runs a step.
         unlimited_s: the step of the fastest known order of the same stages that lacks nothing but memory.
         waits: by link, how much longer transfers took because they shared it, in any unit; divides the contention.
     """
-    step_s = step_time(plan, costs, cluster)
-    left, run = step_s, plan
+    run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
+    left = step_s = step_time(run, costs, cluster)
     causes = dict.fromkeys(CAUSES, 0.0)
 
     def without(cause: str, shorter_s: float) -> None:
@@ -102,11 +103,10 @@ def idle_time(
         if left - shorter_s > NOISE * step_s:
             causes[cause], left = left - shorter_s, shorter_s
 
-    own = own_paths(plan, cluster)
-    without(CONTENTION, step_time(run, costs, own))
-    costs = [evolve(cost, optimizer_s=0.0) for cost in costs]
-    run = evolve(run, tied=(), mesh=Mesh(plan.mesh.pipeline))
-    without(REDUCTION, step_time(run, costs, own))
+    costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
+    run = evolve(run, tied=())
+    without(REDUCTION, step_time(run, costs, cluster))
+    without(CONTENTION, step_time(run, costs, own_paths(run, cluster)))
     without(COMMUNICATION, evaluated(run, costs).makespan)
     if run.memory.recompute:
         run = evolve(run, memory=evolve(run.memory, recompute=()))
@@ -134,10 +134,9 @@ def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
 def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
     """A cluster in which every two devices that talk have a path of their own, as fast as the free one between them."""
     place = plan.placement
-    pairs = {(place[edge.src], place[edge.dst]) for edge in plan.edges}
-    pairs |= {(place[a], place[b]) for weight in plan.tied for a in weight.stages for b in weight.stages}
-    links = [_own_link(cluster, a, b) for a, b in sorted({(min(pair), max(pair)) for pair in pairs}) if a != b]
-    return Cluster(cluster.devices, (), tuple(links))
+    ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
+    pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]
+    return Cluster(cluster.devices, (), tuple(_own_link(cluster, a, b) for a, b in pairs if a != b))
 
 
 def _own_link(cluster: Cluster, a: int, b: int) -> Link:

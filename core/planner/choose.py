@@ -6,7 +6,7 @@ from attrs import evolve
 
 from ..cluster import Cluster
 from ..costs import StageCosts, stage_edges
-from ..errors import RequestError
+from ..errors import InfeasibleError, RequestError
 from ..graph import OpGraph
 from ..partition import (
     Held,
@@ -23,6 +23,7 @@ from ..plan import Plan, Prediction
 from ..schedules.early import early_gradients
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .assemble import assemble
+from .infeasible import NothingFits
 from .options import MAX_CHUNKS, options, schedule_problem
 from .score import Candidate, Judge, Oracle, Progress
 from .search import Search
@@ -223,10 +224,8 @@ def _predicted(best: Candidate | None, judge: Judge) -> Plan:
             f"none of the schedules is made for {len(judge.cluster.devices)} devices and these microbatches: "
             "give other families or another number of microbatches"
         )
-    if best.rank[0] > 0:
-        refuse_above(judge.cluster, judge.limits, _held(best))
     score = best.score
-    return evolve(
+    plan = evolve(
         best.plan,
         prediction=Prediction(
             costs=best.costs,
@@ -238,6 +237,12 @@ def _predicted(best: Candidate | None, judge: Judge) -> Plan:
             evaluations=judge.evaluations,
         ),
     )
+    if best.rank[0] > 0:
+        try:
+            refuse_above(judge.cluster, judge.limits, _held(best))
+        except InfeasibleError as error:
+            raise NothingFits(str(error), plan, judge.limits) from None
+    return plan
 
 
 def _held(candidate: Candidate) -> tuple[Held, ...]:

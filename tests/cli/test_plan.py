@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import re
 import sys
 from collections import defaultdict
 
@@ -215,12 +217,59 @@ def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
 
 
 def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_file):
-    cluster = cluster_file(tmp_path, memory_bytes=700)
-    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 50)
+    cluster = cluster_file(tmp_path, memory_bytes=850)
+    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 20)
     assert (status, out) == (3, "")
-    assert "may hold 700: " in err
-    assert "smallest change that fits" in err
-    assert err.count("\n") == 1
+    summary, *block = err.splitlines()
+    assert re.fullmatch(
+        r"panpipe: nothing found fits: device \d \('device\d'\) needs \d+ B at \d+[FBIW]\d+ and may hold 850 B; "
+        r"smallest change that fits: .*",
+        summary,
+    )
+    assert block[0].startswith("  comes closest: ")
+    assert all(kind in block[1] for kind in ("parameters", "gradients", "optimizer", "saved", "workspace"))
+    assert [re.split("  +", line)[1] for line in block[3:]] == [
+        "smaller microbatches",
+        "more memory",
+        "more devices",
+    ]
+
+
+def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file):
+    def planned(devices, microbatches, limit, graph=graph_file):
+        cluster = cluster_file(tmp_path, devices, 850)
+        flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 20)
+        status, out, _ = run(capsys, *flags, *limit, "--json")
+        return status, json.loads(out)
+
+    status, nothing = planned(2, 4, ())
+    assert status == 3
+    assert not nothing["feasible"]
+    assert sum(nothing["holds_bytes"].values()) == nothing["needs_bytes"] == 850 + max(nothing["excess_bytes"])
+    changes = {change["change"]: change for change in nothing["changes"]}
+
+    count = changes["more devices"]["devices"]
+    assert planned(count, 4, ())[0] == 0
+    assert planned(count - 1, 4, ())[0] == 3
+
+    parts = changes["smaller microbatches"]["microbatches"] // 4
+    document = graph_document()
+    for node in document["nodes"]:
+        for key in ("forward_s", "backward_input_s", "backward_weight_s"):
+            node[key] /= parts
+        for key in ("saved_bytes", "workspace_bytes"):
+            node[key] = math.ceil(node[key] / parts)
+    for edge in document["edges"]:
+        edge["bytes"] = math.ceil(edge["bytes"] / parts)
+    smaller = tmp_path / "smaller.json"
+    smaller.write_text(json.dumps(document))
+    assert planned(2, 4 * parts, (), smaller)[0] == 0
+
+    more = changes["more memory"]["bytes"]
+    cluster = cluster_file(tmp_path, 2, 850 + int(more))
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 20)
+    assert run(capsys, *flags)[0] == 0
+    assert "offload" not in changes  # it lacks more than there are saved tensors to spare
 
 
 def test_the_plan_is_written_with_its_prediction(tmp_path, capsys, graph_file):

@@ -100,3 +100,14 @@ def test_waiting_in_the_steady_state_is_dependency():
     # One microbatch after the other: each device waits 3 s between two of them, the first and last waits aside.
     plan = plan_of(orders("0F0 0B0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"), (0, 1))
     assert causes(plan) == {WARM_UP: 4.5, DEPENDENCY: 4.5}
+
+
+def test_replicas_reduce_their_gradients():
+    costs = [StageCosts(1.0, 1.0, 1.0, gradient_bytes=40)] * 2
+    plan = scheduled("gpipe", 2, 4, costs=costs, data=2, cluster=fully_connected(4, 10**9, 10.0, 0.0))
+    plan = evolve(plan, edges=())
+    found = explained(plan)
+    # Two devices, 40 bytes in each direction at 10 bytes/s, behind the last backward of the first stage.
+    assert found.causes[REDUCTION] == pytest.approx(4.0)
+    assert found.compute_s == 12.0
+    assert sum(found.causes.values()) == pytest.approx(found.idle_s)

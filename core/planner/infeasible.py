@@ -1,0 +1,249 @@
+"""When nothing fits: what a device would hold, and the smallest changes with which a plan does fit.
+
+A change is never guessed: each comes with the plan that was found with it, within a bounded number of further searches.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import numpy
+from attrs import evolve, frozen
+
+from ..actions import Action
+from ..cluster import Cluster, Device, Link
+from ..errors import InfeasibleError
+from ..graph import OpEdge, OpGraph, OpNode
+from ..plan import Plan
+from ..residency import STATE_KINDS, Timeline
+
+MORE_DEVICES = "more devices"
+SMALLER_MICROBATCHES = "smaller microbatches"
+MORE_MEMORY = "more memory"
+OFFLOAD = "offload"
+
+MOST_DEVICES = 8
+"""How many times the devices that there are, at most, are tried."""
+SMALLEST_MICROBATCH = 16
+"""The part of a microbatch, at least, that is tried."""
+
+
+class NothingFits(InfeasibleError):
+    """No plan was found that every device has the memory for.
+
+    Args:
+        message: one line.
+        closest: the plan that exceeds the limits least, with its prediction.
+        limits: bytes that each device may hold.
+    """
+
+    def __init__(self, message: str, closest: Plan, limits: Sequence[float]) -> None:
+        super().__init__(message)
+        self.closest = closest
+        self.limits = tuple(limits)
+
+
+@frozen
+class Change:
+    """A change with which a plan fits.
+
+    Args:
+        what: one of this module's names.
+        value: how many devices, or microbatches a step; bytes more for each device; bytes to offload over all devices.
+        found: the plan that fits with it.
+    """
+
+    what: str
+    value: float
+    found: Plan
+
+
+Replan = Callable[[OpGraph, Cluster, int], Plan | None]
+"""A plan for that graph, cluster and number of microbatches which fits, or None where none was found."""
+
+
+def excess(nothing: NothingFits) -> tuple[float, ...]:
+    """Bytes that each device lacks in the plan that comes closest; 0 where it has enough."""
+    assert nothing.closest.prediction is not None
+    peaks = nothing.closest.prediction.peak_memory_bytes
+    return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, nothing.limits, strict=True))
+
+
+def smallest_changes(
+    nothing: NothingFits,
+    graph: OpGraph,
+    timelines: Sequence[Timeline],
+    replan: Replan,
+    *,
+    rows: int | None = None,
+) -> tuple[Change, ...]:
+    """The smallest of each kind of change that makes a plan fit; kinds that do not help are left out.
+
+    Args:
+        nothing: what was found.
+        graph: what was planned.
+        timelines: memory of the plan that comes closest, by device.
+        replan: searches for a plan that fits.
+        rows: of the batch of one step, where it is known: a microbatch has at least one.
+    """
+    closest = nothing.closest
+    assert closest.prediction is not None
+    cluster = closest.prediction.cluster
+    limit = max(nothing.limits)
+
+    def tried(graph: OpGraph, cluster: Cluster, microbatches: int) -> Plan | None:
+        return replan(graph, cluster, microbatches) if may_fit(graph, len(cluster.devices), limit) else None
+
+    changes = (
+        _smaller_microbatches(graph, cluster, closest.microbatches, tried, rows),
+        _offload(nothing, timelines),
+        Change(MORE_MEMORY, max(excess(nothing)), closest),
+        _more_devices(graph, cluster, closest.microbatches, tried),
+    )
+    return tuple(change for change in changes if change is not None)
+
+
+def may_fit(graph: OpGraph, devices: int, limit: float) -> bool:
+    """Whether the graph may fit at all: the state of all operators together, and one microbatch of each alone."""
+    state = sum(node.state_bytes for node in graph.nodes)
+    alone = max(node.state_bytes + node.saved_bytes + node.workspace_bytes for node in graph.nodes)
+    return state <= devices * limit and alone <= limit
+
+
+def _more_devices(graph: OpGraph, cluster: Cluster, microbatches: int, replan: Replan) -> Change | None:
+    """By doubling, then by halving the gap."""
+    low = len(cluster.devices)
+    most = min(MOST_DEVICES * low, len(graph.nodes))
+    found = None
+    high = low
+    while found is None and high < most:
+        low, high = high, min(2 * high, most)
+        found = replan(graph, enlarged(cluster, high), microbatches)
+    if found is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        better = replan(graph, enlarged(cluster, middle), microbatches)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return Change(MORE_DEVICES, high, found)
+
+
+def _smaller_microbatches(
+    graph: OpGraph, cluster: Cluster, microbatches: int, replan: Replan, rows: int | None
+) -> Change | None:
+    """Twice as many microbatches of half the size, and so on."""
+    parts = 2
+    while parts <= SMALLEST_MICROBATCH and (rows is None or microbatches * parts <= rows):
+        found = replan(smaller(graph, parts), cluster, microbatches * parts)
+        if found is not None:
+            return Change(SMALLER_MICROBATCHES, microbatches * parts, found)
+        parts *= 2
+    return None
+
+
+def _offload(nothing: NothingFits, timelines: Sequence[Timeline]) -> Change | None:
+    """Saved tensors that would have to be with the host, where whatever is too much at any moment is such.
+
+    One microbatch of the device's largest stage has to stay: the running action works on it.
+    """
+    closest, total = nothing.closest, 0.0
+    assert closest.prediction is not None
+    for device, (timeline, limit) in enumerate(zip(timelines, nothing.limits, strict=False)):
+        over = sum(timeline.state) + timeline.moving[0] + timeline.moving[2] - limit
+        stays = max((closest.prediction.costs[s.index].reserved_bytes for s in closest.stages_on(device)), default=0)
+        if (over > numpy.maximum(timeline.moving[0] - stays, 0.0)).any():
+            return None
+        total += max(float(over.max()), 0.0)
+    return Change(OFFLOAD, total, closest)
+
+
+def enlarged(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with further devices, each like its last one and linked as that one is.
+
+    A device that is linked to others directly gets the same link to each of the new ones.
+    """
+    last = cluster.devices[-1]
+    names = {end for link in cluster.links for end in (link.a, link.b)} | {device.name for device in cluster.devices}
+    own = [link for link in cluster.links if last.name in (link.a, link.b)]
+    known = {device.name for device in cluster.devices}
+    direct = next((link for link in own if _other(link, last.name) in known), None)
+    devices, links = list(cluster.devices), list(cluster.links)
+    for number in range(len(devices), count):
+        name = f"device{number}"
+        while name in names:
+            name += "+"
+        names.add(name)
+        new = [Link(_other(link, last.name), name, link.bytes_per_s, link.latency_s) for link in own]
+        if direct is not None:
+            new += [
+                Link(device.name, name, direct.bytes_per_s, direct.latency_s)
+                for device in devices[len(cluster.devices) - 1 :]
+            ]
+        links += new
+        devices.append(Device(name, last.memory_bytes, last.type))
+    return evolve(cluster, devices=tuple(devices), links=tuple(links))
+
+
+def _other(link: Link, end: str) -> str:
+    return link.b if link.a == end else link.a
+
+
+def smaller(graph: OpGraph, parts: int) -> OpGraph:
+    """The graph for microbatches of one ``parts``-th of the size, everything that a microbatch costs being in
+    proportion to its size: less than the truth for times, where an operator does not fill the device."""
+
+    def node(given: OpNode) -> OpNode:
+        return evolve(
+            given,
+            forward_s=given.forward_s / parts,
+            backward_input_s=given.backward_input_s / parts,
+            backward_weight_s=given.backward_weight_s / parts,
+            saved_bytes=ceil(given.saved_bytes / parts),
+            workspace_bytes=ceil(given.workspace_bytes / parts),
+        )
+
+    def edge(given: OpEdge) -> OpEdge:
+        return evolve(given, bytes=ceil(given.bytes / parts))
+
+    return evolve(graph, nodes=tuple(map(node, graph.nodes)), edges=tuple(map(edge, graph.edges)))
+
+
+@frozen
+class Holding:
+    """What the device that lacks most holds at its peak, messages under way aside.
+
+    Args:
+        device: its number.
+        action: that causes the peak.
+        kinds: bytes by kind.
+        limit: bytes that it may hold.
+    """
+
+    device: int
+    action: Action | None
+    kinds: dict[str, float]
+    limit: float
+
+    @property
+    def bytes(self) -> float:
+        """Everything together."""
+        return sum(self.kinds.values())
+
+
+def holding(nothing: NothingFits, timelines: Sequence[Timeline]) -> Holding:
+    """The device that lacks most in the plan that comes closest.
+
+    Args:
+        nothing: what was found.
+        timelines: of that plan, by device.
+    """
+    lacks = excess(nothing)
+    device = lacks.index(max(lacks))
+    timeline = timelines[device]
+    worst = int((timeline.moving[0] + timeline.moving[2]).argmax())
+    kinds = dict(zip(STATE_KINDS, timeline.state, strict=True))
+    kinds |= {"saved": float(timeline.moving[0, worst]), "workspace": float(timeline.moving[2, worst])}
+    action = timeline.actions[int(timeline.operations[worst])] if timeline.actions else None
+    return Holding(device, action, kinds, nothing.limits[device])
