@@ -35,6 +35,9 @@ class Kind(StrEnum):
 
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
+"""What a compute order holds."""
+WORK_KINDS = COMPUTE_KINDS | {Kind.RECOMPUTE}
+"""What a lowered plan computes for a microbatch."""
 SEND_KINDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV_KINDS = frozenset({Kind.RECV_F, Kind.RECV_B})
 COMM_KINDS = SEND_KINDS | RECV_KINDS

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from .actions import COMPUTE_KINDS, Action, Kind
+from .actions import WORK_KINDS, Action, Kind
 from .trace import MEMORY_KINDS, Trace, TraceEvent
 
 TOTAL = "total"
@@ -169,10 +169,10 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
 
 
 def bubble_per_device(trace: Trace) -> tuple[float, ...]:
-    """1 − time in F, B, I and W ÷ step time, per device; 0 for a step that takes no time."""
+    """1 − time in F, B, I, W and RECOMPUTE ÷ step time, per device; 0 for a step that takes no time."""
     busy = [0.0] * trace.devices
     for event in trace.events:
-        if event.action.kind in COMPUTE_KINDS:
+        if event.action.kind in WORK_KINDS:
             busy[event.device] += event.end_s - event.start_s
     return tuple(1 - time / trace.step_s if trace.step_s > 0 else 0.0 for time in busy)
 

@@ -16,10 +16,14 @@ class StageCosts:
         backward_s: time of the full backward B; None means I + W.
         optimizer_s: time of the stage's optimizer step.
         parameter_bytes, gradient_bytes, optimizer_bytes: what the stage holds for the whole of training.
-        saved_bytes: what F allocates and the backward frees, over distinct storages.
+        saved_bytes: what F allocates and the backward frees, over distinct storages. Where the stage recomputes, it is
+            RECOMPUTE that allocates it.
         freed_by_input_bytes, created_by_input_bytes: what I frees of that, and what it allocates for W alone;
             W frees the rest.
         workspace_bytes: what a running action needs beside all that.
+        recompute_s: time of RECOMPUTE; None means as long as F. It need not make what only other stages read.
+        input_bytes: what F of a stage that recomputes keeps until RECOMPUTE starts: what it got from other stages, over
+            distinct storages, and the old values of buffers that it wrote.
     """
 
     forward_s: float
@@ -34,6 +38,8 @@ class StageCosts:
     freed_by_input_bytes: float = 0
     created_by_input_bytes: float = 0
     workspace_bytes: int = 0
+    recompute_s: float | None = None
+    input_bytes: float = 0
 
     @property
     def full_backward_s(self) -> float:
@@ -41,6 +47,11 @@ class StageCosts:
         if self.backward_s is not None:
             return self.backward_s
         return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def second_forward_s(self) -> float:
+        """Time of RECOMPUTE."""
+        return self.forward_s if self.recompute_s is None else self.recompute_s
 
     @property
     def kept_bytes(self) -> float:
@@ -95,10 +106,12 @@ def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageE
 def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageCosts, ...]:
     """Costs of stages as the sum of their nodes; the workspace is that of the largest node.
 
-    A parameter's gradient is as large as the parameter; what is left of ``state_bytes`` is optimizer state.
+    A parameter's gradient is as large as the parameter; what is left of ``state_bytes`` is optimizer state. The inputs
+    that a stage keeps to recompute are the tensors on its edges from earlier ones, each once.
     """
+    inputs = _input_bytes(graph, stages)
     result = []
-    for names in stages:
+    for index, names in enumerate(stages):
         nodes = [graph.nodes[graph.index[name]] for name in names]
         parameters = sum(node.parameter_bytes for node in nodes)
         state = sum(node.state_bytes for node in nodes)
@@ -113,7 +126,20 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
                 gradient_bytes=gradients,
                 optimizer_bytes=max(state - parameters - gradients, 0),
                 saved_bytes=sum(node.saved_bytes for node in nodes),
+                input_bytes=inputs[index],
                 workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
             )
         )
     return tuple(result)
+
+
+def _input_bytes(graph: OpGraph, stages: Sequence[Sequence[str]]) -> list[int]:
+    """Per stage bytes of the tensors that it reads from other stages."""
+    where = stage_of_nodes(graph, stages)
+    sizes: list[dict[tuple[str, int], int]] = [{} for _ in stages]
+    for edge in graph.edges:
+        reader = where[edge.dst]
+        if where[edge.src] != reader:
+            key = edge.src, edge.tensor
+            sizes[reader][key] = max(sizes[reader].get(key, 0), edge.bytes)
+    return [sum(tensors.values()) for tensors in sizes]

@@ -6,9 +6,13 @@ stages behind; W reads its own I. In this model the times follow from the orders
 
 Saved tensors count from the start of F to the end of B. I frees ``freed_by_input`` and adds ``created_by_input`` at its
 end, and W frees the rest. A device runs one action at a time, so the peak follows from its order alone, too.
+
+A stage that recomputes runs its forward again directly in front of B or I, as soon as the device is free and without
+waiting for the gradient: B or I starts when both are there. It holds ``input_bytes`` from the start of F, and
+``saved_bytes`` from the start of that second forward. Orders hold no RECOMPUTE; it belongs to its B or I.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from attrs import frozen
 
@@ -35,7 +39,7 @@ class Evaluation:
         stage_span: the largest time over devices from the start of its first to the end of its last action.
         bubble_ratio: 1 − busiest device's busy time ÷ makespan.
         stage_span_bubble_ratio: the same over ``stage_span``, as the Zero Bubble paper defines it.
-        busy: per device, the time it computes.
+        busy: per device, the time it computes, recomputing included.
         peak_memory: per device, the most saved tensors it holds.
         peak_position: per device, the position in its order of the action that reaches the peak.
     """
@@ -58,6 +62,7 @@ def evaluate(
     *,
     edges: Sequence[StageEdge] | None = None,
     hop_s: HopDelay = 0.0,
+    recompute: Iterable[int] = (),
 ) -> Evaluation:
     """Evaluate compute orders once; for many orders of the same stages keep an ``Evaluator``.
 
@@ -67,12 +72,13 @@ def evaluate(
         costs: per stage.
         edges: what the stages send each other; None is a chain, each stage to the next.
         hop_s: delay of a message between two devices.
+        recompute: the stages that recompute.
 
     Raises:
         RequestError: an action is on another device than its stage, is no compute action, reads what no device
             computes, or the orders deadlock (the message shows the cycle).
     """
-    return Evaluator(placement, costs, edges=edges, hop_s=hop_s).evaluate(device_actions)
+    return Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute).evaluate(device_actions)
 
 
 class Evaluator:
@@ -85,6 +91,7 @@ class Evaluator:
         *,
         edges: Sequence[StageEdge] | None = None,
         hop_s: HopDelay = 0.0,
+        recompute: Iterable[int] = (),
     ) -> None:
         if len(placement) != len(costs):
             raise RequestError(
@@ -101,12 +108,24 @@ class Evaluator:
             if edge.gradient_bytes > 0:
                 delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
                 self._gradient_from[edge.src].append((edge.dst, delay))
-        # By kind (0 F, 1 B, 2 I, 3 W) and stage: the time, what is allocated at the start, what is freed at the end.
+        again = [stage in frozenset(recompute) for stage in range(len(costs))]
+        # By kind (0 F, 1 B, 2 I, 3 W) and stage: the time, what the device computes before it waits, what is allocated
+        # at the start, what is freed at the end.
         self._time = (
             [cost.forward_s for cost in costs],
             [cost.full_backward_s for cost in costs],
             [cost.backward_input_s for cost in costs],
             [cost.backward_weight_s for cost in costs],
+        )
+        nothing = [0.0 for _ in costs]
+        second = [cost.second_forward_s if more else 0.0 for cost, more in zip(costs, again, strict=True)]
+        self._before = (nothing, second, second, nothing)
+        swapped = [cost.saved_bytes - cost.input_bytes if more else 0 for cost, more in zip(costs, again, strict=True)]
+        self._allocated = (
+            [cost.input_bytes if more else cost.saved_bytes for cost, more in zip(costs, again, strict=True)],
+            swapped,
+            swapped,
+            nothing,
         )
         self._freed = (
             [0.0 for _ in costs],
@@ -119,8 +138,8 @@ class Evaluator:
         """Time and memory of these orders. Errors as in ``evaluate``."""
         codes = self._encode(device_actions)
         starts, ends = self._run(codes)
-        times = self._time
-        busy = [sum([times[kind][stage] for kind, stage, _ in order]) for order in codes]
+        times, before = self._time, self._before
+        busy = [sum([times[kind][stage] + before[kind][stage] for kind, stage, _ in order]) for order in codes]
         peaks = [self._peak(order) for order in codes]
         makespan = max((end[-1] for end in ends if end), default=0.0)
         stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
@@ -163,7 +182,7 @@ class Evaluator:
         """
         count = 1 + max((code[2] for order in codes for code in order), default=-1)
         reads, gives = self._tables(count)
-        times = self._time
+        times, before = self._time, self._before
         starts: list[list[float]] = [[] for _ in codes]
         ends: list[list[float]] = [[] for _ in codes]
         waiting: dict[tuple[int, int], list[int]] = {}
@@ -173,7 +192,7 @@ class Evaluator:
             device_starts, device_ends = starts[device], ends[device]
             now = device_ends[-1] if device_ends else 0.0
             for kind, stage, microbatch in codes[device][len(device_ends) :]:
-                start = now
+                start = now + before[kind][stage]
                 for row, delay, name in reads[kind][stage]:
                     end = row[microbatch]
                     if end is None:
@@ -218,11 +237,14 @@ class Evaluator:
 
     def _peak(self, order: list[tuple[int, int, int]]) -> tuple[float, int]:
         """The most saved tensors that an order holds, and the position of the action that reaches it."""
-        freed, saved = self._freed, self._freed[1]
+        freed, allocated = self._freed, self._allocated
         held = peak = 0.0
         where = 0
         for position, (kind, stage, _) in enumerate(order):
-            held += -freed[kind][stage] if kind else saved[stage]
+            held += allocated[kind][stage]
+            if held > peak:
+                peak, where = held, position
+            held -= freed[kind][stage]
             if held > peak:
                 peak, where = held, position
         return peak, where

@@ -11,6 +11,8 @@ around it, for every runner alike::
    in-order queue, so the order of the sends *is* the order of the receives.
 3. A receive stands ``prefetch`` compute actions in front of its reader, and earlier where the order of its queue asks
    for it. It never stands behind its reader, so that lowering cannot turn a sound compute order into a deadlock.
+4. A stage that recomputes has a RECOMPUTE directly in front of each B or I, behind the receives that stand there. It
+   waits for nothing but its turn, so it fills the time in which the gradient is still to come.
 """
 
 import sys
@@ -20,6 +22,8 @@ from operator import itemgetter
 from .actions import Action, Kind
 from .errors import RequestError
 from .plan import Plan
+
+_BACKWARD = (Kind.B, Kind.I)
 
 Lowered = tuple[tuple[Action, ...], ...]
 """Per device its actions in the order in which it issues them."""
@@ -33,8 +37,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         prefetch: how many compute actions a receive is posted ahead of its reader; at least 0.
 
     Returns:
-        Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them SEND and RECV, and
-        REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a tied
+        Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
+        RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a tied
         weight) and STEP.
 
     Raises:
@@ -43,11 +47,12 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     """
     if prefetch < 0:
         raise RequestError(f"prefetch is {prefetch}: a receive cannot stand behind its reader; give at least 0")
-    if plan.memory.recompute or plan.memory.offload:
+    if plan.memory.offload:
         raise RequestError(
-            f"the plan recomputes stages {list(plan.memory.recompute)} and offloads {list(plan.memory.offload)}: "
-            "its actions hold neither; use a plan with an empty memory policy"
+            f"the plan offloads stages {list(plan.memory.offload)}: its actions hold no copies to the host; use a plan "
+            "whose memory policy offloads none"
         )
+    recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
@@ -58,7 +63,7 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
     return tuple(
-        _merged(actions, receives[device], sends[device], _end_of_step(plan, device))
+        _merged(actions, receives[device], sends[device], _end_of_step(plan, device), recompute)
         for device, actions in enumerate(plan.device_actions)
     )
 
@@ -147,6 +152,7 @@ def _merged(
     receives: Placed,
     sends: list[list[Action]],
     end: list[Action],
+    recompute: frozenset[int],
 ) -> tuple[Action, ...]:
     lowered: list[Action] = []
     for position, action in enumerate(actions):
@@ -155,6 +161,8 @@ def _merged(
             if len(entries) > 1:
                 entries.sort(key=itemgetter(0, 1, 2))
             lowered += [entry[3] for entry in entries]
+        if action.stage in recompute and action.kind in _BACKWARD:
+            lowered.append(Action(action.stage, Kind.RECOMPUTE, action.microbatch))
         lowered.append(action)
         lowered += sends[position]
     return (*lowered, *end)

@@ -1,6 +1,6 @@
 """Messages: each send of the lowered lists with its receive, and the operations between which both stand.
 
-A device's *operations* are what occupies its compute queue: F, B, I, W and STEP. Everything else that it issues is
+A device's *operations* are what occupies its compute queue: F, B, I, W, RECOMPUTE and STEP. Everything else that it issues is
 pinned between two of them: a send behind the operation that was issued last, a receive in front of the next one::
 
     issued         1RECV_F0<0   1F0   1SEND_F0>2   1RECV_B0<2   1B0
@@ -19,7 +19,7 @@ from .actions import Action, Kind
 from .errors import RequestError
 from .plan import Plan
 
-_F, _B, _I, _W, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.STEP
+_F, _B, _I, _W, _RECOMPUTE, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.STEP
 _SEND_F, _SEND_B, _RECV_F, _RECV_B, _TIED = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B, Kind.REDUCE_TIED
 _GRAD = Kind.REDUCE_GRAD
 
@@ -116,7 +116,7 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
             elif kind is _B or kind is _I:
                 backward_at[action.stage, action.microbatch] = len(ops)
                 ops.append(action)
-            elif kind is _W or kind is _STEP:
+            elif kind is _W or kind is _RECOMPUTE or kind is _STEP:
                 ops.append(action)
             elif kind is _SEND_F or kind is _SEND_B:
                 sent.setdefault((device, _peer_device(plan, device, action)), []).append((action, len(ops) - 1))

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from .actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, STEP_KINDS, Action, Kind
+from .actions import WORK_KINDS, RECV_KINDS, SEND_KINDS, STEP_KINDS, Action, Kind
 from .documents import check_format, read_text
 from .errors import RequestError
 from .trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
@@ -251,9 +251,7 @@ def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object]
     action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
     queue = args.get("queue")
     if queue is None:
-        queue = (
-            COMPUTE_QUEUE if kind in COMPUTE_KINDS else queues.get((record.get("pid"), record.get("tid")), kind.value)
-        )
+        queue = COMPUTE_QUEUE if kind in WORK_KINDS else queues.get((record.get("pid"), record.get("tid")), kind.value)
     start, length = Decimal(record["ts"]), Decimal(record["dur"])
     if length < 0:
         raise ValueError(f"it lasts {length} µs, and a duration is at least 0")

@@ -5,7 +5,8 @@ parameters,         from the start to the end
 gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
-                    ``created_by_input_bytes`` at its end, W frees the rest at its end
+                    ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
+                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` from there on
 communication       a received tensor from when its receive is posted until F starts (from then on it is one of the
                     saved tensors) or until B or I ends; a sent one from when it is sent until it has arrived
 workspace           while an action runs
@@ -28,7 +29,7 @@ from .plan import Plan
 STATE_KINDS = ("parameters", "gradients", "optimizer")
 MOVING_KINDS = ("saved", "communication", "workspace")
 
-_F, _B, _I, _W, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECV_F
+_F, _B, _I, _W, _RECOMPUTE, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.RECV_F
 
 OperationTimes = Sequence[tuple[Sequence[float], Sequence[float]]]
 """Per device the starts and the ends of its operations, in seconds."""
@@ -100,7 +101,7 @@ def device_timelines(
         arrivals: when its messages arrived.
     """
     communication, releases = _communication(exchange, arrivals)
-    effects = [_effects(cost) for cost in costs]
+    effects = [_effects(cost, stage in plan.memory.recompute) for stage, cost in enumerate(costs)]
     result = []
     for device, actions in enumerate(exchange.operations):
         starts, ends = operation_times[device]
@@ -123,12 +124,13 @@ def device_timelines(
     return tuple(result)
 
 
-def _effects(cost: StageCosts) -> dict[Kind, tuple[float, float, float]]:
+def _effects(cost: StageCosts, recomputes: bool) -> dict[Kind, tuple[float, float, float]]:
     """Per kind of action: saved bytes at its start, at its end, and workspace."""
     kept = cost.kept_bytes
     space = cost.workspace_bytes
     return {
-        _F: (cost.saved_bytes, 0.0, space),
+        _F: (cost.input_bytes if recomputes else cost.saved_bytes, 0.0, space),
+        _RECOMPUTE: (cost.saved_bytes - cost.input_bytes, 0.0, space),
         _B: (0.0, -cost.saved_bytes, space),
         _I: (0.0, kept - cost.saved_bytes, space),
         _W: (0.0, -kept, space),

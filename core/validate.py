@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from .actions import Action, Kind
+from .actions import COMPUTE_KINDS, Action, Kind
 from .cluster import Cluster
 from .costs import StageCosts
 from .errors import RequestError
@@ -75,12 +75,15 @@ def validate(
 
 
 def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Lowered lists hold the plan's compute in its order, and behind it one STEP for each stage."""
+    """Lowered lists hold the plan's compute in its order, and behind it one STEP for each stage.
+
+    Who recomputes does it once for each microbatch, between F and the backward.
+    """
     if len(lowered) != plan.devices:
         raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")
     for device, actions in enumerate(lowered):
         wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in plan.stages_on(device))]
-        found = [action for action in actions if action.kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.STEP)]
+        found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
         for position in range(max(len(wanted), len(found))):
             here = found[position] if position < len(found) else "nothing"
             there = wanted[position] if position < len(wanted) else "nothing"
@@ -88,6 +91,29 @@ def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None
                 raise RequestError(
                     f"device {device} issues {here} where the plan has {there}: lowering keeps the plan's order"
                 )
+        _check_recompute(plan, device, actions)
+
+
+def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None:
+    """Every backward of a stage that recomputes, and of no other, has one RECOMPUTE between it and its F."""
+    forward: set[tuple[int, int | None]] = set()
+    again: set[tuple[int, int | None]] = set()
+    for action in actions:
+        key = action.stage, action.microbatch
+        if action.kind is Kind.F:
+            forward.add(key)
+        elif action.kind is Kind.RECOMPUTE:
+            if action.stage not in plan.memory.recompute or key not in forward or key in again:
+                raise RequestError(
+                    f"device {device} issues {action}: a stage of the plan's memory.recompute "
+                    f"({list(plan.memory.recompute)}) recomputes once, behind its F; remove it"
+                )
+            again.add(key)
+        elif action.kind in (Kind.B, Kind.I) and action.stage in plan.memory.recompute and key not in again:
+            raise RequestError(
+                f"device {device} issues {action}, and stage {action.stage} has nothing saved for it: put "
+                f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} in front of it"
+            )
 
 
 def _timelines(
@@ -104,6 +130,7 @@ def _timelines(
             "B": cost.full_backward_s,
             "I": cost.backward_input_s,
             "W": cost.backward_weight_s,
+            "RECOMPUTE": cost.second_forward_s,
             "STEP": cost.optimizer_s,
         }[action.kind.value]
 

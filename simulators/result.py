@@ -5,7 +5,7 @@ from functools import cached_property
 
 from attrs import frozen
 
-from ..core.actions import COMPUTE_KINDS, Action
+from ..core.actions import WORK_KINDS, Action
 from ..core.cluster import Cluster
 from ..core.costs import StageCosts
 from ..core.messages import Exchange
@@ -58,12 +58,12 @@ class SimulationResult:
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Per device the time in F, I, W and B."""
+        """Per device the time in F, I, W, B and RECOMPUTE."""
         return tuple(
             sum(
                 end - start
                 for action, start, end in zip(actions, starts, ends, strict=True)
-                if action.kind in COMPUTE_KINDS
+                if action.kind in WORK_KINDS
             )
             for actions, (starts, ends) in zip(self.exchange.operations, self.operation_times, strict=True)
         )

@@ -149,6 +149,7 @@ def _durations(actions: Sequence[Action], costs: Sequence[StageCosts]) -> list[f
             Kind.B.value: cost.full_backward_s,
             Kind.I.value: cost.backward_input_s,
             Kind.W.value: cost.backward_weight_s,
+            Kind.RECOMPUTE.value: cost.second_forward_s,
             Kind.STEP.value: cost.optimizer_s,
         }
         for cost in costs

@@ -18,7 +18,10 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     Raises:
         RequestError: the plan's orders deadlock.
     """
-    times = evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=cluster.transfer_s)
+    times = evaluate(
+        plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=cluster.transfer_s,
+        recompute=plan.memory.recompute,
+    )  # fmt: skip
     ends, peaks = [], []
     for device, end in enumerate(times.ends):
         own = [costs[stage.index] for stage in plan.stages_on(device)]
@@ -34,8 +37,11 @@ def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> flo
     held = peak = 0.0
     for action in plan.device_actions[device]:
         cost, kind = costs[action.stage], action.kind
+        again = action.stage in plan.memory.recompute
         if kind is Kind.F:
-            held += cost.saved_bytes
+            held += cost.input_bytes if again else cost.saved_bytes
+        elif again and kind is not Kind.W:
+            held += cost.saved_bytes - cost.input_bytes
         peak = max(peak, held + cost.workspace_bytes)
         if kind is Kind.B:
             held -= cost.saved_bytes

@@ -37,7 +37,7 @@ def check_memory(
             at = f"at {timeline.actions[position]}" if timeline.actions else "before anything runs"
             raise InfeasibleError(
                 f"device {device} holds {working[worst]:.0f} bytes {at} and has {limit:.0f}: {over:.0f} too many; "
-                + _smallest_change(plan.device_actions[device][: position + 1], costs, over, state - limit)
+                + _smallest_change(plan, timeline.actions[: position + 1], costs, over, state - limit)
             )
         if timeline.peak_bytes > limit:
             warnings.append(
@@ -47,27 +47,35 @@ def check_memory(
     return warnings
 
 
-def _smallest_change(actions: Sequence[Action], costs: Sequence[StageCosts], over: float, state_over: float) -> str:
+def _smallest_change(
+    plan: Plan, actions: Sequence[Action], costs: Sequence[StageCosts], over: float, state_over: float
+) -> str:
     if state_over > 0:
         return (
             f"its parameters, gradients and optimizer state alone are {state_over:.0f} too many; move operators to "
             f"another device, or give the device {over:.0f} bytes more"
         )
+    again = plan.memory.recompute
+    each = {i: cost.input_bytes if i in again else cost.saved_bytes for i, cost in enumerate(costs)}
     held = _held(actions)
-    most = max(held, key=lambda stage: (costs[stage].saved_bytes, -stage), default=None)
+    most = max(held, key=lambda stage: (each[stage], -stage), default=None)
     change = f"give the device {over:.0f} bytes more"
-    if most is None or not costs[most].saved_bytes:
+    if most is None or not each[most]:
         return change
-    fewer = math.ceil(over / costs[most].saved_bytes)
+    less = {i: (count - 1) * (each[i] - costs[i].input_bytes) for i, count in held.items() if i not in again}
+    best = max(less, key=lambda stage: (less[stage], -stage), default=None)
+    if best is not None and less[best] >= over:
+        change += (
+            f", or recompute stage {best} (it keeps {costs[best].input_bytes:.0f} bytes of a microbatch then, and "
+            f"saves {costs[best].saved_bytes:.0f} now)"
+        )
+    fewer = math.ceil(over / each[most])
     if fewer < held[most]:
         return (
             f"{change}, or start {fewer} fewer of the {held[most]} microbatches that stage {most} holds then "
-            f"({costs[most].saved_bytes:.0f} bytes each)"
+            f"({each[most]:.0f} bytes each)"
         )
-    return (
-        f"{change}, or cut the batch into more microbatches (stage {most} saves {costs[most].saved_bytes:.0f} bytes of "
-        "each)"
-    )
+    return f"{change}, or cut the batch into more microbatches (stage {most} saves {each[most]:.0f} bytes of each)"
 
 
 def _held(actions: Sequence[Action]) -> Counter[int]:

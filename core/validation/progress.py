@@ -27,6 +27,9 @@ from ..plan import Plan
 Node = int
 """Operations, messages and reductions, numbered through."""
 
+_MAKERS = (Kind.F, Kind.B, Kind.I)
+"""Operations that make what others read."""
+
 _ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS = (
     "stands behind it",
     "reads what it makes",
@@ -69,7 +72,7 @@ def waits_of(plan: Plan, exchange: Exchange) -> Waits:
         waits.first_operation.append(len(waits.names))
         for position, action in enumerate(actions):
             node = waits.add(str(action), [(len(waits.names) - 1, _ORDER)] if position else [])
-            if action.microbatch is not None and action.kind is not Kind.W:
+            if action.kind in _MAKERS:
                 made[action.stage, action.kind is Kind.F, action.microbatch] = node
     _add_local_reads(plan, waits, made)
     for (src, dst), messages in exchange.queues.items():

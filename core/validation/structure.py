@@ -22,6 +22,7 @@ def check_structure(plan: Plan) -> list[str]:
         RequestError: see the messages.
     """
     _check_shape(plan)
+    _check_memory_policy(plan)
     _check_edges(plan)
     _check_prediction(plan)
     for device, actions in enumerate(plan.device_actions):
@@ -64,6 +65,15 @@ def _check_shape(plan: Plan) -> None:
             raise RequestError(
                 f"tied weight '{weight.name}' has stages {list(weight.stages)} of {len(plan.stages)}: "
                 f"they go from 0 to {len(plan.stages) - 1}"
+            )
+
+
+def _check_memory_policy(plan: Plan) -> None:
+    for name, stages in (("recompute", plan.memory.recompute), ("offload", plan.memory.offload)):
+        if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
+            raise RequestError(
+                f"memory.{name} names stages {list(stages)}: stages go from 0 to {len(plan.stages) - 1}, each at most "
+                "once and in order; correct the list"
             )
 
 

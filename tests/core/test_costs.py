@@ -65,3 +65,14 @@ def test_one_differentiable_reader_is_enough():
 
 def test_edges_inside_a_stage_are_none():
     assert stage_edges(graph_of(OpEdge("a", "b", 8)), [["a", "b"], ["c", "d"]]) == ()
+
+
+def test_the_inputs_of_a_stage_are_the_tensors_that_it_reads_from_others_each_once():
+    graph = graph_of(OpEdge("a", "c", 8), OpEdge("a", "d", 6), OpEdge("b", "d", 4, gradient=False), OpEdge("c", "d", 2))
+    assert [cost.input_bytes for cost in stage_costs(graph, [["a", "b"], ["c", "d"]])] == [0, 12]
+    assert [cost.input_bytes for cost in stage_costs(graph, EACH)] == [0, 0, 8, 12]
+
+
+def test_recompute_takes_as_long_as_forward_unless_it_is_known():
+    assert StageCosts(1, 2, 3).second_forward_s == 1
+    assert StageCosts(1, 2, 3, recompute_s=0.5).second_forward_s == 0.5

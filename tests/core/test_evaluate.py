@@ -1,5 +1,6 @@
 """The longest-path evaluation: times, memory, deadlocks, speed."""
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,3 +131,20 @@ def test_a_slower_hop_is_never_faster(devices, microbatches, chunks, hop, more):
     slow = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop + more)
     assert slow.makespan >= fast.makespan
     assert slow.peak_memory == fast.peak_memory
+
+
+def test_a_stage_that_recomputes_fills_its_wait_for_the_gradient():
+    cost = StageCosts(2.0, 1.0, 1.0, saved_bytes=10, input_bytes=4)
+    wait = evaluate(order("0F0 0B0", "1F0 1B0"), (0, 1), [cost, cost], recompute=[0])
+    assert wait.starts == ((0.0, 6.0), (2.0, 4.0))  # the second forward runs from 2 to 4, and the gradient comes at 6
+    assert wait.peak_memory == (10, 10)
+    late = evaluate(order("0F0 0F1 0B0 0B1"), (0,), [attrs.evolve(cost, recompute_s=1.5)], recompute=[0])
+    assert late.starts == ((0.0, 2.0, 5.5, 9.0),)
+    assert late.busy == (11.0,)
+    assert late.peak_memory == (14,)  # at the first B: 10 for it, and the inputs of the other microbatch
+    assert late.peak_position == (2,)
+
+
+def test_who_recomputes_and_keeps_more_than_it_would_save_peaks_at_f():
+    cost = StageCosts(1.0, 1.0, 1.0, saved_bytes=1, input_bytes=4)
+    assert evaluate(order("0F0 0B0"), (0,), [cost], recompute=[0]).peak_memory == (4,)

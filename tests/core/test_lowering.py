@@ -116,10 +116,17 @@ def test_negative_prefetch_is_refused():
         lower(scheduled("1f1b", 2, 2), -1)
 
 
-@pytest.mark.parametrize("policy", [MemoryPolicy(recompute=(0,)), MemoryPolicy(offload=(1,))])
-def test_a_memory_policy_is_refused(policy):
-    with pytest.raises(RequestError, match="memory policy"):
-        lower(attrs.evolve(scheduled("1f1b", 2, 2), memory=policy))
+def test_offload_is_refused():
+    with pytest.raises(RequestError, match=r"offloads stages \[1\].*memory policy"):
+        lower(attrs.evolve(scheduled("1f1b", 2, 2), memory=MemoryPolicy(offload=(1,))))
+
+
+def test_recompute_stands_in_front_of_the_backward_and_behind_its_receives():
+    plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0", "2F0 2B0"), (0, 1, 2))
+    first, second, third = lower(attrs.evolve(plan, memory=MemoryPolicy(recompute=(0, 1))), 0)
+    assert " ".join(map(str, first)) == "0F0 0SEND_F0>1 0RECV_B0<1 0RECOMPUTE0 0B0 0STEP"
+    assert " ".join(map(str, second)) == ("1RECV_F0<0 1F0 1SEND_F0>2 1RECV_B0<2 1RECOMPUTE0 1I0 1SEND_B0>0 1W0 1STEP")
+    assert not any(action.kind is Kind.RECOMPUTE for action in third)
 
 
 def test_a_message_without_reader_is_refused():

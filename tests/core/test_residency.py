@@ -62,6 +62,17 @@ def test_i_frees_and_creates_and_w_frees_the_rest():
     assert changes(simulate(plan).timelines[0], 0) == [(0.0, 100.0), (3.0, 65.0), (7.0, 0.0)]
 
 
+def test_who_recomputes_holds_its_inputs_until_it_does():
+    cost = StageCosts(1.0, 2.0, 4.0, saved_bytes=100, freed_by_input_bytes=60, input_bytes=30, recompute_s=0.5)
+    plan = plan_of(orders("0F0 0F1 0B0 0I1 0W1"), (0,), costs=[cost], recompute=(0,))
+    result = simulate(plan)
+    assert changes(result.timelines[0], 0) == [
+        (0.0, 30.0), (1.0, 60.0), (2.0, 130.0), (8.5, 130.0 - 100 + 70), (11.0, 40.0), (15.0, 0.0)
+    ]  # fmt: skip
+    assert result.busy_s == (15.0,)
+    assert [str(event.action) for event in result.trace.events][2:4] == ["0RECOMPUTE0", "0B0"]
+
+
 def test_peaks_and_what_causes_them():
     cost = StageCosts(1.0, 1.0, 1.0, parameter_bytes=3, gradient_bytes=5, optimizer_bytes=8, saved_bytes=100)
     plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), costs=[attrs.evolve(cost, workspace_bytes=7)])

@@ -4,12 +4,12 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.actions import Action, Kind
+from panpipe.core.actions import COMPUTE_KINDS, Action, Kind
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError
 from panpipe.core.lowering import lower
-from panpipe.core.plan import Mesh, Stage, TiedWeight
+from panpipe.core.plan import MemoryPolicy, Mesh, Stage, TiedWeight
 from panpipe.core.validate import validate
 from panpipe.simulators.run import simulate
 
@@ -132,8 +132,9 @@ def test_over_the_limit_tells_device_action_bytes_and_change():
     with pytest.raises(InfeasibleError) as error:
         validate(PLAN, memory_limits=[206, 1000])
     assert str(error.value) == (
-        "device 0 holds 207 bytes at 0F1 and has 206: 1 too many; give the device 1 bytes more, or start 1 fewer of "
-        "the 2 microbatches that stage 0 holds then (100 bytes each)"
+        "device 0 holds 207 bytes at 0F1 and has 206: 1 too many; give the device 1 bytes more, or recompute "
+        "stage 0 (it keeps 0 bytes of a microbatch then, and saves 100 now), or start 1 fewer of the 2 microbatches "
+        "that stage 0 holds then (100 bytes each)"
     )
 
 
@@ -179,9 +180,9 @@ def test_limits_need_costs_and_one_for_each_device():
 def test_what_validates_runs_to_the_end(plan, eager):
     report = validate(plan)
     result = simulate(plan, eager=eager)
-    assert sum(
-        event.action.microbatch is not None and event.queue == "compute" for event in result.trace.events
-    ) == sum(map(len, plan.device_actions))
+    assert sum(event.action.kind in COMPUTE_KINDS for event in result.trace.events) == sum(
+        map(len, plan.device_actions)
+    )
     if not eager:  # own links: nothing is shared, so that validation predicts the very peaks
         assert report.peak_memory_bytes == pytest.approx(result.peak_memory_bytes)
         assert report.peak_saved_bytes == result.peak_saved_bytes
@@ -243,3 +244,34 @@ def test_the_message_order_of_a_hand_edited_plan_cannot_hang():
     )
     with pytest.raises(RequestError, match="both ends have one order"):
         validate(plan, lowered=[first, swapped[0]])
+
+
+RECOMPUTING = attrs.evolve(PLAN, memory=MemoryPolicy(recompute=(0,)))
+
+
+def test_a_stage_that_recomputes_holds_its_inputs_instead():
+    costs = tuple(attrs.evolve(cost, input_bytes=30) for cost in PLAN.prediction.costs)
+    plan = attrs.evolve(RECOMPUTING, prediction=attrs.evolve(PLAN.prediction, costs=costs))
+    # At 0RECOMPUTE0: 100 saved for microbatch 0, and 30 still kept for microbatch 1.
+    assert validate(plan).peak_saved_bytes == (130.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("0RECOMPUTE0 0B0", "0B0", "device 0 issues 0B0, and stage 0 has nothing saved for it: put 0RECOMPUTE0 in"),
+        ("0RECOMPUTE0 0B0", "0RECOMPUTE0 0RECOMPUTE0 0B0", "device 0 issues 0RECOMPUTE0: .* once, behind its F"),
+        ("0F0", "0RECOMPUTE0 0F0", "device 0 issues 0RECOMPUTE0: .* once, behind its F"),
+        ("1B0", "1RECOMPUTE0 1B0", r"device 1 issues 1RECOMPUTE0: .*memory\.recompute \(\[0\]\)"),
+    ],
+)
+def test_recompute_out_of_place_is_refused(old, new, said):
+    rows = [" ".join(map(str, actions)).replace(old, new) for actions in lower(RECOMPUTING)]
+    with pytest.raises(RequestError, match=said):
+        validate(RECOMPUTING, lowered=orders(*rows))
+
+
+@pytest.mark.parametrize("stages", [(2,), (-1,), (1, 0), (0, 0)])
+def test_a_memory_policy_of_no_such_stages_is_refused(stages):
+    with pytest.raises(RequestError, match=r"memory\.recompute names stages .* stages go from 0 to 1"):
+        validate(attrs.evolve(PLAN, memory=MemoryPolicy(recompute=stages)))

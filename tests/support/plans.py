@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.cluster import Cluster, fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.plan import Mesh, Plan, Prediction, Stage, TiedWeight
+from panpipe.core.plan import MemoryPolicy, Mesh, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 
@@ -33,6 +33,7 @@ def plan_of(
     tied: tuple[TiedWeight, ...] = (),
     data: int = 1,
     mesh_devices: tuple[tuple[int, ...], ...] | None = None,
+    recompute: Sequence[int] = (),
 ) -> Plan:
     """A plan of these orders. By default a chain of 10 bytes a hop, unit costs and own links without any delay."""
     stages = len(placement)
@@ -48,6 +49,7 @@ def plan_of(
         edges=tuple(chain if edges is None else edges),
         device_actions=device_actions,
         tied=tied,
+        memory=MemoryPolicy(recompute=tuple(recompute)),
         prediction=Prediction(
             costs=tuple(costs or [UNIT] * stages),
             cluster=cluster or fully_connected(devices * data, 10**9, float("inf"), 0.0),
@@ -97,12 +99,15 @@ def costs(draw: st.DrawFn) -> StageCosts:
         freed_by_input_bytes=draw(st.integers(0, saved)),
         created_by_input_bytes=draw(sizes),
         workspace_bytes=draw(sizes),
+        recompute_s=draw(st.none() | times),
+        input_bytes=draw(sizes),
     )
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Valid plans: four schedules, uneven costs, skip edges, split and full backward, tied weights, own links."""
+    """Valid plans: four schedules, uneven costs, skip edges, split and full backward, recompute, tied weights, own
+    links."""
     devices = draw(st.integers(1, 4))
     name = draw(st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b", "looped"]))
     chunks = 1 if name == "1f1b" else draw(st.integers(1, 3))
@@ -131,4 +136,5 @@ def plans(draw: st.DrawFn) -> Plan:
         cluster=fully_connected(devices, 10**9, rate, latency_s),
         edges=edges,
         tied=draw(st.sampled_from([(), tied])),
+        recompute=[stage for stage in range(stages) if draw(st.booleans())],
     )
