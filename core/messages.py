@@ -1,7 +1,8 @@
 """Messages: each send of the lowered lists with its receive, and the operations between which both stand.
 
-A device's *operations* are what occupies its compute queue: F, B, I, W, RECOMPUTE and STEP. Everything else that it issues is
-pinned between two of them: a send behind the operation that was issued last, a receive in front of the next one::
+A device's *operations* are what occupies its compute queue: F, B, I, W, RECOMPUTE and STEP. Everything else that it
+issues is pinned between two of them: a send behind the operation that was issued last, a receive in front of the next
+one::
 
     issued         1RECV_F0<0   1F0   1SEND_F0>2   1RECV_B0<2   1B0
     operation                    0                                1

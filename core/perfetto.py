@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from .actions import WORK_KINDS, RECV_KINDS, SEND_KINDS, STEP_KINDS, Action, Kind
+from .actions import RECV_KINDS, SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
 from .documents import check_format, read_text
 from .errors import RequestError
 from .trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue

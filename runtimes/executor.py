@@ -20,7 +20,7 @@ from attrs import define, field
 from torch import Tensor
 
 from ..backends.contract import Backend
-from ..core.actions import COMPUTE_KINDS, SEND_KINDS, Action, Kind
+from ..core.actions import SEND_KINDS, WORK_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.lowering import Lowered
 from ..core.plan import Plan
@@ -194,7 +194,7 @@ def _then_give_back(instruction: Instruction) -> Instruction:
         instruction.run()
         give_back_freed_memory()
 
-    return instruction._replace(run=run) if instruction.action.kind in COMPUTE_KINDS else instruction
+    return instruction._replace(run=run) if instruction.action.kind in WORK_KINDS else instruction
 
 
 def _new_meter(record: StepRecord) -> StorageMeter:

@@ -130,6 +130,8 @@ class Binder:
             case Kind.B | Kind.I:
                 wait = self._arrivals(Kind.RECV_B, stage, microbatch, run.receivers)
                 return Instruction(action, wait, self._backward(run, microbatch, kind is Kind.I), None)
+            case Kind.RECOMPUTE:
+                return Instruction(action, None, self._recompute(run, microbatch), None)
             case _:
                 return Instruction(action, None, self._backward_weight(run, microbatch), None)
 
@@ -179,6 +181,17 @@ class Binder:
                 _watch(frame.meter, run, microbatch, leaves)
             if names:
                 self._keep(microbatch, names, results)
+
+        return call
+
+    def _recompute(self, run: StageRun, microbatch: int) -> Call:
+        frame = self._frame
+
+        def call() -> None:
+            leaves = frame.microbatches[microbatch].leaves
+            run.recompute(microbatch, leaves, frame.keys[microbatch])
+            if frame.meter is not None:
+                _watch(frame.meter, run, microbatch, leaves)
 
         return call
 

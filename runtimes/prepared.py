@@ -175,8 +175,10 @@ class Preparations:
                 for name in programs.inputs.buffers:
                     if name not in own:  # one that nothing writes, or its stage would have had it before
                         own[name] = self._model.get_buffer(name)
+            again = self._plan.memory.recompute
+            constants, loss = step.constants, step.outputs.loss
             self._runs[shape] = {
-                i: StageRun(i, programs, compiled.layout, self._states[i], step.constants, step.outputs.loss)
+                i: StageRun(i, programs, compiled.layout, self._states[i], constants, loss, recompute=i in again)
                 for i, programs in compiled.programs.items()
             }
         return self._runs[shape]

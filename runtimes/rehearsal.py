@@ -69,6 +69,9 @@ def rehearsed_costs(
             backward_s=time(stage.index, Kind.B, cost.full_backward_s),
             backward_input_s=time(stage.index, Kind.I, cost.backward_input_s),
             backward_weight_s=time(stage.index, Kind.W, cost.backward_weight_s),
+            recompute_s=time(stage.index, Kind.RECOMPUTE, cost.second_forward_s)
+            if stage.index in plan.memory.recompute
+            else cost.recompute_s,
         )
         for stage, cost in zip(plan.stages, costs, strict=True)
     )

@@ -116,7 +116,7 @@ def _stage_costs(
         optimizer_s=optimizer_s, parameter_bytes=size,
         gradient_bytes=sum(p.nbytes for p in run.state.parameters.values() if p.requires_grad),
         optimizer_bytes=optimizer_bytes, saved_bytes=memory.saved, freed_by_input_bytes=memory.freed_by_input,
-        created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace,
+        created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace, input_bytes=memory.inputs,
     )  # fmt: skip
 
 

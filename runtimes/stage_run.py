@@ -18,7 +18,8 @@ Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 class StageRun:
     """One stage, ready to run.
 
-    Between F and the backward of a microbatch it holds the saved tensors and nothing else.
+    Between F and the backward of a microbatch it holds the saved tensors and nothing else; one that recomputes them
+    holds what it needs for that, until it does.
 
     Args:
         index: the stage.
@@ -27,11 +28,12 @@ class StageRun:
         state: parameters and buffers.
         constants: values of the captured constants, by placeholder.
         loss: node name of the loss.
+        recompute: whether saved tensors are made again in front of the backward instead of kept.
     """
 
     def __init__(
         self, index: int, programs: StagePrograms, layout: Layout, state: StageState,
-        constants: dict[str, Tensor], loss: str,
+        constants: dict[str, Tensor], loss: str, recompute: bool = False,
     ) -> None:  # fmt: skip
         inputs = programs.inputs
         self.index = index
@@ -44,7 +46,10 @@ class StageRun:
             *(constants[name] for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
-        self._forward, self._batch, self._random = programs.forward, inputs.batch, inputs.random
+        self._batch, self._random = inputs.batch, inputs.random
+        self._forward = programs.forward_alone if recompute else programs.forward
+        self._again = programs.recompute if recompute else None
+        self._inputs: dict[int, list[Tensor]] = {}
         incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
         outgoing = {dst: boundary for (src, dst), boundary in layout.items() if src == index}
         self.sources = [
@@ -105,23 +110,42 @@ class StageRun:
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """F. Returns the outputs, and the parts of the step's result computed here."""
-        given = boundary + self._static
-        if self._batch:
-            given += [leaves[i] for i in self._batch]
-        if self._random:
-            given.append(key)
+        given = self._given(boundary, leaves, key)
         boundary.clear()
+        if self._again is not None:
+            # F overwrites a buffer, and with it what a second run would read.
+            self._inputs[microbatch] = [given[i] if i < self._kept else given[i].clone() for i in self._again.inputs]
         values = self._forward(given, no_sink)
         outputs, results, mutated = self._ends
         if mutated > results:
             for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
                 self._static[place - self._kept].copy_(value)
-        self._saved[microbatch] = values[mutated:]
+        if self._again is None:
+            self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]
 
+    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
+        """RECOMPUTE: the saved tensors take the place of what was kept for it. Writes no buffer."""
+        assert self._again is not None
+        given = self._given([None] * self._kept, leaves, key)
+        kept = self._inputs.pop(microbatch)
+        for i, place in enumerate(self._again.inputs):
+            given[place] = kept[i]
+        kept.clear()  # each goes with its last use
+        self._saved[microbatch] = self._again.run(given, no_sink)
+
+    def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
+        """What F reads, in order."""
+        given = boundary + self._static
+        if self._batch:
+            given += [leaves[i] for i in self._batch]
+        if self._random:
+            given.append(key)
+        return given
+
     def held(self, microbatch: int) -> list[Any]:
-        """The saved tensors of a microbatch."""
-        return self._saved.get(microbatch, []) + self._created.get(microbatch, [])
+        """The saved tensors of a microbatch, or what is kept to make them."""
+        return self._inputs.get(microbatch, []) + self._saved.get(microbatch, []) + self._created.get(microbatch, [])
 
     @property
     def persistent(self) -> set[int]:

@@ -38,6 +38,20 @@ class Backward:
 
 
 @frozen
+class Recompute:
+    """F again, for its saved tensors: what only other stages or the step's result need is left out.
+
+    Args:
+        run: takes what F takes, None where it does not read it; returns what F saves. It draws the same random numbers.
+        inputs: positions of the inputs that have to be kept for it: tensors of other stages, and buffers that F gives
+            new values, of which it reads the old ones.
+    """
+
+    run: Program
+    inputs: tuple[int, ...]
+
+
+@frozen
 class StageMemory:
     """Bytes of one microbatch, over distinct storages; parameters and buffers are not among them.
 
@@ -46,12 +60,14 @@ class StageMemory:
         freed_by_input: how much of that nothing but I reads.
         created_by_input: what I keeps for W.
         workspace: the most that a program holds beside what it is given and what it keeps.
+        inputs: what has to be kept to recompute the saved tensors.
     """
 
     saved: int
     freed_by_input: int
     created_by_input: int
     workspace: int
+    inputs: int = 0
 
 
 @frozen
@@ -63,6 +79,8 @@ class StagePrograms:
         outputs: what later stages read, in the order F returns it; ``results`` follow.
         results: names of the parts of the step's result that F returns.
         forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
+        forward_alone: F without saved tensors, for a stage that recomputes them.
+        recompute: makes the saved tensors.
         mutated: positions among the inputs of the buffers that F gives new values for.
         backward: B, or None where nothing here is differentiable.
         backward_input, backward_weight: I and W, or None where the stage has no differentiable input.
@@ -73,6 +91,8 @@ class StagePrograms:
     outputs: tuple[Boundary, ...]
     results: tuple[str, ...]
     forward: Program
+    forward_alone: Program
+    recompute: Recompute
     mutated: tuple[int, ...]
     backward: Backward | None
     backward_input: Backward | None
@@ -101,6 +121,7 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [joint.primals[i] for i in sorted(joint.primals)]
     forward = compile_program(ordered(joint.graph, forward_nodes), inputs, [*returned, *saved], stage.modules)
+    alone = compile_program(ordered(joint.graph, forward_nodes), inputs, returned, stage.modules)
     cut = _Cut(joint, stage.modules, saved, persistent, kept)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
@@ -108,8 +129,8 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     if input_gradients and len(input_gradients) < len(gradients):
         backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
     programs = StagePrograms(
-        stage.inputs, stage.outputs, stage.results, forward, tuple(joint.mutations),
-        backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
+        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, stage, saved, kept),
+        tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
     )  # fmt: skip
     return _measured(stage, joint, programs)
 
@@ -117,7 +138,16 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
 def _nothing(stage: StageGraph) -> StagePrograms:
     """Programs of a stage without operators."""
     forward = compile_program([], [], [], {})
-    return StagePrograms(stage.inputs, (), (), forward, (), None, None, None, StageMemory(0, 0, 0, 0))
+    again = Recompute(forward, ())
+    return StagePrograms(stage.inputs, (), (), forward, forward, again, (), None, None, None, StageMemory(0, 0, 0, 0))
+
+
+def _recompute(joint: JointGraph, stage: StageGraph, saved: list[fx.Node], kept: int) -> Recompute:
+    nodes = ordered(joint.graph, ancestors(saved))
+    read = {*saved, *(source for node in nodes for source in node.all_input_nodes)}
+    program = compile_program(nodes, [joint.primals[i] for i in sorted(joint.primals)], saved, stage.modules)
+    keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < kept or i in joint.mutations))
+    return Recompute(program, tuple(keeps))
 
 
 @frozen
@@ -192,6 +222,7 @@ def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> 
     with fake_mode, torch.no_grad():
         inputs = [t.detach() for t in stage.fakes]
         persistent = storage_sizes(inputs[kept:])
+        again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
         results, workspace = _run(programs.forward, list(inputs), persistent, returned)
         saved = results[returned:]
         held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
@@ -201,12 +232,12 @@ def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> 
             given = backward_inputs(backward, saved, [], inputs, tangents)
             workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
         if first is None or second is None:
-            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace))
+            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace, again))
         made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
         still = storage_sizes([saved[i] for i in second.saved] + made)
         freed = sum(size for key, size in held.items() if key not in still)
         created = sum(size for key, size in still.items() if key not in held and key not in persistent)
-    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace))
+    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace, again))
 
 
 def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:

@@ -1,5 +1,6 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from attrs import evolve
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
-from panpipe.core.plan import Plan
+from panpipe.core.plan import MemoryPolicy, Plan
 from panpipe.core.planner import even_plan as even
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
@@ -52,12 +53,17 @@ def even_plan(
     chunks: int = 1,
     split: bool = False,
     early: int = 0,
+    recompute: Sequence[int] | None = (),
 ) -> Plan:
-    """As many operators in each stage; the schedule as it is, or with its backwards split, or its last ones."""
+    """As many operators in each stage; the schedule as it is, or with its backwards split, or its last ones.
+
+    Stages in ``recompute`` do, or all where it is None.
+    """
     schedule = find_family(schedule_name).build(ScheduleProblem(devices, microbatches, chunks))
     schedule = split_backwards(schedule) if split else schedule
     if early:
         orders = early_gradients(schedule.device_actions, schedule.placement, early)
         schedule = evolve(schedule, device_actions=orders)
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    return even(operators.graph, schedule, sizes)
+    again = range(len(schedule.placement)) if recompute is None else recompute
+    return evolve(even(operators.graph, schedule, sizes), memory=MemoryPolicy(recompute=tuple(again)))

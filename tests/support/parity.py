@@ -23,6 +23,8 @@ PLANS = {
     "split backward": {"split": True},
     "early gradients": {"early": 2},
     "v-half": {"schedule_name": "v-half", "chunks": 2},
+    "recompute": {"recompute": None},
+    "recompute in a v": {"schedule_name": "zb-v", "chunks": 2, "recompute": (0, 3)},
     "gpipe": {"schedule_name": "gpipe"},
     "looped": {"schedule_name": "looped", "chunks": 2},
     **{name: {"schedule_name": name} for name in ("zb-h1", "zb-h2", "zb-1p", "zb-2p")},
@@ -31,7 +33,7 @@ PLANS = {
     },
 }
 """What an even plan is made with: every named schedule, and two whose backwards are split afterwards."""
-EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half")
+EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half", "recompute")
 """Plans that every case runs on any number of ranks; on two, the first case runs all of them."""
 
 

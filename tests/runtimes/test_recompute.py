@@ -1,0 +1,141 @@
+"""Stages that recompute: what they hold, what they draw, and what they write."""
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.actions import Kind
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from ..support.cuts import captured, even_plan
+from ..support.held import measured, predicted, simulated
+from ..support.models import CASES, PYTHON
+from ..support.parity import build
+
+F32 = torch.float32
+PLANS = {
+    "1f1b": {},
+    "all recompute": {"recompute": None},
+    "the first recomputes": {"recompute": (0,)},
+    "the last recomputes": {"recompute": (1,), "split": True},
+    "v": {"schedule_name": "zb-v", "chunks": 2},
+    "v recomputes": {"schedule_name": "zb-v", "chunks": 2, "recompute": None},
+    "looped recomputes": {"schedule_name": "looped", "chunks": 2, "recompute": None},
+}
+
+
+def held(name, options):
+    case = CASES[name]
+    plan = even_plan(captured(case, F32, 8, 4), 2, 4, **PLANS[options])
+    pipe = build(ThreadTeam(2), name, F32, 8, plan, 4)
+    pipe.step(case.batch(8, F32))
+    _, trace = pipe.trace_step(case.batch(8, F32))
+    return measured(trace), predicted(simulated(plan, pipe))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name in CASES for options in PLANS if (name, options) != ("batchnorm with a skip", "v")],
+)
+def test_saved_tensors_are_those_predicted_behind_every_action(name, options):
+    found, wanted = held(name, options)
+    assert found == wanted
+
+
+def test_what_two_stages_of_a_device_both_save_is_predicted_twice():
+    """The activation between stages 1 and 2, which both read in their backwards, passes without a copy."""
+    found, wanted = held("batchnorm with a skip", "v")
+    assert found[0] == wanted[0]
+    between = 2 * 4 * 8 * 8 * 4  # microbatch × channels × height × width × bytes
+    assert {there - here for (_, here), (_, there) in zip(found[1], wanted[1], strict=True)} == {0, between}
+
+
+class PowerIteration(nn.Module):
+    """Divides by a norm that a buffer follows: each forward reads the buffer that the one before has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("direction", torch.ones(8) / 8**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.direction.copy_(F.normalize(self.linear.weight @ self.direction, dim=0))
+        return (self.linear(x) * self.direction.sum()).tanh()
+
+
+def trained(recompute, make, step, batch, microbatches=4):
+    torch.manual_seed(0)
+    model = make()
+    pipe = panpipe.pipeline(model, step, batch, plan=even(model, step, batch, microbatches), recompute=recompute)
+    losses = [pipe.step(batch).item() for _ in range(2)]
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return losses, gradients, dict(model.named_buffers()), pipe
+
+
+def even(model, step, batch, microbatches):
+    pieces, spec = split_batch(batch, microbatches)
+    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(pieces[0].leaves), spec)))
+    return even_plan(operators, 2, microbatches)
+
+
+@pytest.mark.parametrize("case", ["buffer", "python"])
+def test_buffers_are_read_as_they_were_and_written_once(case):
+    def mean_square(model, batch):
+        return model(batch).square().mean()
+
+    if case == "buffer":
+        torch.manual_seed(1)
+        make, step = lambda: nn.Sequential(*(PowerIteration() for _ in range(3))), mean_square
+        batch = torch.randn(8, 8)
+    else:
+        make, step, batch = lambda: PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32)
+    losses, gradients, buffers, _ = trained("none", make, step, batch)
+    again, same_gradients, same_buffers, pipe = trained("all", make, step, batch)
+    assert pipe.plan.memory.recompute == (0, 1)
+    assert again == losses
+    for name, gradient in gradients.items():
+        assert torch.equal(same_gradients[name], gradient), name
+    for name, buffer in buffers.items():
+        assert torch.equal(same_buffers[name], buffer), name
+
+
+def test_recompute_is_an_action_of_its_own_in_the_trace():
+    case = CASES["tied gpt with dropout"]
+    plan = even_plan(captured(case, F32, 8, 4), 2, 4)
+    pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=[1])
+    _, trace = pipe.trace_step(case.batch(8, F32))
+    again = [str(event.action) for event in trace.events if event.action.kind is Kind.RECOMPUTE]
+    assert again == ["1RECOMPUTE0", "1RECOMPUTE1", "1RECOMPUTE2", "1RECOMPUTE3"]
+
+
+def test_an_automatic_plan_recomputes_what_it_is_told_to():
+    case = CASES["tied gpt with dropout"]
+    pipe = panpipe.pipeline(
+        case.model(F32), case.step, case.batch(8, F32), microbatches=4, schedule="1f1b", max_chunks=1, recompute="all"
+    )
+    assert pipe.plan.memory.recompute == (0, 1)
+    costs = pipe.plan.prediction.costs
+    assert all(cost.recompute_s is not None for cost in costs)  # rehearsed
+    assert pipe.plan.prediction.peak_saved_bytes[0] == costs[0].saved_bytes + costs[0].input_bytes
+    assert panpipe.simulate(pipe.plan).step_s == pytest.approx(pipe.plan.prediction.step_s)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "said"),
+    [
+        ("some", "recompute is 'some': give 'none', 'all', or the numbers of stages"),
+        ([2], r"recompute names stage 2, and the plan has stages 0 to 1"),
+        (["first"], "recompute is"),
+    ],
+)
+def test_what_cannot_be_recomputed_is_refused(recompute, said):
+    case = CASES["tied gpt with dropout"]
+    plan = even_plan(captured(case, F32, 8, 4), 2, 4)
+    with pytest.raises(panpipe.RequestError, match=said):
+        panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=recompute)

@@ -1,0 +1,55 @@
+"""What the devices hold of saved tensors at the end of each action: by the storages' finalizers, and as predicted."""
+
+from bisect import bisect_right
+
+from panpipe.core.actions import WORK_KINDS
+from panpipe.core.capture.programs import StageMemory
+from panpipe.core.cluster import fully_connected
+from panpipe.core.costs import StageCosts
+from panpipe.core.plan import Plan
+from panpipe.core.trace import Trace
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.simulators.result import SimulationResult
+from panpipe.simulators.run import simulate
+
+Held = list[list[tuple[str, float]]]
+"""Per device each action that computes, and the bytes behind it."""
+
+
+def costs_of(memory: StageMemory) -> StageCosts:
+    """A second for each program, with the memory that the programs were found to hold."""
+    return StageCosts(
+        1.0, 1.0, 1.0, saved_bytes=memory.saved, freed_by_input_bytes=memory.freed_by_input,
+        created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace, input_bytes=memory.inputs,
+    )  # fmt: skip
+
+
+def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
+    """The plan's step, on links of its own, with the memory of the pipeline's programs."""
+    costs = [costs_of(pipe.programs[stage.index].memory) for stage in plan.stages]
+    return simulate(plan, costs, fully_connected(plan.devices, 10**9, 1e9, 0.25))
+
+
+def predicted(result: SimulationResult) -> Held:
+    """By the memory timeline."""
+    found: Held = []
+    for timeline in result.timelines:
+        behind: dict[int, float] = {}
+        for position, size in zip(timeline.operations.tolist(), timeline.moving[0].tolist(), strict=True):
+            behind[position] = size
+        actions = enumerate(timeline.actions)
+        found.append([(str(action), behind[i]) for i, action in actions if action.kind in WORK_KINDS])
+    return found
+
+
+def measured(trace: Trace) -> Held:
+    """By a trace's samples of memory."""
+    found: Held = []
+    for device in range(trace.devices):
+        samples = [s for s in trace.memory if s.device == device and s.kind == "saved"]
+        times = [sample.time_s for sample in samples]
+        events = [e for e in trace.events if e.device == device and e.action.kind in WORK_KINDS]
+        at = [bisect_right(times, event.end_s) for event in events]
+        sizes = [samples[i - 1].bytes if i else 0 for i in at]
+        found.append([(str(event.action), size) for event, size in zip(events, sizes, strict=True)])
+    return found
