@@ -8,6 +8,7 @@ from torch import nn
 
 from .core.capture.breaks import StepFunction
 from .core.cluster import Cluster, read_cluster
+from .core.derive import Recompute
 from .core.errors import RequestError
 from .core.plan import Mesh, Plan
 from .core.planner import longest_path
@@ -36,6 +37,7 @@ def pipeline(
     seed: int = 0,
     max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
+    recompute: Recompute | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -67,6 +69,8 @@ def pipeline(
             depend on the seed and the module's name, never on the plan. The path of a ``.safetensors`` file, of a
             ``model.safetensors.index.json``, or of a folder with either: read for everything that the step reads,
             on meta or not, one tensor at a time.
+        recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, in front
+            of the backward, instead of holding its saved tensors. By default those of the plan.
         report: told what planning is doing.
 
     Returns:
@@ -100,6 +104,7 @@ def pipeline(
         seed=seed,
         max_shapes=max_shapes,
         weights=weights,
+        recompute=recompute,
         report=report,
     )
 

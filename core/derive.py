@@ -1,16 +1,20 @@
-"""Plans derived from a plan: the same stages in the same order, for fewer microbatches or with other messages.
+"""Plans derived from a plan: the same stages in the same order, for fewer microbatches, with other messages, or with
+other stages that recompute.
 
 Leaving out the actions of some microbatches keeps a plan sound. What is left waits for a part of what it waited for
 before, and a part of what has no cycle has none; the actions of a stage still ascend by microbatch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
 from .costs import StageEdge
 from .errors import RequestError
 from .plan import Plan
+
+Recompute = str | Sequence[int]
+"""``"none"``, ``"all"``, or the stages that recompute."""
 
 
 def first_microbatches(plan: Plan, count: int) -> Plan:
@@ -43,6 +47,34 @@ def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
     """
     wanted = tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst)))
     return plan if _talking(wanted) == _talking(plan.edges) else evolve(plan, edges=wanted, prediction=None)
+
+
+def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
+    """The plan with these stages recomputing; without its prediction, which was made for others; itself where none
+    changes.
+
+    Args:
+        plan: a plan.
+        recompute: None leaves the plan as it is.
+
+    Raises:
+        RequestError: it is not written so, or names a stage that the plan does not have.
+    """
+    if recompute is None:
+        return plan
+    count = len(plan.stages)
+    named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else list(recompute)
+    if named is None or not all(type(stage) is int for stage in named):
+        raise RequestError(f"recompute is {recompute!r}: give 'none', 'all', or the numbers of stages")
+    strange = next((stage for stage in named if not 0 <= stage < count), None)
+    if strange is not None:
+        raise RequestError(
+            f"recompute names stage {strange}, and the plan has stages 0 to {count - 1}: name those, or give 'all'"
+        )
+    stages = tuple(sorted(set(named)))
+    if stages == plan.memory.recompute:
+        return plan
+    return evolve(plan, memory=evolve(plan.memory, recompute=stages), prediction=None)
 
 
 def _talking(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:

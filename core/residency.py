@@ -8,11 +8,13 @@ saved               ``saved_bytes`` from the start of F to the end of B; I frees
                     ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
                     ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` from there on
 communication       a received tensor from when its receive is posted until F starts (from then on it is one of the
-                    saved tensors) or until B or I ends; a sent one from when it is sent until it has arrived
+                    saved tensors) or until B or I ends; a sent one from when it is sent until it has arrived; one
+                    that passes between two stages here from the end of who makes it, as if it was received then
 workspace           while an action runs
 ==================  ===========================================================================================
 
-Of things that happen at one moment, an arrival comes first: it frees.
+Of things that happen at one moment, an arrival comes first: it frees. What two stages of one device both save of a
+tensor that passes between them counts for each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,6 +103,7 @@ def device_timelines(
         arrivals: when its messages arrived.
     """
     communication, releases = _communication(exchange, arrivals)
+    _add_passed(plan, exchange, communication)
     effects = [_effects(cost, stage in plan.memory.recompute) for stage, cost in enumerate(costs)]
     result = []
     for device, actions in enumerate(exchange.operations):
@@ -152,6 +155,21 @@ def _communication(exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[fl
             sender[2 * issued + 2] += size
             given_back.append((arrived_s, 2 * issued + 2, size))
     return rows, releases
+
+
+def _add_passed(plan: Plan, exchange: Exchange, rows: list[list[float]]) -> None:
+    """Add tensors that pass between stages of one device to its communication bytes."""
+    where = plan.placement
+    passed = [edge for edge in plan.edges if where[edge.src] == where[edge.dst]]
+    for device in sorted({where[edge.src] for edge in passed}):
+        actions = exchange.operations[device]
+        made = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
+        for edge in passed:
+            for microbatch in range(plan.microbatches) if where[edge.src] == device else ():
+                rows[device][2 * made[edge.src, True, microbatch] + 2] += edge.bytes
+                rows[device][2 * made[edge.dst, True, microbatch] + 1] -= edge.bytes
+                rows[device][2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
+                rows[device][2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
 
 
 def _timeline(

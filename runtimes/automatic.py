@@ -18,10 +18,11 @@ from torch import Tensor
 from ..core.capture.operators import Operators, tensor_bytes
 from ..core.cluster import Cluster
 from ..core.costs import StageCosts
+from ..core.derive import Recompute, recomputing
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.plan import Plan
-from ..core.planner import Oracle, choose_schedule
+from ..core.planner import Oracle, Score, choose_schedule
 from ..core.planner import plan as search_plan
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
@@ -59,6 +60,7 @@ class Planning:
         max_chunks: most stages a device.
         cluster: the machine; measured if None.
         report: told what is going on.
+        recompute: the stages that do; None for those that the planner chooses.
     """
 
     operators: Operators
@@ -74,6 +76,15 @@ class Planning:
     max_chunks: int = 2
     cluster: Cluster | None = None
     report: Report = lambda _: None
+    recompute: Recompute | None = None
+
+    def asked(self, oracle: Oracle) -> Oracle:
+        """The oracle, of a plan whose stages recompute as asked for."""
+
+        def score(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
+            return oracle(recomputing(plan, self.recompute), costs, cluster)
+
+        return oracle if self.recompute is None else score
 
     def plan(self) -> tuple[Plan, OpGraph]:
         """Measure, search and choose.
@@ -199,7 +210,7 @@ class Cutting:
         p = self.planning
         try:
             found = search_plan(
-                self.graph, self.cluster, p.microbatches, families=p.families, oracle=p.cut_oracle,
+                self.graph, self.cluster, p.microbatches, families=p.families, oracle=p.asked(p.cut_oracle),
                 budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks, parameter_sizes=p.sizes,
             )  # fmt: skip
         except RequestError:
@@ -221,12 +232,13 @@ class Choosing:
         """The plan; None where no schedule is made for these stages or fits."""
         p = self.planning
         try:
-            return choose_schedule(
+            found = choose_schedule(
                 self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
-                oracle=p.oracle, parameter_sizes=p.sizes,
+                oracle=p.asked(p.oracle), parameter_sizes=p.sizes,
             )  # fmt: skip
         except (InfeasibleError, RequestError):
             return None
+        return evolve(found, memory=recomputing(found, p.recompute).memory)
 
 
 def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:

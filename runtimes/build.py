@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -12,6 +13,7 @@ from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
+from ..core.derive import Recompute, recomputing
 from ..core.errors import RequestError
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
@@ -21,7 +23,7 @@ from .automatic import Planning, Report
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
-from .rehearsal import best_rehearsed
+from .rehearsal import best_rehearsed, with_costs
 from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
 from .weights import ModuleInit, weights_from
@@ -33,7 +35,7 @@ def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
     microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
     families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int, max_shapes: int,
-    report: Report | None, weights: str | Path | ModuleInit | None = None,
+    report: Report | None, weights: str | Path | ModuleInit | None = None, recompute: Recompute | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -43,6 +45,7 @@ def build_pipeline(
         oracle, cut_oracle: score plans (see :class:`Planning`).
         max_shapes: for how many shapes of microbatches programs are kept.
         weights: where values come from that the model does not hold.
+        recompute: the stages that do; None for those of the plan.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -50,6 +53,7 @@ def build_pipeline(
     """
     given = None if plan == "auto" else plan if isinstance(plan, Plan) else read_plan(plan)
     if given is not None:
+        given = _recomputing(given, recompute, oracle)
         microbatches = given.microbatches
     pieces, spec = split_batch(example_batch, microbatches)
     if optimizer is not None and not callable(optimizer):
@@ -73,7 +77,7 @@ def build_pipeline(
             planning = Planning(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer, max_chunks=max_chunks,
-                cluster=cluster, report=report or (lambda _: None),
+                cluster=cluster, report=report or (lambda _: None), recompute=recompute,
             )  # fmt: skip
             pipe = best_rehearsed(planning, ready, example_batch)
         pipe.load(source)
@@ -81,6 +85,14 @@ def build_pipeline(
     except BaseException:
         team.close()
         raise
+
+
+def _recomputing(plan: Plan, recompute: Recompute | None, oracle: Oracle) -> Plan:
+    """The plan with the stages recomputing that are asked for, and its prediction made again for that."""
+    changed, prediction = recomputing(plan, recompute), plan.prediction
+    if changed is plan or prediction is None:
+        return changed
+    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
 
 
 def read_tensors(operators: Operators) -> list[str]:

@@ -69,17 +69,15 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
     return mean_loss(losses, shares, weighted=False)[0], gradients
 
 
-OPTIONS = [
-    {},
-    {"split": True},
-    {"schedule_name": "interleaved-1f1b", "chunks": 2},
-    {"recompute": None},
-    {"schedule_name": "v-half", "chunks": 2, "recompute": None},
-]
+OPTIONS = [{}, {"split": True}, {"schedule_name": "interleaved-1f1b", "chunks": 2}]
+RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "recompute": None}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [(devices, options) for devices in (2, 3) for options in OPTIONS] + [(2, options) for options in RECOMPUTING],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
 def test_loss_and_gradients(name, devices, options):
     loss, gradients = unsplit(name, 8, 4)

@@ -30,12 +30,14 @@ def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
     return simulate(plan, costs, fully_connected(plan.devices, 10**9, 1e9, 0.25))
 
 
-def predicted(result: SimulationResult) -> Held:
-    """By the memory timeline."""
+def predicted(result: SimulationResult, passed: bool = False) -> Held:
+    """By the memory timeline; with ``passed`` the communication beside the saved tensors."""
     found: Held = []
     for timeline in result.timelines:
         behind: dict[int, float] = {}
-        for position, size in zip(timeline.operations.tolist(), timeline.moving[0].tolist(), strict=True):
+        for position, size in zip(
+            timeline.operations.tolist(), timeline.moving[: 1 + passed].sum(axis=0).tolist(), strict=True
+        ):
             behind[position] = size
         actions = enumerate(timeline.actions)
         found.append([(str(action), behind[i]) for i, action in actions if action.kind in WORK_KINDS])
