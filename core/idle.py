@@ -128,7 +128,7 @@ def idle_time(
 
 def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
     """The plan's orders where messages take no time."""
-    return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges)
+    return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
 
 
 def own_paths(plan: Plan, cluster: Cluster) -> Cluster:

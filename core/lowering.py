@@ -38,8 +38,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
 
     Returns:
         Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
-        RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a tied
-        weight) and STEP.
+        RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a
+        tied weight) and STEP.
 
     Raises:
         RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or

@@ -161,15 +161,14 @@ def _add_passed(plan: Plan, exchange: Exchange, rows: list[list[float]]) -> None
     """Add tensors that pass between stages of one device to its communication bytes."""
     where = plan.placement
     passed = [edge for edge in plan.edges if where[edge.src] == where[edge.dst]]
-    for device in sorted({where[edge.src] for edge in passed}):
-        actions = exchange.operations[device]
+    for row, actions in zip(rows if passed else (), exchange.operations, strict=False):
         made = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
         for edge in passed:
-            for microbatch in range(plan.microbatches) if where[edge.src] == device else ():
-                rows[device][2 * made[edge.src, True, microbatch] + 2] += edge.bytes
-                rows[device][2 * made[edge.dst, True, microbatch] + 1] -= edge.bytes
-                rows[device][2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
-                rows[device][2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
+            for microbatch in range(plan.microbatches) if (edge.src, True, 0) in made else ():
+                row[2 * made[edge.src, True, microbatch] + 2] += edge.bytes
+                row[2 * made[edge.dst, True, microbatch] + 1] -= edge.bytes
+                row[2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
+                row[2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
 
 
 def _timeline(

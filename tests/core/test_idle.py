@@ -12,10 +12,12 @@ from panpipe.core.idle import (
     DEPENDENCY,
     IMBALANCE,
     MEMORY,
+    RECOMPUTATION,
     REDUCTION,
     WARM_UP,
     idle_time,
 )
+from panpipe.core.plan import MemoryPolicy
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans, scheduled
@@ -39,7 +41,8 @@ def test_causes_add_up_to_the_idle_time(plan):
     result = simulate(plan)
     assert list(found.causes) == list(CAUSES)
     assert found.step_s == result.step_s
-    assert found.compute_s == pytest.approx(sum(result.busy_s) / plan.devices)
+    once = simulate(evolve(plan, memory=MemoryPolicy()))
+    assert found.compute_s == pytest.approx(sum(once.busy_s) / plan.devices)
     assert sum(found.causes.values()) == pytest.approx(found.step_s - found.compute_s, rel=1e-9, abs=1e-9)
     assert min(found.causes.values()) >= 0
 
@@ -111,3 +114,8 @@ def test_replicas_reduce_their_gradients():
     assert found.causes[REDUCTION] == pytest.approx(4.0)
     assert found.compute_s == 12.0
     assert sum(found.causes.values()) == pytest.approx(found.idle_s)
+
+
+def test_recomputing_where_nothing_waits_is_a_cause():
+    plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), recompute=(0,))
+    assert causes(plan) == {RECOMPUTATION: 2.0}

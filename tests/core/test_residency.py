@@ -73,6 +73,14 @@ def test_who_recomputes_holds_its_inputs_until_it_does():
     assert [str(event.action) for event in result.trace.events][2:4] == ["0RECOMPUTE0", "0B0"]
 
 
+def test_a_tensor_that_stays_on_its_device_is_held_until_it_is_read():
+    cost = StageCosts(1.0, 2.0, 4.0)
+    plan = plan_of(orders("0F0 0F1 1F0 1F1 1I0 1W0 0B0 1B1 0B1"), (0, 0), costs=[cost] * 2)
+    assert changes(simulate(plan).timelines[0], 1) == [
+        (0.0, 0.0), (1.0, 10.0), (3.0, 0.0), (6.0, 10.0), (16.0, 0.0), (22.0, 10.0), (28.0, 0.0)
+    ]  # fmt: skip
+
+
 def test_peaks_and_what_causes_them():
     cost = StageCosts(1.0, 1.0, 1.0, parameter_bytes=3, gradient_bytes=5, optimizer_bytes=8, saved_bytes=100)
     plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), costs=[attrs.evolve(cost, workspace_bytes=7)])
