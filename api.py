@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from .core.capture.breaks import StepFunction
-from .core.cluster import Cluster, read_cluster
+from .core.catalog import find_cluster
+from .core.cluster import Cluster
 from .core.derive import Recompute
 from .core.errors import RequestError
 from .core.plan import Mesh, Plan
@@ -59,7 +60,7 @@ def pipeline(
         mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; by default the ranks there are, or two
             threads.
         backend: ``"gloo"`` or ``"memcpy"``; by default what fits the way the process was started.
-        cluster: the machine, as a Cluster or a file; measured by default.
+        cluster: the machine, as a Cluster, a file, or a name such as ``8xA100-40GB``; measured by default.
         max_chunks: the most stages that a device may hold in an automatic plan.
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs are kept; the step is captured anew for another one.
@@ -96,7 +97,7 @@ def pipeline(
         plan=plan,
         devices=_devices(mesh),
         backend=backend,
-        cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
+        cluster=find_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
         families=chosen,
         oracle=simulated,
         cut_oracle=longest_path,

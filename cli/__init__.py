@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": "Check that a model trains as a pipeline, equal to one process.",
     "simulate": "Run a plan in the simulator.",
     "validate": "Check a plan or a schedule file.",
+    "catalog": "Show devices, links and clusters, and where each number comes from.",
     "compare": "Lay a predicted trace over a measured one.",
 }
 """Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""

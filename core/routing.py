@@ -15,18 +15,20 @@ For the search a place stands twice in the graph: as it is reached from a device
 (*inside*), and as it is reached otherwise. A device cannot be reached from inside.
 """
 
-import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy
 
 if TYPE_CHECKING:
     from .cluster import Link
 
 INSIDE_KINDS = ("pcie", "nic")
 """Kinds of hubs among which a path between devices may not turn around."""
-FEMTOSECONDS = 1e15
-LINKS = 1 << 20
-"""A path has fewer links than that: its length is femtoseconds × this + links, one exact integer."""
+PICOSECONDS = 1e12
+LINKS = 1024
+"""A link is as long as its latency in picoseconds × this + 1: whole numbers, so that equal paths are found to be."""
 
 Hop = tuple["Link", bool]
 """A link, and whether it is crossed from its a to its b."""
@@ -42,16 +44,22 @@ class Router:
     """
 
     def __init__(self, names: Sequence[str], kinds: Sequence[str | None], links: Sequence["Link"]) -> None:
-        self.numbers = {name: number for number, name in enumerate(names)}
-        self.kinds = list(kinds)
+        numbers = {name: number for number, name in enumerate(names)}
+        self.kinds = kinds
         self.links = links
-        self.neighbours: list[list[tuple[int, int, int]]] = [[] for _ in names]
+        self.states = 2 * len(names)
+        self.steps: list[list[tuple[int, float, int]]] = [[] for _ in range(self.states)]
+        """By state (2 × the place's number, + 1 inside): the states before it, how long the link is, and which."""
         for index, link in enumerate(links):
-            a, b = self.numbers[link.a], self.numbers[link.b]
-            length = round(link.latency_s * FEMTOSECONDS) * LINKS + 1
-            self.neighbours[a].append((b, length, index))
-            self.neighbours[b].append((a, length, index))
-        self._found: dict[int, tuple[dict[int, int], dict[int, list[tuple[int, int]]]]] = {}
+            length = round(link.latency_s * PICOSECONDS) * LINKS + 1
+            for a, b in ((numbers[link.a], numbers[link.b]), (numbers[link.b], numbers[link.a])):
+                for before in (2 * a, 2 * a + 1):
+                    after = self._step(before, b)
+                    if after is not None:
+                        self.steps[after].append((before, float(length), index))
+        self.ends = [numbers[link.a] for link in links]
+        self._lengths: dict[int, Any] = {}
+        self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...] | None:
         """The links from place ``src`` to device ``dst``; None if nothing connects them."""
@@ -59,55 +67,53 @@ class Router:
 
     def nearest(self, src: int, kind: str) -> tuple[Hop, ...] | None:
         """The links from device ``src`` to the nearest hub of a kind; None if it reaches none."""
-        lengths, _ = self._from(src)
-        ends = [end for end in lengths if self.kinds[end // 2] == kind]
-        return self._walk(src, min(ends, key=lambda end: (lengths[end], end)), spread=src) if ends else None
+        lengths = self._from(src)
+        ends = [2 * place for place, known in enumerate(self.kinds) if known == kind]
+        end = min(ends, key=lambda end: float(lengths[end]), default=None)
+        return None if end is None else self._walk(src, end, spread=src)
 
-    def _walk(self, src: int, end: int, spread: int) -> tuple[Hop, ...] | None:
-        lengths, before = self._from(src)
-        if end not in lengths:
+    def _walk(self, src: int, state: int, spread: int) -> tuple[Hop, ...] | None:
+        """Back from a state, over steps that its length is made of."""
+        lengths = self._from(src)
+        if numpy.isinf(lengths[state]):
             return None
         hops: list[Hop] = []
-        while end != 2 * src:
-            choices = before[end]
-            previous, index = choices[spread % len(choices)]
-            link = self.links[index]
-            hops.append((link, self.numbers[link.a] == previous // 2))
-            end = previous
+        while state != 2 * src:
+            equal = self._last_steps(src, state)
+            state, index = equal[spread % len(equal)]
+            hops.append((self.links[index], self.ends[index] == state // 2))
         return tuple(reversed(hops))
 
-    def _from(self, src: int) -> tuple[dict[int, int], dict[int, list[tuple[int, int]]]]:
-        """From a place: the length to every other (2 × its number, + 1 inside), and the equal last steps to it."""
-        if src in self._found:
-            return self._found[src]
-        start = 2 * src
-        lengths, before, done = {start: 0}, {start: list[tuple[int, int]]()}, set()
-        queue = [(0, start)]
-        while queue:
-            length, here = heapq.heappop(queue)
-            if here in done:
-                continue
-            done.add(here)
-            for there, step, index in self.neighbours[here // 2]:
-                end = self._step(here, there)
-                if end is None:
-                    continue
-                known = lengths.get(end)
-                if known is None or length + step < known:
-                    lengths[end] = length + step
-                    before[end] = [(here, index)]
-                    heapq.heappush(queue, (length + step, end))
-                elif length + step == known:
-                    before[end].append((here, index))
-        for choices in before.values():
-            choices.sort(key=lambda choice: choice[1])
-        self._found[src] = lengths, before
-        return lengths, before
+    def _last_steps(self, src: int, state: int) -> list[tuple[int, int]]:
+        """The steps that shortest ways from a place to a state end with: the state before, and the link."""
+        if (src, state) not in self._known:
+            lengths = self._from(src)
+            steps = [(lengths[before] + length, before, index) for before, length, index in self.steps[state]]
+            least = min(steps)[0]
+            self._known[src, state] = [(before, index) for length, before, index in steps if length == least]
+        return self._known[src, state]
 
-    def _step(self, here: int, there: int) -> int | None:
-        """The state that a step leads to; None if it is forbidden."""
-        place, inside = divmod(here, 2)
-        kind, to = self.kinds[place], self.kinds[there]
+    def _from(self, src: int) -> Any:
+        """The length of the shortest way from a place to every state."""
+        if src not in self._lengths:
+            from scipy.sparse.csgraph import dijkstra
+
+            self._lengths[src] = dijkstra(self._graph, indices=2 * src)
+        return self._lengths[src]
+
+    @cached_property
+    def _graph(self) -> Any:
+        from scipy.sparse import csr_array
+
+        rows = [before for steps in self.steps for before, _, _ in steps]
+        columns = [after for after, steps in enumerate(self.steps) for _ in steps]
+        lengths = [length for steps in self.steps for _, length, _ in steps]
+        return csr_array((lengths, (rows, columns)), shape=(self.states, self.states))
+
+    def _step(self, state: int, there: int) -> int | None:
+        """The state that a step to a place leads to; None if it is forbidden."""
+        here, inside = divmod(state, 2)
+        kind, to = self.kinds[here], self.kinds[there]
         if to is None:
             return None if inside else 2 * there
         if to not in INSIDE_KINDS or (kind == "nic" and to == "nic"):

@@ -3,9 +3,9 @@
 ``assumed`` in place of ``source`` says that nobody stated or measured the number for this very thing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import cattrs
 from attrs import asdict, frozen
@@ -81,7 +81,9 @@ def structured(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     """
     plain, sources = separate(table, where)
     try:
-        return _structure(kind)({**plain, "sources": {path: asdict(source) for path, source in sources.items()}}, kind)
+        told = {path: asdict(source) for path, source in sources.items()}
+        result: T = _structure(cast(Hashable, kind))({**plain, "sources": told}, kind)
+        return result
     except Exception as error:
         if isinstance(error, RequestError):
             raise
@@ -89,8 +91,8 @@ def structured(table: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 @cache
-def _structure(kind: type[T]) -> Callable[[Mapping[str, Any], Any], T]:
-    return make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+def _structure(kind: Hashable) -> Callable[[Mapping[str, Any], Any], Any]:
+    return make_dict_structure_fn(cast(type[Any], kind), converter, _cattrs_forbid_extra_keys=True)
 
 
 def joined(value: Any) -> dict[str, Any]:

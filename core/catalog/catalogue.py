@@ -148,8 +148,10 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in own.items():
         below = merged.get(key)
-        nested = isinstance(value, dict) and isinstance(below, dict) and not is_number(value)
-        merged[key] = _merged(below, value) if nested else value
+        if isinstance(value, dict) and isinstance(below, dict) and not is_number(value):
+            merged[key] = _merged(below, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -74,11 +74,16 @@ def _of_toml(path: str, name: str) -> Cluster:
         raise RequestError(
             f"{path} has {len(own) or 'no'} clusters: name one as in {path}#{own[0] if own else '8xMYGPU'}"
         )
-    return with_own_types(named_cluster(extended, name or own[0]), extended)
+    return cluster_in(extended, name or own[0])
 
 
-def with_own_types(cluster: Cluster, extended: Catalogue) -> Cluster:
-    """The cluster with the device types that only its own catalogue has."""
+def cluster_in(extended: Catalogue, name: str) -> Cluster:
+    """The cluster of a name in a catalogue that may have more than panpipe's; it takes along types that only this has.
+
+    Raises:
+        RequestError: there is none.
+    """
+    cluster = named_cluster(extended, name)
     known = catalogue().devices
     names = dict.fromkeys(device.type for device in cluster.devices if device.type is not None)
     return evolve(cluster, types=tuple(extended.device(name) for name in names if name not in known))

@@ -1,0 +1,238 @@
+"""``panpipe catalog``: devices, links and clusters, and where each number comes from."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..core.catalog import Catalogue, LinkType, catalogue, find_cluster
+from ..core.catalog.find import cluster_in
+from ..core.chart.topology import topology_svg
+from ..core.cluster import Cluster, cluster_json
+from ..core.device_type import DeviceType
+from ..core.documents import as_plain, read_text
+from ..core.errors import RequestError
+from ..core.sourced import joined
+from ..core.topology import PathClass, Topology, path_classes, topology_of
+from .output import bytes_text, note, print_json, print_table, seconds_text, write_text
+from .topology import draw, rate_text
+
+ASSUMED = "~"
+
+
+def catalog(
+    action: Annotated[
+        str | None, typer.Argument(metavar="[show", help="Show one entry, or a file.", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME]",
+            help="A device, a link, a cluster such as 8xA100-40GB or 4x8xA100-80GB:nics=8, or a cluster file.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    file: Annotated[
+        Path | None, typer.Option(help="Read this catalogue file (TOML) as well.", show_default=False)
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="show: draw the cluster here.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Devices, links and clusters, and where each number comes from.
+
+    Peak rates are the vendors', effective ones those that programs reach; what is assumed has a ~.
+    """
+    known = catalogue() if file is None else catalogue().with_file(read_text(file), str(file))
+    if action not in (None, "show") or (action is None) != (name is None):
+        given = " ".join(("catalog", *(word for word in (action, name) if word)))
+        raise RequestError(f"'{given}' is incomplete: write panpipe catalog, or panpipe catalog show NAME")
+    if name is None:
+        if svg or out:
+            raise RequestError(f"--{'svg' if svg else 'out'} is of one cluster: write panpipe catalog show NAME")
+        _print_all(known) if not json else print_json(_answer(known))
+        return
+    if name in known.devices or name in known.links:
+        if svg or out:
+            option = "svg" if svg else "out"
+            raise RequestError(f"--{option} is of a cluster, and '{name}' is a device or link: write 1x{name}")
+        entry = known.devices.get(name) or known.links[name]
+        _print_entry(entry) if not json else print_json(joined(entry))
+        return
+    cluster = find_cluster(name) if file is None else cluster_in(known, name)
+    for path, text in ((out, cluster_json), (svg, lambda shown: topology_svg(name, shown))):
+        if path is not None:
+            write_text(path, text(cluster))
+            note(f"written to {path}")
+    _print_cluster(name, known, cluster) if not json else print_json(as_plain(cluster))
+
+
+def _answer(known: Catalogue) -> dict[str, Any]:
+    return {
+        "devices": [joined(device) for device in known.devices.values()],
+        "links": [joined(link) for link in known.links.values()],
+        "nodes": [joined(node) for node in known.nodes.values()],
+        "clusters": [
+            {**as_plain(cluster), "devices": sum(group.nodes * group.gpus for group in cluster.groups)}
+            for cluster in known.clusters.values()
+        ],
+    }
+
+
+def _print_all(known: Catalogue) -> None:
+    devices = list(known.devices.values())
+    kinds = ("bf16", "tf32", "fp32")
+    print_table(
+        "Devices: peak and effective TFLOP/s of dense matrix products",
+        ("device", *(f"{kind}{which}" for kind in kinds for which in ("", " eff."))),
+        [(device.name, *(cell for kind in kinds for cell in _rates(device, kind))) for device in devices],
+    )
+    print_table(
+        "Devices: memory, what of it plans may fill, its bandwidth in GB/s, and their links",
+        ("device", "memory", "for plans", "peak", "eff.", "to the host", "between"),
+        [_memory_row(device) for device in devices],
+        texts=("to the host", "between"),
+    )
+    print_table(
+        "Links: GB/s in each direction",
+        ("link", "peak", "eff.", "latency", "what"),
+        [_link_row(link) for link in known.links.values()],
+        texts=("what",),
+    )
+    print_table(
+        "Clusters; also any NODESxDEVICESxTYPE, such as 3x4xH100, with parameters behind a colon, and cpu:N",
+        ("cluster", "devices", "what"),
+        [
+            (cluster.name, sum(group.nodes * group.gpus for group in cluster.groups), cluster.title)
+            for cluster in known.clusters.values()
+        ],
+        texts=("what",),
+    )
+    print_table("Where the numbers come from", ("source", "numbers"), _sources(known), texts=("numbers",))
+    print(f"\n{ASSUMED} is assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --json")
+
+
+def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
+    peak, effective = (_number(device, f"{which}_flops_per_s.{kind}", 1e12) for which in ("peak", "effective"))
+    return peak, effective
+
+
+def _memory_row(device: DeviceType) -> tuple[str, ...]:
+    return (
+        device.name,
+        bytes_text(device.memory_bytes),
+        bytes_text(device.usable_bytes),
+        _number(device, "peak_memory_bytes_per_s", 1e9),
+        _number(device, "effective_memory_bytes_per_s", 1e9),
+        device.host_link,
+        device.gpu_link or "–",
+    )
+
+
+def _link_row(link: LinkType) -> tuple[str, ...]:
+    return (
+        link.name,
+        _number(link, "peak_bytes_per_s", 1e9),
+        _number(link, "effective_bytes_per_s", 1e9),
+        _mark(link, "latency_s") + seconds_text(link.latency_s),
+        link.title,
+    )
+
+
+def _mark(entry: Any, path: str) -> str:
+    source = entry.sources.get(path)
+    return ASSUMED if source is not None and source.assumed else ""
+
+
+def _number(entry: Any, path: str, unit: float) -> str:
+    field, _, key = path.partition(".")
+    value = getattr(entry, field)
+    if key and key not in value:
+        return "–"
+    return f"{_mark(entry, path)}{(value[key] if key else value) / unit:.4g}"
+
+
+def _sources(known: Catalogue) -> list[tuple[str, str]]:
+    """Every source with what it is given for, assumptions last."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for section in ("devices", "links", "nodes"):
+        for name, entry in getattr(known, section).items():
+            own = f"{name} nodes" if section == "nodes" else name
+            for path, source in entry.sources.items():
+                found.setdefault(str(source), {}).setdefault(own, []).append(path)
+    rows = [(text, _given(entries)) for text, entries in found.items()]
+    return sorted(rows, key=lambda row: row[0].startswith("assumed"))
+
+
+def _given(entries: Mapping[str, list[str]]) -> str:
+    """Numbers with the entries that have them from a source: those with the same ones together."""
+    together: dict[str, list[str]] = {}
+    for name, paths in entries.items():
+        fields: dict[str, list[str]] = {}
+        for path in paths:
+            field, _, key = path.partition(".")
+            fields.setdefault(field, []).extend([key] if key else [])
+        told = ", ".join(f"{field} ({', '.join(keys)})" if keys else field for field, keys in fields.items())
+        together.setdefault(told, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {told}" for told, names in together.items())
+
+
+def _print_entry(entry: Any) -> None:
+    print(f"{entry.name}: {entry.title}")
+    rows = []
+    for path, source in entry.sources.items():
+        field, _, key = path.partition(".")
+        value = getattr(entry, field)
+        rows.append((path, f"{value[key] if key else value:.6g}", str(source)))
+    print_table("", ("number", "value", "source"), rows, texts=("source",))
+    named = [(name, getattr(entry, name, None)) for name in ("host_link", "host_copy", "gpu_link")]
+    for name, value in named:
+        if value:
+            print(f"{name} {value}")
+
+
+def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
+    console = Console()
+    topology = topology_of(cluster)
+    title = known.clusters[name].title if name in known.clusters else _summary(cluster, topology)
+    print(f"{name}: {title}\n")
+    for line in draw(cluster, topology, console.width - 2):
+        console.print(_coloured(line), no_wrap=True, crop=False)
+    rows = [(c.ends, c.count, rate_text(c.bytes_per_s), seconds_text(c.latency_s)) for c in topology.links]
+    print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)
+    print_table(
+        f"Paths from {cluster.devices[0].name}, with no other traffic",
+        ("to", "alike", "rate", "latency", "by way of"),
+        [_path_row(cluster, path) for path in path_classes(cluster)],
+        texts=("by way of",),
+    )
+    kinds = Counter((device.type or "device", device.memory_bytes) for device in cluster.devices)
+    for (kind, memory_bytes), count in kinds.items():
+        print(f"{count} × {kind}, {bytes_text(memory_bytes)} each for a plan")
+
+
+def _path_row(cluster: Cluster, path: PathClass) -> tuple[str | int, ...]:
+    to = "its host" if path.device is None else cluster.devices[path.device].name
+    return to, path.count, rate_text(path.bytes_per_s), seconds_text(path.latency_s), " ".join(path.hubs) or "one link"
+
+
+def _summary(cluster: Cluster, topology: Topology) -> str:
+    nodes = f" in {len(topology.nodes)} nodes" if len(topology.nodes) > 1 else ""
+    return f"{len(cluster.devices)} devices{nodes}"
+
+
+def _coloured(line: str) -> Text:
+    """Lines dim, names of devices bold, other names plain."""
+    text = Text(line)
+    text.highlight_regex(r"[─│┌┬┐├┤└┴┘┼╭╮]+", "dim")
+    text.highlight_regex(r"\b(gpu|device)\d+", "bold bright_blue")
+    text.highlight_regex(r"\bnic\d+", "yellow")
+    text.highlight_regex(r"\b(nvswitch|spine|network|rail\d+)\b", "green")
+    return text

@@ -1,0 +1,164 @@
+"""Clusters by name: what is built, the paths through it, and wrong names."""
+
+import pytest
+from panpipe.core.catalog import catalogue, device_type, find_cluster
+from panpipe.core.catalog.find import host_memory_bytes
+from panpipe.core.errors import RequestError
+
+
+def way(cluster, src, dst):
+    """Names of the places from one device to another."""
+    here, names = cluster.devices[src].name, []
+    for link, forward in cluster.path(src, dst):
+        assert here == (link.a if forward else link.b)
+        here = link.b if forward else link.a
+        names.append(here)
+    assert here == cluster.devices[dst].name
+    return " ".join(names[:-1])
+
+
+def rate(cluster, src, dst):
+    return min(link.bytes_per_s for link, _ in cluster.path(src, dst)) / 1e9
+
+
+def kinds(cluster):
+    found = {}
+    for hub in cluster.hubs:
+        found[hub.kind] = found.get(hub.kind, 0) + 1
+    return found
+
+
+def test_rtx3090_pairs_are_bridged_and_others_staged_through_the_host():
+    cluster = find_cluster("8xRTX3090")
+    assert (way(cluster, 0, 1), rate(cluster, 0, 1)) == ("", 48)
+    assert (way(cluster, 1, 2), rate(cluster, 1, 2)) == ("pcie1 host0 pcie2", 24)
+    assert (way(cluster, 0, 7), rate(cluster, 0, 7)) == ("pcie0 host0 host1 pcie7", 16)
+    assert cluster.transfer_s(1, 2, 24e9) == pytest.approx(1 + 14e-6)
+
+
+def test_a100_40gb_talks_over_nvswitch_ports_and_pairs_share_a_pcie_switch():
+    cluster = find_cluster("8xA100-40GB")
+    assert [device.memory_bytes for device in cluster.devices] == [39_000_000_000] * 8
+    assert {way(cluster, a, b) for a in range(8) for b in range(8) if a != b} == {"nvswitch"}
+    assert rate(cluster, 0, 7) == 240
+    assert cluster.transfer_s(0, 7, 240e9) == pytest.approx(1 + 12e-6)
+    assert kinds(cluster) == {"switch": 1, "pcie": 4, "host": 2}
+    assert [cluster.host_path(gpu)[0][0].b for gpu in range(8)] == [f"pcie{gpu // 2}" for gpu in range(8)]
+    assert [cluster.host_path(gpu)[1][0].b for gpu in (0, 3, 4, 7)] == ["host0", "host0", "host1", "host1"]
+
+
+def test_l40s_behind_one_pcie_switch_are_staged_as_well():
+    cluster = find_cluster("8xL40S")
+    assert way(cluster, 0, 1) == "pcie0 host0 pcie0"
+    up, down = cluster.path(0, 1)[1:3]
+    assert up[0] is down[0]
+    assert (up[1], down[1]) == (True, False)
+
+
+def test_nodes_talk_over_the_nic_of_the_pcie_switch_and_its_rail():
+    cluster = find_cluster("4x8xA100-80GB")
+    assert way(cluster, 2, 10) == "node0.pcie1 node0.nic1 rail1 node1.nic1 node1.pcie1"
+    assert way(cluster, 3, 11) == way(cluster, 2, 10)
+    assert way(cluster, 0, 31) == "node0.pcie0 node0.nic0 rail0 spine rail3 node3.nic3 node3.pcie3"
+    assert rate(cluster, 0, 31) == 23.5
+    assert cluster.transfer_s(2, 10, 0) == pytest.approx(22e-6)
+    assert kinds(cluster) == {"switch": 4 + 4 + 1, "pcie": 16, "host": 8, "nic": 16}
+    spine = next(link for link in cluster.links if link.b == "spine")
+    assert spine.bytes_per_s == 4 * 23.5e9
+
+
+def test_gpus_behind_one_pcie_switch_use_both_of_its_nics():
+    cluster = find_cluster("4x8xA100-80GB:nics=8")
+    assert way(cluster, 0, 8) == "node0.pcie0 node0.nic0 rail0 node1.nic0 node1.pcie0"
+    assert way(cluster, 1, 9) == "node0.pcie0 node0.nic1 rail1 node1.nic1 node1.pcie0"
+
+
+def test_h100_nodes_have_a_nic_for_each_gpu():
+    cluster = find_cluster("8x8xH100")
+    assert len(cluster.devices) == 64
+    for gpu in (0, 5, 7):
+        assert way(cluster, gpu, 8 + gpu).split()[1:3] == [f"node0.nic{gpu}", f"rail{gpu}"]
+    assert rate(cluster, 0, 1) == 371
+    assert rate(cluster, 0, 8) == 48  # PCIe 5 in front of a NIC of 48.5
+
+
+@pytest.mark.parametrize("name", catalogue().clusters)
+def test_every_named_cluster_builds_and_all_of_it_is_connected(name):
+    cluster = find_cluster(name)
+    last = len(cluster.devices) - 1
+    assert cluster.path(0, last)
+    assert device_type(cluster, last).usable_bytes == cluster.devices[last].memory_bytes
+    for device in (0, last):
+        assert cluster.host_path(device)
+
+
+def test_512_gpus_find_their_paths():
+    cluster = find_cluster("64x8xH100")
+    assert len(cluster.devices) == 512
+    assert all(len(cluster.path(gpu, (gpu + 8) % 512)) == 6 for gpu in range(512))
+
+
+def test_parts_of_a_node_keep_the_first_devices_and_their_share_of_the_nics():
+    cluster = find_cluster("4xA100-40GB")
+    assert [hub.name for hub in cluster.hubs] == ["nvswitch", "pcie0", "pcie1", "host0"]
+    assert [hub.name for hub in find_cluster("2x4xA100-80GB").hubs if hub.kind == "nic"] == [
+        "node0.nic0", "node0.nic1", "node1.nic0", "node1.nic1"]  # fmt: skip
+    assert len(find_cluster("H100").devices) == 1
+
+
+def test_parameters_change_the_nodes():
+    slow = find_cluster("2x8xH100:nics=2,nic=nic-100g,rails=no,gpus_per_pcie_switch=4")
+    assert kinds(slow) == {"switch": 3, "pcie": 4, "host": 4, "nic": 4}
+    assert way(slow, 7, 8) == "node0.pcie1 node0.nic1 network node1.nic0 node1.pcie0"
+    assert rate(slow, 7, 8) == 12
+    bare = find_cluster("8xA100-40GB:interconnect=none,sockets=1")
+    assert way(bare, 0, 7) == "pcie0 host0 pcie3"
+    narrow = find_cluster("4x8xA100-80GB:oversubscription=4")
+    assert next(link for link in narrow.links if link.b == "spine").bytes_per_s == 23.5e9
+
+
+def test_different_devices_share_a_network():
+    cluster = find_cluster("4xH100+4xA100-80GB")
+    assert [device.type for device in cluster.devices] == ["H100"] * 4 + ["A100-80GB"] * 4
+    assert [device_type(cluster, device).name for device in (0, 7)] == ["H100", "A100-80GB"]
+    assert way(cluster, 0, 1) == "node0.nvswitch"
+    assert way(cluster, 0, 4) == "node0.pcie0 node0.nic0 rail0 node1.nic0 node1.pcie0"
+    assert rate(cluster, 0, 4) == 23.5
+    assert way(cluster, 3, 7).split()[2:5] == ["rail3", "spine", "rail1"]
+
+
+def test_cpu_clusters_share_this_host():
+    cluster = find_cluster("cpu:4")
+    assert [device.memory_bytes for device in cluster.devices] == [host_memory_bytes() // 4] * 4
+    assert device_type(cluster, 0).name == "cpu-core"
+    assert cluster.transfer_s(0, 3, 5e9) == pytest.approx(1 + 60e-6)
+
+
+BAD = {
+    "unknown type": ("8xH1000", "no device type 'H1000': did you mean H100"),
+    "unknown name": ("8A100-40GB", "no cluster '8A100-40GB'.*did you mean 8xA100-40GB"),
+    "too many": ("16xH100", "a node, which holds 8: write 2x8xH100"),
+    "no devices": ("0xH100", "gpus of 1x0xH100 is 0"),
+    "no nodes": ("0x8xH100", "nodes of 0x8xH100 is 0"),
+    "no workers": ("cpu:0", "'cpu:0' has 0 workers"),
+    "unknown parameter": ("8xH100:nix=3", "'nix=3' in cluster .* did you mean nic"),
+    "no value": ("8xH100:nics", "'nics' in cluster"),
+    "wrong value": ("8xH100:nics=many", "'many' is no value for nics"),
+    "wrong truth": ("8xH100:rails=perhaps", "'perhaps' is no value for rails"),
+    "no nics": ("2x8xH100:nics=0", "nics of node 'H100' is 0"),
+    "negative": ("2x8xH100:oversubscription=-1", "oversubscription of node 'H100' is -1.0"),
+    "endless": ("2x8xH100:oversubscription=inf", "oversubscription of node 'H100' is inf"),
+    "unknown link": ("2x8xH100:nic=carrier-pigeon", "no link type 'carrier-pigeon'"),
+    "unknown interconnect": ("8xH100:interconnect=rope", "interconnect of node 'H100' is 'rope': known are nvswitch"),
+    "no such link": ("8xL40S:interconnect=nvswitch", "its device 'L40S' no gpu_link"),
+    "nothing": ("", "no cluster ''"),
+    "half": ("4xH100+", "no cluster '4xH100\\+'"),
+    "no file": ("nowhere/cluster.json", "cannot read 'nowhere/cluster.json'"),
+}
+
+
+@pytest.mark.parametrize(("name", "message"), BAD.values(), ids=BAD)
+def test_a_wrong_name_is_refused_in_one_line(name, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        find_cluster(name)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,158 @@
+"""The catalogue's numbers against published ones, and what other packages add."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from panpipe.core.catalog import catalogue, find_device, registry
+from panpipe.core.device_type import COMPUTE_KINDS, MEMORY_KINDS
+from panpipe.core.errors import RequestError
+
+DEVICES = {
+    # name: (fp32, tf32, bf16 in TFLOP/s, memory in GB, its GB/s, host link)
+    "RTX3090": (35.6, 35.6, 71, 24, 936, "pcie4-x16"),
+    "A100-40GB": (19.5, 156, 312, 40, 1555, "pcie4-x16"),
+    "A100-80GB": (19.5, 156, 312, 80, 2039, "pcie4-x16"),
+    "A100-PCIe-40GB": (19.5, 156, 312, 40, 1555, "pcie4-x16"),
+    "A100-PCIe-80GB": (19.5, 156, 312, 80, 1935, "pcie4-x16"),
+    "H100": (66.9, 494.7, 989.4, 80, 3350, "pcie5-x16"),
+    "H200": (66.9, 494.7, 989, 141, 4800, "pcie5-x16"),
+    "B200": (80, 1100, 2250, 180, 8000, "pcie5-x16"),
+    "L40S": (91.6, 183, 362, 48, 864, "pcie4-x16"),
+}
+"""Dense peaks as their vendors print them."""
+
+LINKS = {
+    # name: peak and effective GB/s in each direction
+    "nvlink3-port": (300, 240),
+    "nvlink3-bridge": (56, 48),
+    "nvlink4-port": (450, 371),
+    "nvlink5-port": (900, 722),
+    "pcie3-x16": (15.8, 12),
+    "pcie4-x16": (31.5, 24),
+    "pcie5-x16": (63, 48),
+    "a100-host-copy": (31.5, 15),
+    "nic-100g": (12.5, 12),
+    "nic-200g": (25, 23.5),
+    "nic-400g": (50, 48.5),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_have_the_vendors_peaks(name):
+    device = find_device(name)
+    rates = device.peak_flops_per_s
+    assert (
+        *(rates[kind] / 1e12 for kind in ("fp32", "tf32", "bf16")),
+        device.memory_bytes / 1e9,
+        device.peak_memory_bytes_per_s / 1e9,
+        device.host_link,
+    ) == pytest.approx(DEVICES[name])
+    assert rates["fp16"] == rates["bf16"]
+
+
+def test_every_device_of_the_catalogue_is_held_against_something():
+    assert {*DEVICES, "cpu-core"} == set(catalogue().devices)
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_have_published_rates(name):
+    link = catalogue().link(name)
+    assert (link.peak_bytes_per_s / 1e9, link.effective_bytes_per_s / 1e9) == LINKS[name]
+
+
+def test_achieved_rates_are_published_or_measured_ones():
+    assert find_device("A100-80GB").effective_flops_per_s["bf16"] == 220e12
+    assert find_device("H100").effective_flops_per_s["bf16"] == 440e12
+    h200 = find_device("H200")
+    assert 770e12 <= h200.efficiency["matmul"] * h200.peak_flops_per_s["bf16"] <= 800e12
+    assert h200.effective_memory_bytes_per_s == 4.3e12
+
+
+def test_latencies_add_up_to_those_of_whole_paths():
+    latency = {name: link.latency_s for name, link in catalogue().links.items()}
+    assert 2 * latency["nvlink3-port"] == pytest.approx(12e-6)
+    assert latency["nvlink3-bridge"] == pytest.approx(12e-6)
+    assert 4 * latency["pcie4-x16"] == pytest.approx(14e-6)
+    assert 4 * latency["pcie5-x16"] + 2 * latency["nic-400g"] == pytest.approx(22e-6)
+
+
+@pytest.mark.parametrize("section", ["devices", "links", "nodes"])
+def test_every_number_has_a_source_or_says_that_it_is_assumed(section):
+    for name, entry in getattr(catalogue(), section).items():
+        assert entry.sources, name
+        assert all(source.text.strip() for source in entry.sources.values()), name
+    for device in catalogue().devices.values():
+        assert {path for path, _ in device.numbers()} == set(device.sources)
+        assert set(device.efficiency) == {*COMPUTE_KINDS, *MEMORY_KINDS}
+
+
+def test_a_number_that_another_device_lends_keeps_its_source_and_a_replaced_one_has_its_own():
+    sxm, pcie = find_device("A100-40GB"), find_device("A100-PCIe-40GB")
+    assert pcie.sources["memory_bytes"] == sxm.sources["memory_bytes"]
+    assert pcie.sources["effective_flops_per_s.bf16"].assumed
+    assert not sxm.sources["effective_flops_per_s.bf16"].assumed
+
+
+def test_plans_may_fill_the_memory_less_a_reserve_that_is_said_to_be_assumed():
+    device = find_device("H100")
+    assert device.usable_bytes == 79_000_000_000
+    assert device.sources["reserve_bytes"].assumed
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "A100-SXM4-80GB"])
+def test_names_are_found_by_aliases_and_in_any_spelling(name):
+    assert find_device(name) is find_device("A100-80GB")
+
+
+def test_an_unknown_device_names_the_nearest():
+    with pytest.raises(RequestError, match="no device type 'H1000': did you mean H100"):
+        find_device("H1000")
+
+
+# Plug-ins.
+
+MINE = evolve(find_device("H100"), name="H100-mine", aliases=())
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """Pretend that packages with these entry points are installed."""
+
+    def install(**plugins):
+        for name, plugin in plugins.items():
+            monkeypatch.setattr(registry, name, plugin, raising=False)
+        points = [EntryPoint(name, f"panpipe.core.catalog.registry:{name}", registry.GROUP) for name in plugins]
+        points.append(EntryPoint("absent", "no_such_module_here:DEVICE", registry.GROUP))
+        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
+        catalogue.cache_clear()
+        return catalogue
+
+    yield install
+    catalogue.cache_clear()
+
+
+def test_plugins_add_devices_and_broken_ones_are_named(plugged, tmp_path):
+    file = tmp_path / "lab.toml"
+    file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n')
+    broken = tmp_path / "broken.toml"
+    broken.write_text('format = "panpipe.catalog/1"\n[devices.H100]\n')
+    load = plugged(
+        ONE=MINE,
+        SEVERAL=[evolve(MINE, name="H100-b"), evolve(MINE, name="H100-c")],
+        FILE=Path(file),
+        TAKEN=evolve(MINE, name="H200"),
+        NUMBER=3,
+        BROKEN=broken,
+    )
+    with pytest.warns(UserWarning, match="is left out") as caught:
+        found = load()
+    assert set(found.devices) - {*DEVICES, "cpu-core"} == {"H100-mine", "H100-b", "H100-c", "Lab"}
+    assert found.device("Lab").memory_bytes == 141_000_000_000
+    told = sorted(str(warning.message) for warning in caught)
+    assert len(told) == 4
+    assert "'BROKEN'" in told[0] and "device 'H100' is in the catalogue already" in told[0]
+    assert "'NUMBER'" in told[1] and "it is a int, not a DeviceType" in told[1]
+    assert "'TAKEN'" in told[2] and "the name 'H200' is taken" in told[2]
+    assert "'absent'" in told[3] and "ModuleNotFoundError" in told[3]
