@@ -144,7 +144,7 @@ def _print(result: "SimulationResult") -> None:
         f"{len(plan.stages)} stages on {plan.devices} devices, {plan.microbatches} microbatches, {plan.schedule}"
     )
     _print_bubbles(result)
-    print_memory(result, [device.memory_bytes for device in result.cluster.devices])
+    print_memory(result, [device.memory_bytes for device in result.devices])
     _print_links(result)
     print_idle(idle_of(result))
 

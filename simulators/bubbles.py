@@ -5,17 +5,25 @@ compute is what it waits for; from then on, communication (a rendezvous and the 
 
     device 0   ──── 0F3 ────┐ sent            arrived
     device 1   1F2 ─┤ dependency │ communication ├─ 1F3 ──
+
+Of that communication, contention is what the message and those in front of it in its queue lost on full links that
+others shared; so it is of a reduction. Contention is told link by link, too.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from attrs import frozen
 
 from ..core.actions import Kind
 from ..core.messages import Exchange
-from .times import ReductionTimes
+from .times import Direction, QueueTimes, ReductionTimes
+from .waiting import Delays, queue_delays, scaled
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"
 COMMUNICATION = "communication"
+CONTENTION = "contention"
 REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
 COOL_DOWN = "cool-down"
@@ -23,13 +31,27 @@ CAUSES = {
     WARM_UP: "before its first action",
     DEPENDENCY: "another device still computes what it reads",
     COMMUNICATION: "what it reads is sent, and not yet there",
+    CONTENTION: "what it waits for comes later, because others share a link with it",
     REDUCTION: "gradients are summed, over replicas or of a tied weight",
     OPTIMIZER: "its optimizer step waits for other stages",
     COOL_DOWN: "behind its last action, others still work",
 }
 
 OperationTimes = Sequence[tuple[list[float], list[float]]]
-TransferTimes = Mapping[tuple[int, int], tuple[list[float], list[float]]]
+TransferTimes = Mapping[tuple[int, int], QueueTimes]
+
+
+@frozen
+class Bubbles:
+    """Why one device idles. Seconds.
+
+    Args:
+        causes: by cause, all of ``CAUSES`` in order; with the device's operations they add up to the step.
+        contention: those of contention by the full link, in the order met.
+    """
+
+    causes: dict[str, float]
+    contention: dict[Direction, float]
 
 
 def device_bubbles(
@@ -38,55 +60,90 @@ def device_bubbles(
     transfer_times: TransferTimes,
     reductions: Sequence[ReductionTimes],
     step_s: float,
-) -> tuple[dict[str, float], ...]:
-    """Per device idle seconds by cause, all of ``CAUSES`` in order; with the seconds of its operations they add up to
-    the step.
+) -> tuple[Bubbles, ...]:
+    """Per device why it idles.
 
     Args:
         exchange: the lowered plan.
         operation_times: per device the starts and the ends of its operations.
-        transfer_times: per ordered pair of devices the starts and the arrivals of its messages.
+        transfer_times: per ordered pair of devices its messages.
         reductions: of tied weights, and of gradients over replicas.
         step_s: time of the step.
     """
     sent = _last_sent(exchange, operation_times, transfer_times)
-    reduced_s: dict[tuple[int, int], float] = {}
+    reduced: dict[tuple[int, int], _Awaited] = {}
     for reduction in reductions:
         key = reduction.device, reduction.stage
-        reduced_s[key] = max(reduced_s.get(key, 0.0), reduction.end_s)
+        if key not in reduced or reduction.end_s > reduced[key].until_s:
+            reduced[key] = _Awaited(reduction.end_s, reduction.end_s, reduction.contention)
     result = []
     for device, actions in enumerate(exchange.operations):
-        idle = dict.fromkeys(CAUSES, 0.0)
+        found = _Device()
         starts, ends = operation_times[device]
         last_end = 0.0
         for position, action in enumerate(actions):
-            gap = starts[position] - last_end
-            if gap > 0:
+            start = starts[position]
+            if start > last_end:
                 if position == 0:
-                    idle[WARM_UP] += gap
+                    found.causes[WARM_UP] += start - last_end
                 elif action.kind is Kind.STEP:
-                    waited_s = min(max(reduced_s.get((device, action.stage), last_end) - last_end, 0.0), gap)
-                    idle[REDUCTION] += waited_s
-                    idle[OPTIMIZER] += gap - waited_s
+                    found.before_step(last_end, start, reduced.get((device, action.stage)))
                 else:
-                    sent_s = min(max(sent.get((device, position), last_end), last_end), starts[position])
-                    idle[DEPENDENCY] += sent_s - last_end
-                    idle[COMMUNICATION] += starts[position] - sent_s
+                    found.before_compute(last_end, start, sent.get((device, position)))
             last_end = ends[position]
-        idle[COOL_DOWN] = step_s - last_end
-        result.append(idle)
+        found.causes[COOL_DOWN] = step_s - last_end
+        result.append(Bubbles(found.causes, found.contention))
     return tuple(result)
+
+
+class _Awaited(NamedTuple):
+    """What an operation waits for: when it was sent, when it was there, and how much of that is contention."""
+
+    sent_s: float
+    until_s: float
+    delays: Delays
+
+
+class _Device:
+    """Adds up why one device idles."""
+
+    def __init__(self) -> None:
+        self.causes = dict.fromkeys(CAUSES, 0.0)
+        self.contention: dict[Direction, float] = {}
+
+    def before_step(self, last_end: float, start: float, awaited: _Awaited | None) -> None:
+        """It idles until an optimizer step."""
+        waited_s = min(max(awaited.until_s - last_end, 0.0), start - last_end) if awaited else 0.0
+        self._moved(REDUCTION, waited_s, awaited)
+        self.causes[OPTIMIZER] += start - last_end - waited_s
+
+    def before_compute(self, last_end: float, start: float, awaited: _Awaited | None) -> None:
+        """It idles until F, I, W or B."""
+        sent_s = min(max(awaited.sent_s if awaited else last_end, last_end), start)
+        self.causes[DEPENDENCY] += sent_s - last_end
+        self._moved(COMMUNICATION, start - sent_s, awaited)
+
+    def _moved(self, cause: str, seconds: float, awaited: _Awaited | None) -> None:
+        """Idle time while something moves, some of it contention."""
+        contention = scaled(awaited.delays, seconds) if awaited else {}
+        for direction, part in contention.items():
+            self.contention[direction] = self.contention.get(direction, 0.0) + part
+        contended_s = min(sum(contention.values()), seconds)
+        self.causes[CONTENTION] += contended_s
+        self.causes[cause] += seconds - contended_s
 
 
 def _last_sent(
     exchange: Exchange, operation_times: OperationTimes, transfer_times: TransferTimes
-) -> dict[tuple[int, int], float]:
-    """For (device, operation) when the message was sent that arrived last for it."""
-    latest: dict[tuple[int, int], tuple[float, float]] = {}
+) -> dict[tuple[int, int], _Awaited]:
+    """For (device, operation) the message that arrived last for it."""
+    latest: dict[tuple[int, int], _Awaited] = {}
     for (src, dst), messages in exchange.queues.items():
         ends = operation_times[src][1]
-        for message, arrived_s in zip(messages, transfer_times[src, dst][1], strict=True):
+        times = transfer_times[src, dst]
+        delays = queue_delays(times.flows, times.ready_s)
+        for message, arrived_s, delay in zip(messages, times.arrivals, delays, strict=True):
             key = dst, message.reader
-            if key not in latest or arrived_s > latest[key][0]:
-                latest[key] = arrived_s, ends[message.issued]
-    return {key: sent_s for key, (_, sent_s) in latest.items()}
+            if key not in latest or arrived_s > latest[key].until_s:
+                latest[key] = _Awaited(ends[message.issued], arrived_s, delay)
+    return latest

@@ -9,6 +9,7 @@ from ..core.cluster import Cluster
 from ..core.messages import Message
 from .device import DeviceQueue
 from .network import Flow, Network, Route
+from .times import QueueTimes
 
 
 class Transfer(Flow):
@@ -58,6 +59,10 @@ class Channel:
         self.posted = len(messages) if eager else 0
         self.started = 0
 
+    def close(self) -> None:
+        """Let go of everything, so that it is freed at once."""
+        self.transfers.clear()
+
     def issue(self) -> None:
         """The sender reached the next send."""
         self.issued += 1
@@ -87,18 +92,47 @@ class Channel:
             network.start(transfers[self.started - 1])
 
 
-def make_channels(
+def queue_times(channel: Channel) -> QueueTimes:
+    """What became of a channel's messages."""
+    transfers = channel.transfers
+    return QueueTimes(
+        [transfer.times for transfer in transfers],
+        [transfer.ready_s for transfer in transfers],
+        [transfer.start_s for transfer in transfers],
+        [transfer.arrived_s for transfer in transfers],
+    )
+
+
+def connect(
     network: Network,
     cluster: Cluster,
     queues: dict[tuple[int, int], list[Message]],
     devices: Sequence[DeviceQueue],
     eager: bool,
 ) -> dict[tuple[int, int], Channel]:
-    """A channel for every ordered pair of devices that has messages."""
+    """A channel for every ordered pair of devices that has messages: its sender issues them, its receiver posts and
+    awaits them.
+
+    Args:
+        network: whose links they cross.
+        cluster: its devices in the order of ranks.
+        queues: the messages of every pair, in order.
+        devices: by rank, not yet begun.
+        eager: a send needs no posted receive.
+    """
     channels = {}
     for (src, dst), messages in queues.items():
         path = cluster.path(src, dst)
         latency_s = sum(link.latency_s for link, _ in path)
         route = network.route(path, latency_s, min(link.bytes_per_s for link, _ in path))
-        channels[src, dst] = Channel(network, route, messages, devices[dst], eager)
+        channel = channels[src, dst] = Channel(network, route, messages, devices[dst], eager)
+        issue, sender, awaited = channel.issue, devices[src].between, devices[dst].pending
+        for message in messages:
+            sender[message.issued + 1].append(issue)
+            awaited[message.reader] += 1
+    # What a device issues at one place comes in front of what it posts there.
+    for (src, dst), messages in queues.items():
+        post, receiver = channels[src, dst].post, devices[dst].between
+        for message in messages:
+            receiver[message.posted].append(post)
     return channels

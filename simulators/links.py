@@ -1,9 +1,12 @@
-"""How much of each link a step used."""
+"""How much of each link a step used, and when."""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
 from ..core.cluster import Cluster
-from ..core.messages import Exchange
+from .times import Direction, FlowTimes
+from .waiting import added, lost
 
 
 @frozen
@@ -15,6 +18,7 @@ class LinkUse:
         bytes: what crossed it.
         bytes_per_s: what it can move.
         utilisation: bytes ÷ what it can move in the time of the step.
+        delay_s: how much longer transfers and collectives took, all added up, because it was full.
     """
 
     src: str
@@ -22,20 +26,84 @@ class LinkUse:
     bytes: float
     bytes_per_s: float
     utilisation: float
+    delay_s: float = 0.0
 
 
-def link_uses(cluster: Cluster, exchange: Exchange, step_s: float) -> tuple[LinkUse, ...]:
-    """Use of every link direction that a message crosses, in the cluster's order, from a to b first."""
-    carried: dict[tuple[str, str], float] = {}
-    for (src, dst), messages in exchange.queues.items():
-        size = sum(message.bytes for message in messages)
-        for link, from_a in cluster.path(src, dst):
-            ends = (link.a, link.b) if from_a else (link.b, link.a)
-            carried[ends] = carried.get(ends, 0.0) + size
-    uses = []
-    for link in cluster.links:
-        for ends in ((link.a, link.b), (link.b, link.a)):
-            if ends in carried:
-                share = carried[ends] / (link.bytes_per_s * step_s) if step_s else 0.0
-                uses.append(LinkUse(*ends, carried[ends], link.bytes_per_s, share))
-    return tuple(uses)
+@frozen
+class LinkRate:
+    """What one direction of one link moved at each moment of a step.
+
+    Args:
+        src, dst: names of the devices or hubs that it leads from and to.
+        times: seconds, ascending.
+        rates: bytes/s from that time on until the next; the last is 0.
+    """
+
+    src: str
+    dst: str
+    times: tuple[float, ...]
+    rates: tuple[float, ...]
+
+
+def directed_links(cluster: Cluster) -> dict[Direction, float]:
+    """Both directions of every link, with what it moves in bytes/s, in the cluster's order, from a to b first."""
+    return {ends: link.bytes_per_s for link in cluster.links for ends in ((link.a, link.b), (link.b, link.a))}
+
+
+def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tuple[LinkUse, ...]:
+    """Use of every link direction that something crosses, in the cluster's order, from a to b first."""
+    carried: dict[Direction, float] = {}
+    for flow in flows:
+        for direction in flow.links:
+            carried[direction] = carried.get(direction, 0.0) + flow.bytes
+    delays = added(lost(flow) for flow in flows)
+    return tuple(
+        LinkUse(
+            *direction,
+            carried[direction],
+            rate,
+            carried[direction] / (rate * step_s) if step_s else 0.0,
+            delays.get(direction, 0.0),
+        )
+        for direction, rate in directed_links(cluster).items()
+        if direction in carried
+    )
+
+
+def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkRate, ...]:
+    """Of every link direction that something crosses, its rate over time, in the cluster's order.
+
+    A link without a limit moves all at once and has no rate: it is left out.
+    """
+    changes: dict[Direction, dict[float, list[float]]] = {}
+    for flow in flows:
+        for piece in flow.all_pieces:
+            if piece.end_s > piece.start_s:
+                for direction in flow.links:
+                    at = changes.setdefault(direction, {})
+                    at.setdefault(piece.start_s, []).append(piece.rate)
+                    at.setdefault(piece.end_s, []).append(-piece.rate)
+    return tuple(
+        _link_rate(direction, changes[direction], rate)
+        for direction, rate in directed_links(cluster).items()
+        if direction in changes and rate != float("inf")
+    )
+
+
+def _link_rate(direction: Direction, changes: Mapping[float, Sequence[float]], limit: float) -> LinkRate:
+    """Sums of what is under way. Rounding is kept from adding up: what has come to nothing is 0."""
+    times: list[float] = []
+    rates: list[float] = []
+    running: list[float] = []
+    for time in sorted(changes):
+        for change in changes[time]:
+            if change > 0:
+                running.append(change)
+        for change in changes[time]:
+            if change < 0:
+                running.remove(-change)
+        rate = min(sum(running), limit)
+        if not rates or rate != rates[-1]:
+            times.append(time)
+            rates.append(rate)
+    return LinkRate(*direction, tuple(times), tuple(rates))

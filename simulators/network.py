@@ -13,14 +13,16 @@ together, so that the order of what is simultaneous changes nothing. A flow that
 arrival. A staged copy moves in pieces, so it drains through both halves of its way at once.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from simpy import Environment, Event
 from simpy.events import Timeout
 
 from ..core.cluster import Link
 from .sharing import fair_rates
+from .times import Direction, FlowTimes, Piece
 
 INFINITE = float("inf")
 
@@ -33,26 +35,16 @@ class DirectedLink:
         from_a: whether it leads from the link's a to its b.
     """
 
-    __slots__ = ("bytes_per_s", "dst", "flows", "src")
+    __slots__ = ("bytes_per_s", "direction", "flows")
 
     def __init__(self, link: Link, from_a: bool) -> None:
-        self.src, self.dst = (link.a, link.b) if from_a else (link.b, link.a)
+        self.direction: Direction = (link.a, link.b) if from_a else (link.b, link.a)
         self.bytes_per_s = link.bytes_per_s
         self.flows: list[Flow] = []
 
     def drop_drained(self, now: float) -> None:
         """Forget flows that have drained: one that met nobody leaves no event behind that would do it."""
         self.flows = [flow for flow in self.flows if flow.drained_s > now]
-
-
-class Piece(NamedTuple):
-    """A part of a flow's time in which its rate did not change: seconds, bytes/s over each path, and the full link that
-    holds it below what it would have alone."""
-
-    start_s: float
-    end_s: float
-    rate: float
-    held_by: DirectedLink | None
 
 
 class Route:
@@ -64,14 +56,15 @@ class Route:
         bytes_per_s: rate while nothing else is on the way.
 
     Attributes:
-        shared: of the links, those that may limit two flows at once: neither a link without a limit, nor one that
-            nothing but this route crosses.
+        shared: of the links, those that may hold it back because others cross them too; without those that can never
+            be full, and those that are full only when another of them is.
     """
 
-    __slots__ = ("bytes_per_s", "crossed", "latency_s", "links", "shared")
+    __slots__ = ("bytes_per_s", "crossed", "directions", "latency_s", "links", "shared")
 
     def __init__(self, links: Sequence[DirectedLink], latency_s: float, bytes_per_s: float) -> None:
         self.links = tuple(links)
+        self.directions = tuple(link.direction for link in links)
         self.latency_s = latency_s
         self.bytes_per_s = bytes_per_s
         self.shared: tuple[DirectedLink, ...] = ()
@@ -120,11 +113,34 @@ class Flow:
         """Its last byte has arrived."""
         raise NotImplementedError
 
-    def all_pieces(self) -> Sequence[Piece]:
-        """What its rate was, from start to end."""
-        if self.pieces is None:
-            return (Piece(self.start_s, self.drained_s, self.route.bytes_per_s, None),)
-        return self.pieces
+    def end_piece(self, now: float) -> None:
+        """Its rate changes, or it has drained."""
+        if now > self.since_s:
+            held_by = None if self.held_by is None else self.held_by.direction
+            self.pieces = self.pieces or []
+            self.pieces.append(Piece(self.since_s, now, self.rate, held_by))
+            self.since_s = now
+
+    @property
+    def times(self) -> FlowTimes:
+        """What became of it."""
+        pieces = None if self.pieces is None else tuple(self.pieces)
+        route = self.route
+        return FlowTimes(route.directions, self.size, route.bytes_per_s, self.start_s, self.drained_s, pieces)
+
+
+class Shipment(Flow):
+    """A flow that calls back when it has arrived."""
+
+    __slots__ = ("on_arrival",)
+
+    def __init__(self, route: Route, size: float, on_arrival: Callable[[], None]) -> None:
+        super().__init__(route, size)
+        self.on_arrival = on_arrival
+
+    def arrived(self) -> None:
+        """Call back."""
+        self.on_arrival()
 
 
 class Network:
@@ -136,7 +152,7 @@ class Network:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.links: dict[tuple[str, str], DirectedLink] = {}
+        self.links: dict[Direction, DirectedLink] = {}
         self.routes: list[Route] = []
         self._awaited: dict[Flow, None] = {}
         self._changed: dict[Flow, None] = {}
@@ -150,22 +166,26 @@ class Network:
         """A way over links, each with whether it is crossed from its a to its b."""
         links = []
         for link, from_a in crossings:
-            ends = (link.a, link.b) if from_a else (link.b, link.a)
-            if ends not in self.links:
-                self.links[ends] = DirectedLink(link, from_a)
-            links.append(self.links[ends])
+            directed = DirectedLink(link, from_a)
+            links.append(self.links.setdefault(directed.direction, directed))
         route = Route(links, latency_s, bytes_per_s)
         self.routes.append(route)
         return route
 
     def find_shared(self) -> None:
-        """Tell all routes which of their links they share. Called once, when all of them are known."""
-        crossed: dict[DirectedLink, int] = {}
+        """Tell all routes which of their links may hold them back. Called once, when all of them are known."""
+        crossed: dict[DirectedLink, Counter[Route]] = {}
         for route in self.routes:
-            for link in dict.fromkeys(route.links):
-                crossed[link] = crossed.get(link, 0) + 1
+            for link in route.links:
+                crossed.setdefault(link, Counter())[route] += 1
+        limiting = {link: routes for link, routes in crossed.items() if _may_be_full(link, routes)}
+        kept: dict[DirectedLink, None] = {}
+        for link, routes in limiting.items():
+            others = [other for other in next(iter(routes)).links if other in limiting and other is not link]
+            if not any(_covers(other, limiting[other], link, routes, other in kept) for other in others):
+                kept[link] = None
         for route in self.routes:
-            route.shared = tuple(link for link in route.links if crossed[link] > 1 and link.bytes_per_s != INFINITE)
+            route.shared = tuple(link for link in route.links if link in kept)
             route.crossed = tuple(dict.fromkeys(route.shared))
 
     def close(self) -> None:
@@ -187,7 +207,6 @@ class Network:
                     alone = alone and not link.flows
                 link.flows.append(flow)
             if not alone:
-                flow.pieces = []
                 self._await(flow)
                 self._change((flow,))
                 return
@@ -225,8 +244,7 @@ class Network:
         done = [flow for flow in self._awaited if flow.drained_s <= self._wake_s]
         for flow in done:
             del self._awaited[flow]
-            if flow.pieces is not None:
-                flow.pieces.append(Piece(flow.since_s, now, flow.rate, flow.held_by))
+            flow.end_piece(now)
             flow.left = 0.0
             flow.drained_s = now
             flow.timer = timer = Timeout(self.environment, flow.route.latency_s, flow)
@@ -236,7 +254,8 @@ class Network:
                 link.drop_drained(now)
                 self._change(link.flows)
             flow.drained()
-        self._wake_up()
+        if not self._changed:
+            self._wake_up()
 
     def _arrive(self, event: Event) -> None:
         flow = cast(Flow, event.value)
@@ -244,17 +263,22 @@ class Network:
             flow.timer = None
             flow.arrived()
 
-    def _change(self, flows: Iterable[Flow]) -> None:
+    def _change(self, flows: Sequence[Flow]) -> None:
         """Compute the rates of these flows, and of all that share links with them, once everything of now has
         happened."""
-        if not self._changed:
+        if flows and not self._changed:
             Timeout(self.environment, 0.0).callbacks.append(self._on_change)
-        self._changed.update(dict.fromkeys(flows))
+        for flow in flows:
+            self._changed[flow] = None
 
     def _share(self, _: Event) -> None:
         now = self.environment.now
         together = _connected(self._changed, now)
         self._changed = {}
+        if len(together) == 1:
+            self._set_rate(together[0], together[0].route.bytes_per_s, None, now)
+            self._wake_up()
+            return
         shared = [flow.route.shared for flow in together]
         rates, held_by = fair_rates(
             shared,
@@ -262,25 +286,36 @@ class Network:
             {link: link.bytes_per_s for links in shared for link in links},
         )
         for flow, rate, held in zip(together, rates, held_by, strict=True):
-            if rate == flow.rate and held is flow.held_by:
-                continue
             self._set_rate(flow, rate, held, now)
         self._wake_up()
 
     def _set_rate(self, flow: Flow, rate: float, held_by: DirectedLink | None, now: float) -> None:
+        if rate == flow.rate and held_by is flow.held_by:
+            return
         if now > flow.since_s:
             flow.left = max(0.0, flow.left - flow.rate * (now - flow.since_s))
-            if flow.pieces is None:
-                flow.pieces = []
-            flow.pieces.append(Piece(flow.since_s, now, flow.rate, flow.held_by))
-            flow.since_s = now
-        elif flow.pieces is None:
-            flow.pieces = []
+            flow.end_piece(now)
         flow.rate = rate
         flow.held_by = held_by
         flow.drained_s = now + flow.left / rate
         if not flow.awaited:
             self._await(flow)
+
+
+def _may_be_full(link: DirectedLink, routes: Counter[Route]) -> bool:
+    """Whether several routes together may ask more of a link than it moves."""
+    asked = sum(route.bytes_per_s * count for route, count in routes.items())
+    return len(routes) > 1 and asked > link.bytes_per_s
+
+
+def _covers(
+    other: DirectedLink, of_other: Counter[Route], link: DirectedLink, of_link: Counter[Route], first: bool
+) -> bool:
+    """Whether a link can never be full before another is, which all its routes cross as often; of two that cover each
+    other, one that was kept first does."""
+    if other.bytes_per_s > link.bytes_per_s or not of_link <= of_other:
+        return False
+    return first or other.bytes_per_s < link.bytes_per_s or of_link != of_other
 
 
 def _connected(seeds: Iterable[Flow], now: float) -> list[Flow]:

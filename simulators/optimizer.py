@@ -22,9 +22,9 @@ from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster import Cluster
-from .collectives import GradientReduction
 from .device import DeviceQueue
-from .reduction import TiedReduction
+from .gradients import GradientReduction
+from .tied import TiedReduction
 
 STATE_BYTES = 8
 """What is passed on and reduced: one number in float64, a norm or a count of overflows."""

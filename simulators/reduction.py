@@ -1,82 +1,81 @@
-"""The reduction of a tied weight's gradient: a rendezvous of the stages that hold a replica of it."""
+"""Reductions of a step, of both kinds: when they were, and what they moved."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
 
-from simpy import Environment, Event
-from simpy.events import Timeout
+from ..core.actions import Kind
+from .gradients import GradientReduction
+from .tied import TiedReduction
+from .times import FlowTimes, ReductionTimes
+from .waiting import Delays, added, lost, scaled
 
-from ..core.cluster import Cluster
-from ..core.plan import TiedWeight
-from .device import DeviceQueue
 
-
-class TiedReduction:
-    """One tied weight.
-
-    Starts when the last of its stages has joined and takes as long as the slowest transfer of its gradient between two
-    of their devices, on free links.
+def reduction_times(
+    gradients: Sequence[GradientReduction], tied: Sequence[TiedReduction]
+) -> tuple[ReductionTimes, ...]:
+    """Of every device and stage the reduction over replicas, and then, as one, those of its tied weights.
 
     Args:
-        environment: SimPy's.
-        weight: which.
-        seconds: how long it takes.
-        readers: per stage the rank of its device, the queue of that, and the operation that waits: its STEP.
-
-    Attributes:
-        on_end: called when the sum is there.
-        joined_s: when each stage joined.
-        start_s, end_s: when all had joined, and when the sum was there.
+        gradients: those of one position together, in the order issued.
+        tied: of all replicas.
     """
-
-    def __init__(
-        self,
-        environment: Environment,
-        weight: TiedWeight,
-        seconds: float,
-        readers: Mapping[int, tuple[int, DeviceQueue, int]],
-    ) -> None:
-        self.environment = environment
-        self.weight = weight
-        self.seconds = seconds
-        self.readers = readers
-        self.on_end: list[Callable[[], None]] = []
-        self.joined_s: dict[int, float] = {}
-        self.start_s = 0.0
-        self.end_s = 0.0
-        self.missing = dict.fromkeys(readers, 1)
-        for _, device, operation in readers.values():
-            device.pending[operation] += 1
-
-    @property
-    def queues(self) -> list[DeviceQueue]:
-        """Of the devices that hold a replica."""
-        return [device for _, device, _ in self.readers.values()]
-
-    def expect(self, stage: int) -> None:
-        """A stage joins by one thing more."""
-        self.missing[stage] += 1
-
-    def join(self, stage: int) -> None:
-        """A thing by which a stage joins: it has its part of the gradient."""
-        self.missing[stage] -= 1
-        if not self.missing[stage]:
-            self.joined_s[stage] = self.environment.now
-        if len(self.joined_s) == len(self.readers):
-            self.start_s = self.environment.now
-            Timeout(self.environment, self.seconds).callbacks.append(self._finish)
-
-    def _finish(self, _: Event) -> None:
-        self.end_s = self.environment.now
-        for call in self.on_end:
-            call()
-        for _, device, operation in self.readers.values():
-            device.arrived(operation)
+    return (*_of_gradients(gradients), *_of_tied(tied))
 
 
-def reduction_s(cluster: Cluster, weight: TiedWeight, ranks: Iterable[int]) -> float:
-    """Time of the slowest transfer of a tied weight's gradient between two of its devices."""
-    devices = sorted(set(ranks))
-    return max(
-        (cluster.transfer_s(a, b, weight.bytes) for a in devices for b in devices if a != b),
-        default=0.0,
-    )
+def reduction_flows(gradients: Sequence[GradientReduction], tied: Sequence[TiedReduction]) -> tuple[FlowTimes, ...]:
+    """What all of them sent."""
+    flows = [flow for reduction in gradients for flow in reduction.collective.flows]
+    flows += [flow for reduction in tied for flow in (*reduction.gather, *reduction.scatter)]
+    return tuple(flow.times for flow in flows)
+
+
+def _of_gradients(gradients: Sequence[GradientReduction]) -> list[ReductionTimes]:
+    result = []
+    delays: Delays = {}
+    end_alone_s = 0.0
+    before: GradientReduction | None = None
+    for reduction in gradients:
+        collective = reduction.collective
+        if before is None or before.ranks != reduction.ranks:
+            delays, end_alone_s = {}, 0.0
+        before = reduction
+        start_alone_s = max(*reduction.joined_s.values(), end_alone_s)
+        own = added(lost(flow.times) for flow in collective.flows)
+        delays = added((scaled(delays, collective.start_s - start_alone_s), own))
+        end_alone_s = start_alone_s + collective.alone_s
+        result += [
+            ReductionTimes(
+                rank,
+                reduction.stage,
+                reduction.joined_s[rank],
+                collective.end_s,
+                Kind.REDUCE_GRAD,
+                collective.start_s,
+                reduction.bytes,
+                delays,
+            )
+            for rank in reduction.ranks
+        ]
+    return result
+
+
+def _of_tied(tied: Sequence[TiedReduction]) -> list[ReductionTimes]:
+    by_reader: dict[tuple[int, int], list[TiedReduction]] = {}
+    for reduction in tied:
+        for stage, (rank, _, _) in reduction.readers.items():
+            by_reader.setdefault((rank, stage), []).append(reduction)
+    result = []
+    for (rank, stage), reductions in sorted(by_reader.items(), key=lambda item: item[0]):
+        last = max(reductions, key=lambda reduction: reduction.end_s)
+        result.append(
+            ReductionTimes(
+                rank,
+                stage,
+                last.joined_s[stage],
+                last.end_s,
+                Kind.REDUCE_TIED,
+                last.start_s,
+                sum(reduction.weight.bytes for reduction in reductions),
+                last.contention,
+            )
+        )
+    return result

@@ -6,15 +6,15 @@ from functools import cached_property
 from attrs import frozen
 
 from ..core.actions import WORK_KINDS, Action
-from ..core.cluster import Cluster
+from ..core.cluster import Cluster, Device
 from ..core.costs import StageCosts
 from ..core.messages import Exchange
 from ..core.plan import Plan
 from ..core.residency import Timeline, device_timelines
 from ..core.trace import Trace
-from .bubbles import device_bubbles
-from .links import LinkUse, link_uses
-from .times import ReductionTimes, StepTimes
+from .bubbles import Bubbles, device_bubbles
+from .links import LinkRate, LinkUse, link_rates, link_uses
+from .times import Direction, FlowTimes, QueueTimes, ReductionTimes, StepTimes
 from .tracing import build_trace
 
 
@@ -24,12 +24,12 @@ class SimulationResult:
     (``panpipe.core.plan.Mesh``).
 
     Args:
-        plan, costs: what was simulated.
-        cluster: its devices in the order of ranks.
+        plan, costs, cluster: what was simulated.
         exchange: the plan, lowered and taken apart, with all its replicas.
         operation_times: per device the starts and the ends of its operations.
-        transfer_times: per ordered pair of devices the starts and the arrivals of its messages.
+        queue_times: per ordered pair of devices its messages.
         reductions: of gradients over replicas, and then of tied weights by device and stage.
+        reduction_flows: what the reductions sent.
         has_memory: whether memory was asked for; without it everything about memory is empty.
     """
 
@@ -38,8 +38,9 @@ class SimulationResult:
     cluster: Cluster
     exchange: Exchange
     operation_times: tuple[tuple[list[float], list[float]], ...]
-    transfer_times: Mapping[tuple[int, int], tuple[list[float], list[float]]]
+    queue_times: Mapping[tuple[int, int], QueueTimes]
     reductions: tuple[ReductionTimes, ...] = ()
+    reduction_flows: tuple[FlowTimes, ...] = ()
     has_memory: bool = True
 
     @cached_property
@@ -74,16 +75,35 @@ class SimulationResult:
         return 1 - max(self.busy_s) / self.step_s if self.step_s else 0.0
 
     @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The cluster's devices that were used, by rank."""
+        return self.plan.mesh.arrange(self.cluster).devices[: self.plan.mesh.ranks]
+
+    @cached_property
+    def transfer_times(self) -> dict[tuple[int, int], tuple[list[float], list[float]]]:
+        """Per ordered pair of devices the starts and the arrivals of its messages."""
+        return {pair: (times.starts, times.arrivals) for pair, times in self.queue_times.items()}
+
+    @cached_property
+    def _idle(self) -> tuple[Bubbles, ...]:
+        return device_bubbles(self.exchange, self.operation_times, self.queue_times, self.reductions, self.step_s)
+
+    @property
     def bubbles(self) -> tuple[dict[str, float], ...]:
         """Per device its idle seconds by cause (``panpipe.simulators.bubbles.CAUSES``)."""
-        return device_bubbles(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
+        return tuple(bubbles.causes for bubbles in self._idle)
+
+    @property
+    def contention(self) -> tuple[dict[Direction, float], ...]:
+        """Per device its idle seconds of contention, by the full link (source, destination) that caused them."""
+        return tuple(bubbles.contention for bubbles in self._idle)
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
         """Per device its memory over the step."""
         if not self.has_memory:
             return ()
-        arrivals = {pair: arrived for pair, (_, arrived) in self.transfer_times.items()}
+        arrivals = {pair: times.arrivals for pair, times in self.queue_times.items()}
         return device_timelines(self.plan, self.costs, self.exchange, self.operation_times, arrivals)
 
     @cached_property
@@ -114,7 +134,18 @@ class SimulationResult:
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:
         """Each direction of each link that something crossed, in the cluster's order."""
-        return link_uses(self.cluster, self.exchange, self.step_s)
+        return link_uses(self.cluster, self.flows, self.step_s)
+
+    @cached_property
+    def link_rates(self) -> tuple[LinkRate, ...]:
+        """What each of these directions moved at each moment; those without a limit are left out."""
+        return link_rates(self.cluster, self.flows)
+
+    @cached_property
+    def flows(self) -> tuple[FlowTimes, ...]:
+        """Everything that crossed links: the messages, queue by queue, and then the reductions."""
+        messages = (flow for times in self.queue_times.values() for flow in times.flows)
+        return (*messages, *self.reduction_flows)
 
     @cached_property
     def trace(self) -> Trace:

@@ -1,8 +1,8 @@
 """Use of links, by hand."""
 
 from panpipe.core.cluster import Cluster, Device, Link
-from panpipe.core.costs import StageEdge
-from panpipe.simulators.links import LinkUse
+from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.simulators.links import LinkRate, LinkUse
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of
@@ -21,3 +21,42 @@ def test_each_direction_of_each_link_on_the_way():
         LinkUse("hub", "b", 20.0, 40.0, 20 / 340),
         LinkUse("b", "hub", 5.0, 40.0, 5 / 340),
     )
+
+
+def test_what_a_link_moves_at_each_moment():
+    # Devices 0 and 1 send 20 and 10 bytes to device 2 at 1 and 2: 10 bytes/s, then 5 each until 4 (all of the second),
+    # and nothing is left of the first.
+    names = ("a", "b", "c")
+    links = tuple(Link(name, "hub", 10.0, 0.5) for name in names)
+    plan = plan_of(
+        orders("0F0 0B0", "1F0 1B0", "2F0 2B0"),
+        (0, 1, 2),
+        costs=[StageCosts(1.0, 1.0, 1.0), StageCosts(2.0, 1.0, 1.0), StageCosts(1.0, 1.0, 1.0)],
+        cluster=Cluster(tuple(Device(name, 10**6) for name in names), ("hub",), links),
+        edges=(StageEdge(0, 2, 25, 0), StageEdge(1, 2, 10, 0)),
+    )
+    assert simulate(plan).link_rates == (
+        LinkRate("a", "hub", (1.0, 2.0, 4.0, 4.5), (10.0, 5.0, 10.0, 0.0)),
+        LinkRate("b", "hub", (2.0, 4.0), (5.0, 0.0)),
+        LinkRate("hub", "c", (1.0, 4.5), (10.0, 0.0)),
+    )
+
+
+def test_a_link_without_a_limit_has_no_rate():
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
+    result = simulate(plan)
+    assert [use.bytes for use in result.links] == [10, 10]
+    assert result.link_rates == ()
+
+
+def test_links_that_are_not_shared_give_everyone_all_of_them():
+    names = ("a", "b", "c")
+    links = tuple(Link(name, "hub", 10.0, 0.0) for name in names)
+    plan = plan_of(
+        orders("0F0 0B0", "1F0 1B0", "2F0 2B0"),
+        (0, 1, 2),
+        cluster=Cluster(tuple(Device(name, 10**6) for name in names), ("hub",), links),
+        edges=(StageEdge(0, 2, 20, 0), StageEdge(1, 2, 20, 0)),
+    )
+    assert simulate(plan).transfer_times[0, 2] == ([1.0], [5.0])
+    assert simulate(plan, sharing=False).transfer_times[0, 2] == ([1.0], [3.0])

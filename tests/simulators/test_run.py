@@ -63,15 +63,15 @@ def test_the_trace_of_two_stages():
 def test_a_tied_weight_is_summed_when_its_last_stage_is_there():
     plan = two_stages(tied=(TiedWeight("embedding", (0, 1), 20),))
     result = simulate(plan)
-    # Stage 0 is there at 9; 20 bytes take 2.5 s; the steps of both stages follow.
-    assert [(r.device, r.stage, r.issued_s, r.end_s) for r in result.reductions] == [
-        (0, 0, 9.0, 11.5),
-        (1, 1, 5.5, 11.5),
+    # Stage 0 is there at 9; 20 bytes take 2.5 s to it and 2.5 s back; the steps of both stages follow.
+    assert [(r.device, r.stage, r.issued_s, r.start_s, r.end_s) for r in result.reductions] == [
+        (0, 0, 9.0, 9.0, 14.0),
+        (1, 1, 5.5, 9.0, 14.0),
     ]
-    assert [starts[-1] for starts, _ in result.operation_times] == [11.5, 11.5]
-    assert result.step_s == 11.75
+    assert [starts[-1] for starts, _ in result.operation_times] == [14.0, 14.0]
+    assert result.step_s == 14.25
     reduced = [(e.device, e.start_s, e.end_s) for e in result.trace.events if e.action.kind == "REDUCE_TIED"]
-    assert reduced == [(1, 5.5, 11.5), (0, 9.0, 11.5)]
+    assert reduced == [(1, 5.5, 14.0), (0, 9.0, 14.0)]
 
 
 def test_a_weight_tied_on_one_device_takes_no_time():
@@ -162,7 +162,8 @@ def test_bytes_are_conserved_and_queues_keep_their_order(plan, eager, shared):
     assert sum(event.bytes for event in events if event.action.kind in SEND_KINDS) == moved
     assert sum(event.bytes for event in events if event.action.kind in RECV_KINDS) == moved
     hops = 2 if shared else 1
-    assert sum(use.bytes for use in result.links) == hops * moved
+    summed = 2 * sum(weight.bytes for weight in plan.tied if plan.placement[-1] != plan.placement[0])
+    assert sum(use.bytes for use in result.links) == hops * (moved + summed)
     assert all(0 <= use.utilisation <= 1 + 1e-9 for use in result.links)
     for starts, arrivals in result.transfer_times.values():
         assert starts == sorted(starts)
