@@ -22,6 +22,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
         result.cluster,
         lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
         unlimited_s=unlimited_s,
+        waits={f"{use.src} → {use.dst}": use.delay_s for use in result.links},
     )
 
 

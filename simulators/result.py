@@ -24,7 +24,8 @@ class SimulationResult:
     (``panpipe.core.plan.Mesh``).
 
     Args:
-        plan, costs, cluster: what was simulated.
+        plan, costs: what was simulated.
+        cluster: its devices in the order of ranks.
         exchange: the plan, lowered and taken apart, with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         queue_times: per ordered pair of devices its messages.
@@ -77,7 +78,7 @@ class SimulationResult:
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """The cluster's devices that were used, by rank."""
-        return self.plan.mesh.arrange(self.cluster).devices[: self.plan.mesh.ranks]
+        return self.cluster.devices[: self.plan.mesh.ranks]
 
     @cached_property
     def transfer_times(self) -> dict[tuple[int, int], tuple[list[float], list[float]]]:

@@ -53,7 +53,6 @@ def simulate(
     """
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
-    plan.mesh.check(cluster)
     with _collector_paused():
         exchange = match_messages(plan, lower(plan) if lowered is None else lowered).replicated(plan.mesh.data)
         return _run(plan, costs, cluster, exchange, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory)
@@ -83,15 +82,14 @@ def _run(
     memory: bool,
 ) -> SimulationResult:
     environment = Environment()
-    arranged = plan.mesh.arrange(cluster)
     devices = [DeviceQueue(environment, _durations(actions, costs)) for actions in exchange.operations]
     network = Network(environment)
-    channels = connect(network, arranged, exchange.queues, devices, eager)
-    gradients = gradient_reductions(network, plan, costs, arranged, exchange, devices)
-    tied = tied_reductions(network, plan, arranged, exchange, devices, gradients)
+    channels = connect(network, cluster, exchange.queues, devices, eager)
+    gradients = gradient_reductions(network, plan, costs, cluster, exchange, devices)
+    tied = tied_reductions(network, plan, cluster, exchange, devices, gradients)
     if sharing:
         network.find_shared()
-    wait_for_others(optimizer, environment, arranged, exchange.operations, devices, [*gradients, *tied], plan.devices)
+    wait_for_others(optimizer, environment, cluster, exchange.operations, devices, [*gradients, *tied], plan.devices)
     for device in devices:
         device.begin()
     environment.run()
@@ -128,7 +126,7 @@ def _given_cluster(plan: Plan, cluster: Cluster | None) -> Cluster:
         if plan.prediction is None:
             raise RequestError(f"the plan of '{plan.model}' holds no cluster: plan it for one, or give a cluster")
         cluster = plan.prediction.cluster
-    return cluster
+    return plan.mesh.arrange(cluster)
 
 
 def _durations(actions: Sequence[Action], costs: Sequence[StageCosts]) -> list[float]:
