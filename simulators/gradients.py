@@ -71,6 +71,10 @@ class GradientReduction:
         """Whether every replica has issued it."""
         return len(self.joined_s) == len(self.members)
 
+    def close(self) -> None:
+        """Let go of everything, so that it is freed at once."""
+        self.collective.close()
+
     def _release(self) -> None:
         for _, device, operation in self.members:
             device.arrived(operation)

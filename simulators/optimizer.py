@@ -23,8 +23,7 @@ from simpy.events import Timeout
 from ..core.actions import Action, Kind
 from ..core.cluster import Cluster
 from .device import DeviceQueue
-from .gradients import GradientReduction
-from .tied import TiedReduction
+from .reduction import Reduction
 
 STATE_BYTES = 8
 """What is passed on and reduced: one number in float64, a norm or a count of overflows."""
@@ -44,7 +43,7 @@ def wait_for_others(
     cluster: Cluster,
     operations: Sequence[Sequence[Action]],
     devices: Sequence[DeviceQueue],
-    reductions: Sequence[TiedReduction | GradientReduction],
+    reductions: Sequence[Reduction],
     pipeline: int,
 ) -> None:
     """Let the first STEP of each device wait for what the mode asks for.
@@ -80,7 +79,7 @@ class _Step:
     device: int
     queue: DeviceQueue
     position: int
-    reductions: list[TiedReduction | GradientReduction]
+    reductions: list[Reduction]
 
     @property
     def parts(self) -> int:

@@ -8,6 +8,8 @@ from .tied import TiedReduction
 from .times import FlowTimes, ReductionTimes
 from .waiting import Delays, added, lost, scaled
 
+Reduction = GradientReduction | TiedReduction
+
 
 def reduction_times(
     gradients: Sequence[GradientReduction], tied: Sequence[TiedReduction]

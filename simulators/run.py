@@ -19,7 +19,7 @@ from .device import DeviceQueue
 from .gradients import gradient_reductions
 from .network import Network
 from .optimizer import OptimizerStep, wait_for_others
-from .reduction import reduction_flows, reduction_times
+from .reduction import Reduction, reduction_flows, reduction_times
 from .result import SimulationResult
 from .tied import tied_reductions
 
@@ -87,9 +87,10 @@ def _run(
     channels = connect(network, cluster, exchange.queues, devices, eager)
     gradients = gradient_reductions(network, plan, costs, cluster, exchange, devices)
     tied = tied_reductions(network, plan, cluster, exchange, devices, gradients)
+    reductions: list[Reduction] = [*gradients, *tied]
     if sharing:
         network.find_shared()
-    wait_for_others(optimizer, environment, cluster, exchange.operations, devices, [*gradients, *tied], plan.devices)
+    wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions, plan.devices)
     for device in devices:
         device.begin()
     environment.run()
@@ -106,8 +107,13 @@ def _run(
         reduction_flows(gradients, tied),
         memory,
     )
-    for part in (network, *channels.values(), *(each.collective for each in gradients), *tied, *devices):
-        part.close()
+    network.close()
+    for channel in channels.values():
+        channel.close()
+    for reduction in reductions:
+        reduction.close()
+    for device in devices:
+        device.close()
     return result
 
 
