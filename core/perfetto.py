@@ -1,8 +1,10 @@
 """Traces on disk: Chrome JSON, which Perfetto opens and ``panpipe compare`` reads. Lossless, one event a line.
 
 A process is a device and a thread is one of its queues, under the names of ``core/trace.py``, so that the tracks of a
-prediction and of a measurement carry the same names. A counter is a kind of memory, and an arrow leads from every
-send to its receive. Times stand in microseconds, as the format wants, with every decimal digit that the number has.
+prediction and of a measurement carry the same names. Slices of one thread must not overlap: a message that is sent while
+the one in front of it has yet to arrive stands on a second thread of the queue. A counter is a kind of memory of a
+device, or one direction of a link, and an arrow leads from every send to its receive. Times stand in microseconds, as
+the format wants, with every decimal digit that the number has.
 
 Source of the format: "Trace Event Format", the Chromium project.
 """
@@ -20,10 +22,12 @@ from attrs import asdict, frozen
 from .actions import RECV_KINDS, SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
 from .documents import check_format, read_text
 from .errors import RequestError
-from .trace import COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
+LINK_CATEGORY = "link"
+LINK_RATE = "bytes_per_s"
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -48,6 +52,7 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
             "plan_hash": trace.plan_hash,
             "devices": trace.devices,
             "step_s": float(trace.step_s),
+            "links": [[link.src, link.dst, _endless(link.bytes_per_s)] for link in trace.links],
         }
         for label, trace in traces.items()
     ]
@@ -62,13 +67,17 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
 
 def _lines(trace: Trace, writer: "_Writer") -> Iterator[str]:
     yield from writer.tracks()
-    for event in trace.events:
-        yield writer.event(event)
+    for event, lane in zip(trace.events, writer.lanes, strict=True):
+        yield writer.event(event, lane)
     yield from writer.arrows()
     for sample in trace.memory:
         args = {sample.kind: _plain(sample.bytes)}
         record = {"ph": "C", "name": MEMORY_COUNTER, "pid": writer.process(sample.device), "args": args}
         yield _record(record, ts=_microseconds(sample.time_s))
+    for link in trace.links:
+        record = {"ph": "C", "cat": LINK_CATEGORY, "name": f"{link.src} → {link.dst}", "pid": writer.links}
+        for time_s, rate in zip(link.times, link.rates, strict=True):
+            yield _record(record | {"args": {LINK_RATE: _plain(rate)}}, ts=_microseconds(time_s))
 
 
 def queue_order(queue: str) -> tuple[int, int]:
@@ -87,8 +96,12 @@ class _Writer:
         self.label = label
         self.index = index
         self.count = count
-        names = sorted({(e.device, queue_order(e.queue), e.queue) for e in trace.events})
-        self.threads = {(device, queue): i for i, (device, _, queue) in enumerate(names)}
+        self.links = trace.devices * count + index
+        self.lanes = _lanes(trace.events)
+        names = sorted(
+            {(e.device, queue_order(e.queue), e.queue, lane) for e, lane in zip(trace.events, self.lanes, strict=True)}
+        )
+        self.threads = {(device, queue, lane): i for i, (device, _, queue, lane) in enumerate(names)}
 
     def process(self, device: int) -> int:
         # Same device, next trace: the neighbouring process, so that both stand below each other.
@@ -100,12 +113,17 @@ class _Writer:
             pid = self.process(device)
             yield _record({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"device {device}{suffix}"}})
             yield _record({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
-        for (device, queue), tid in self.threads.items():
+        if self.trace.links:
+            yield _record({"ph": "M", "name": "process_name", "pid": self.links, "args": {"name": f"links{suffix}"}})
+            sort = {"sort_index": self.links}
+            yield _record({"ph": "M", "name": "process_sort_index", "pid": self.links, "args": sort})
+        for (device, queue, lane), tid in self.threads.items():
             at = {"pid": self.process(device), "tid": tid}
-            yield _record({"ph": "M", "name": "thread_name", **at, "args": {"name": queue}})
+            name = f"{queue} · {lane + 1}" if lane else queue
+            yield _record({"ph": "M", "name": "thread_name", **at, "args": {"name": name}})
             yield _record({"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}})
 
-    def event(self, event: TraceEvent) -> str:
+    def event(self, event: TraceEvent, lane: int) -> str:
         action = event.action
         args: dict[str, Any] = {
             "stage": action.stage,
@@ -118,26 +136,41 @@ class _Writer:
             args["peer"] = action.peer
         args["bytes"] = _plain(event.bytes)
         start, end = _microseconds(event.start_s), _microseconds(event.end_s)
-        record = {"ph": "X", "name": str(action), "cat": action.kind.value, **self._at(event), "args": args}
+        record = {"ph": "X", "name": str(action), "cat": action.kind.value, **self._at(event, lane), "args": args}
         return _record(record, ts=start, dur=end - start)
 
     def arrows(self) -> Iterator[str]:
-        found = {(e.device, e.queue, e.action): e for e in self.trace.events if e.action.kind in RECV_KINDS}
+        placed = list(zip(self.trace.events, self.lanes, strict=True))
+        found = {(e.device, e.queue, e.action): (e, lane) for e, lane in placed if e.action.kind in RECV_KINDS}
         others = {send_queue(device): device for device in range(self.trace.devices)}
-        for send in self.trace.events:
+        for send, lane in placed:
             if send.action.kind not in SEND_KINDS or send.action.peer is None or send.queue not in others:
                 continue
-            receive = found.get((others[send.queue], receive_queue(send.device), send.action.counterpart))
-            if receive is None:
+            counterpart = found.get((others[send.queue], receive_queue(send.device), send.action.counterpart))
+            if counterpart is None:
                 continue
+            receive, receive_lane = counterpart
             arrow = {"name": "message", "cat": "message", "id": f"{self.index}:{send.device}:{send.action}"}
             # Perfetto ties an arrow's head to the slice around its time and wants it no earlier than its tail.
             landing = min(max(send.start_s, receive.start_s), receive.end_s)
-            yield _record({"ph": "s", **arrow, **self._at(send)}, ts=_microseconds(send.start_s))
-            yield _record({"ph": "f", "bp": "e", **arrow, **self._at(receive)}, ts=_microseconds(landing))
+            yield _record({"ph": "s", **arrow, **self._at(send, lane)}, ts=_microseconds(send.start_s))
+            yield _record({"ph": "f", "bp": "e", **arrow, **self._at(receive, receive_lane)}, ts=_microseconds(landing))
 
-    def _at(self, event: TraceEvent) -> dict[str, int]:
-        return {"pid": self.process(event.device), "tid": self.threads[event.device, event.queue]}
+    def _at(self, event: TraceEvent, lane: int) -> dict[str, int]:
+        return {"pid": self.process(event.device), "tid": self.threads[event.device, event.queue, lane]}
+
+
+def _lanes(events: Sequence[TraceEvent]) -> list[int]:
+    """For each event which of its queue's threads has room for it, from 0: the first that is free at its start."""
+    lanes = [0] * len(events)
+    free: dict[tuple[int, str], list[float]] = {}
+    for number in sorted(range(len(events)), key=lambda number: (events[number].start_s, number)):
+        event = events[number]
+        ends = free.setdefault((event.device, event.queue), [])
+        lane = next((lane for lane, end_s in enumerate(ends) if end_s <= event.start_s), len(ends))
+        ends[lane : lane + 1] = [event.end_s]
+        lanes[number] = lane
+    return lanes
 
 
 def _record(fields: Mapping[str, Any], **times: Decimal) -> str:
@@ -154,6 +187,11 @@ def _digits(value: Decimal) -> str:
     return format(value.normalize(), "f") if value else "0"
 
 
+def _endless(rate: float) -> float | int | None:
+    """JSON has no infinity: a link without a limit is null."""
+    return _plain(rate) if math.isfinite(rate) else None
+
+
 def _plain(size: float) -> float | int:
     return int(size) if float(size).is_integer() else float(size)
 
@@ -166,6 +204,7 @@ class _Header:
     plan_hash: str = ""
     devices: int | None = None
     step_s: float | None = None
+    links: tuple[tuple[str, str, float], ...] = ()
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -183,12 +222,16 @@ def read_trace(path: str | Path) -> Trace:
     queues = _thread_names(records)
     events: list[TraceEvent] = []
     memory: list[MemorySample] = []
+    rates: dict[str, list[tuple[float, float]]] = {}
     for number, record in enumerate(records):
         try:
             if record.get("ph") == "X" and "kind" in record.get("args", {}):
                 events.append(_read_event(record, queues))
             elif record.get("ph") == "C" and record.get("name") == MEMORY_COUNTER:
                 memory.extend(_read_memory(record))
+            elif record.get("ph") == "C" and record.get("cat") == LINK_CATEGORY:
+                rate = float(record["args"][LINK_RATE])
+                rates.setdefault(str(record["name"]), []).append((_seconds(Decimal(record["ts"])), rate))
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RequestError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{path}: event {number} of traceEvents is not an action: {reason}") from None
@@ -196,7 +239,7 @@ def read_trace(path: str | Path) -> Trace:
         raise RequestError(
             f"{path} holds no action: each event of a trace carries stage, kind, microbatch and device in its args"
         )
-    return _assemble(header or _Header(), events, memory, str(path))
+    return _assemble(header or _Header(), events, memory, rates, str(path))
 
 
 def _load(path: str | Path) -> dict[str, Any]:
@@ -227,8 +270,12 @@ def _header(found: object, origin: str) -> _Header | None:
         count = len(traces) if isinstance(traces, list) else "an unknown number of"
         raise RequestError(f"{origin} holds {count} traces, and one is read at a time: write each to its own file")
     try:
+        one = traces[0]
+        links = tuple(
+            (str(src), str(dst), math.inf if rate is None else float(rate)) for src, dst, rate in one.get("links", ())
+        )
         return _Header(
-            str(traces[0]["source"]), str(traces[0]["plan_hash"]), int(traces[0]["devices"]), float(traces[0]["step_s"])
+            str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links
         )
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
@@ -279,7 +326,13 @@ def _maybe(value: object) -> int | None:
     return None if value is None else _index(value)
 
 
-def _assemble(header: _Header, events: Sequence[TraceEvent], memory: Sequence[MemorySample], origin: str) -> Trace:
+def _assemble(
+    header: _Header,
+    events: Sequence[TraceEvent],
+    memory: Sequence[MemorySample],
+    rates: dict[str, list[tuple[float, float]]],
+    origin: str,
+) -> Trace:
     highest = max([event.device for event in events] + [sample.device for sample in memory], default=-1)
     devices = header.devices if header.devices is not None else highest + 1
     if highest >= devices:
@@ -287,5 +340,12 @@ def _assemble(header: _Header, events: Sequence[TraceEvent], memory: Sequence[Me
     step_s = header.step_s if header.step_s is not None else max((event.end_s for event in events), default=0.0)
     if not math.isfinite(step_s) or step_s < 0:
         raise RequestError(f"{origin} says its step takes {step_s} s: a time is finite and at least 0")
-    fields = asdict(header) | {"devices": devices, "step_s": step_s}
+    links = []
+    for src, dst, limit in header.links:
+        samples = rates.pop(f"{src} → {dst}", ())
+        times, moved = tuple(time_s for time_s, _ in samples), tuple(rate for _, rate in samples)
+        links.append(LinkTrack(src, dst, limit, times, moved))
+    if rates:
+        raise RequestError(f"{origin} counts bytes of link {next(iter(rates))}, which it does not list: write it again")
+    fields = asdict(header) | {"devices": devices, "step_s": step_s, "links": tuple(links)}
     return Trace(events=tuple(events), memory=tuple(memory), **fields)

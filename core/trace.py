@@ -43,6 +43,24 @@ class MemorySample:
     bytes: float
 
 
+@frozen
+class LinkTrack:
+    """What one direction of one link moved at each moment.
+
+    Args:
+        src, dst: names of the devices or hubs that it leads from and to.
+        bytes_per_s: what it can move.
+        times: seconds, ascending.
+        rates: bytes/s, each from its time on until the next.
+    """
+
+    src: str
+    dst: str
+    bytes_per_s: float
+    times: tuple[float, ...]
+    rates: tuple[float, ...]
+
+
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "saved", "communication", "workspace")
 
 
@@ -57,6 +75,7 @@ class Trace:
         events: in order of start; within one queue in the order issued.
         memory: samples in order of time, where the runner knows.
         step_s: from the start of the step until the last device is done.
+        links: use of the links, where the runner knows.
     """
 
     source: str
@@ -65,6 +84,7 @@ class Trace:
     events: tuple[TraceEvent, ...]
     memory: tuple[MemorySample, ...]
     step_s: float
+    links: tuple[LinkTrack, ...] = ()
 
 
 COMPUTE_QUEUE = "compute"

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.errors import RequestError
 from panpipe.core.perfetto import read_trace, trace_json, write_trace, write_traces
-from panpipe.core.trace import MemorySample, Trace, TraceEvent
+from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent
+from panpipe.simulators.run import simulate
+
+from ..support.chrome import check_chrome
+from ..support.plans import plans
 
 
 def event(device: int, queue: str, text: str, span_s: tuple[float, float], size: float = 0) -> TraceEvent:
@@ -39,6 +43,10 @@ def two_devices(source: str = "simulated") -> Trace:
             MemorySample(1, 0.25, "saved", 7),
         ),
         0.75,
+        (
+            LinkTrack("gpu0", "gpu1", 1e5, (0.1, 0.15), (81920.0, 0.0)),
+            LinkTrack("gpu1", "gpu0", math.inf, (), ()),
+        ),
     )
 
 
@@ -68,9 +76,21 @@ samples = st.builds(
 )
 
 
-@given(st.lists(events, max_size=8).map(tuple), st.lists(samples, max_size=8).map(tuple), times)
-def test_every_digit_survives(tmp_path_factory, found, memory, step_s):
-    trace = Trace("measured", "f00", 4, found, memory, step_s)
+tracks = st.tuples(st.floats(1, math.inf), st.lists(st.tuples(times, st.floats(0, 1e12)), max_size=4))
+
+
+@given(
+    st.lists(events, max_size=8).map(tuple),
+    st.lists(samples, max_size=8).map(tuple),
+    times,
+    st.lists(tracks, max_size=3),
+)
+def test_every_digit_survives(tmp_path_factory, found, memory, step_s, tracks):
+    links = tuple(
+        LinkTrack("a", str(number), limit, tuple(time for time, _ in track), tuple(rate for _, rate in track))
+        for number, (limit, track) in enumerate(tracks)
+    )
+    trace = Trace("measured", "f00", 4, found, memory, step_s, links)
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     write_trace(trace, path)
     assert read_trace(path) == trace
@@ -82,7 +102,7 @@ def test_prediction_and_measurement_have_the_same_tracks():
     names = [[r["args"]["name"] for r in records(text, "M") if r["name"] == "thread_name"] for text in texts]
     assert names[0] == names[1] == ["compute", "receive from 1", "send to 1", "compute", "receive from 0", "send to 0"]
     processes = [r["args"]["name"] for r in records(texts[0], "M") if r["name"] == "process_name"]
-    assert processes == ["device 0", "device 1"]
+    assert processes == ["device 0", "device 1", "links"]
 
 
 def test_an_event_says_what_it_is():
@@ -112,12 +132,35 @@ def test_an_arrow_leads_from_each_send_to_its_receive():
 
 
 def test_a_counter_for_each_kind_of_memory():
-    counters = records(trace_json({"": two_devices()}), "C")
+    counters = [r for r in records(trace_json({"": two_devices()}), "C") if r["name"] == "memory"]
     assert [(r["pid"], r["ts"], r["args"]) for r in counters] == [
         (0, 0, {"parameters": 1000000000}),
         (0, 100000, {"saved": 2.5}),
         (1, 250000, {"saved": 7}),
     ]
+
+
+def test_a_counter_for_each_direction_of_a_link():
+    text = trace_json({"": two_devices()})
+    (process,) = [r["pid"] for r in records(text, "M") if r["args"].get("name") == "links"]
+    counters = [r for r in records(text, "C") if r["pid"] == process]
+    assert [(r["name"], r["ts"], r["args"]) for r in counters] == [
+        ("gpu0 → gpu1", 100000, {"bytes_per_s": 81920}),
+        ("gpu0 → gpu1", 150000, {"bytes_per_s": 0}),
+    ]
+
+
+def test_messages_that_overlap_stand_on_threads_of_their_own():
+    first, second = (event(0, "send to 1", f"0SEND_F{m}>1", (m / 10, m / 10 + 0.15)) for m in range(2))
+    third = event(0, "send to 1", "0SEND_F2>1", (0.2, 0.3))
+    text = trace_json({"": Trace("simulated", "", 2, (first, second, third), (), 0.3)})
+    names = {r["tid"]: r["args"]["name"] for r in records(text, "M") if r["name"] == "thread_name"}
+    assert [names[r["tid"]] for r in records(text, "X")] == ["send to 1", "send to 1 · 2", "send to 1"]
+
+
+@given(plans(), st.booleans())
+def test_a_simulated_step_is_valid_chrome_json(plan, eager):
+    check_chrome(json.loads(trace_json({"": simulate(plan, eager=eager).trace})))
 
 
 def test_two_traces_in_one_file_stand_side_by_side(tmp_path):
@@ -130,6 +173,8 @@ def test_two_traces_in_one_file_stand_side_by_side(tmp_path):
         1: "device 0 · measured",
         2: "device 1 · predicted",
         3: "device 1 · measured",
+        4: "links · predicted",
+        5: "links · measured",
     }
     with pytest.raises(RequestError, match="holds 2 traces"):
         read_trace(path)
@@ -171,6 +216,8 @@ def broken(change) -> str:
         (broken(lambda d: d["otherData"]["traces"][0].pop("step_s")), "has no 'step_s'"),
         (broken(lambda d: d["otherData"]["traces"][0].update(step_s=-1)), "its step takes -1"),
         (broken(lambda d: d["otherData"]["traces"][0].update(devices=1)), "names device 1"),
+        (broken(lambda d: d["otherData"]["traces"][0].update(links=[])), "counts bytes of link gpu0 → gpu1"),
+        (broken(lambda d: d["otherData"]["traces"][0].update(links=[3])), "is not one of panpipe.trace/1"),
         (broken(lambda d: first_event(d).update(dur=-1)), "lasts -1"),
         (broken(lambda d: first_event(d).pop("ts")), "has no 'ts'"),
         (broken(lambda d: first_event(d).update(ts=math.nan)), "NaN is no number"),
