@@ -91,9 +91,10 @@ def simulate(
         write_text(trace, trace_json({"": result.trace}))
         note(f"written to {trace}")
     if report is not None:
-        from ..core.report import report_html
+        from ..core.report import ReportFacts, report_html
 
-        write_text(report, report_html(plan=plan, predicted=result.trace))
+        facts = ReportFacts(idle=idle_of(result))
+        write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))
         note(f"written to {report}")
     if json:
         print_json(_answer(result))

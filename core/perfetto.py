@@ -1,9 +1,9 @@
 """Traces on disk: Chrome JSON, which Perfetto opens and ``panpipe compare`` reads. Lossless, one event a line.
 
 A process is a device and a thread is one of its queues, under the names of ``core/trace.py``, so that the tracks of a
-prediction and of a measurement carry the same names. Slices of one thread must not overlap: a message that is sent while
-the one in front of it has yet to arrive stands on a second thread of the queue. A counter is a kind of memory of a
-device, or one direction of a link, and an arrow leads from every send to its receive. Times stand in microseconds, as
+prediction and of a measurement carry the same names. Slices of one thread must not overlap: a message that is sent
+while the one in front of it has yet to arrive stands on a second thread of the queue. A counter is a kind of memory of
+a device, or one direction of a link, and an arrow leads from every send to its receive. Times stand in microseconds, as
 the format wants, with every decimal digit that the number has.
 
 Source of the format: "Trace Event Format", the Chromium project.
@@ -274,9 +274,7 @@ def _header(found: object, origin: str) -> _Header | None:
         links = tuple(
             (str(src), str(dst), math.inf if rate is None else float(rate)) for src, dst, rate in one.get("links", ())
         )
-        return _Header(
-            str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links
-        )
+        return _Header(str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(f"the header of {origin} is not one of {FORMAT}: {reason}; write the trace again") from None

@@ -8,13 +8,17 @@ from typing import Any
 from ..actions import Kind
 from ..compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
 from ..documents import as_plain
+from ..idle import CAUSES, IdleTime
+from ..module_names import module_ranges
 from ..perfetto import queue_order
 from ..plan import Plan
-from ..trace import Trace, TraceEvent
+from ..trace import LinkTrack, Trace, TraceEvent
 from .facts import ReportFacts
 from .operators import condensed
 
 BACKWARD = (Kind.B, Kind.I)
+UNNAMED = "Pipeline plan"
+"""Headline where neither the facts nor the plan have a name."""
 
 
 def report_data(plan: Plan, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def report_data(plan: Plan, predicted: Trace, measured: Trace | None, facts: Rep
     traces = [predicted] if measured is None else [predicted, measured]
     comparison = None if measured is None else compare(predicted, measured)
     return {
-        "title": facts.title or plan.model,
+        "title": facts.title or plan.model or UNNAMED,
         "summary": facts.summary or _summary(plan),
         "plan": _plan(plan),
         "queues": _queues(traces),
@@ -32,6 +36,8 @@ def report_data(plan: Plan, predicted: Trace, measured: Trace | None, facts: Rep
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
         "comparison": None if comparison is None else _comparison(comparison),
+        "idle": None if facts.idle is None else _idle(facts.idle),
+        "links": [_link(link) for link in predicted.links],
         "losses": _finite(facts.losses),
         "referenceLosses": _finite(facts.reference_losses),
         "stepTimes": _finite(facts.step_times_s),
@@ -45,7 +51,28 @@ def _summary(plan: Plan) -> str:
     devices = f"{plan.devices} device{'s' if plan.devices != 1 else ''}"
     copies = "" if plan.mesh.data == 1 else f", {plan.mesh.data} replicas"
     batches = f"{plan.microbatches} microbatch{'es' if plan.microbatches != 1 else ''} a step"
-    return f"{plan.model} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
+    return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
+
+
+def _idle(idle: IdleTime) -> dict[str, Any]:
+    return {
+        "step": idle.step_s,
+        "compute": idle.compute_s,
+        "causes": [
+            {"name": cause, "words": CAUSES[cause], "seconds": seconds} for cause, seconds in idle.causes.items()
+        ],
+        "contention": [{"link": link, "seconds": seconds} for link, seconds in idle.contention.items()],
+    }
+
+
+def _link(link: LinkTrack) -> dict[str, Any]:
+    """Rates in bytes/s; a limit of None is none."""
+    return {
+        "name": f"{link.src} → {link.dst}",
+        "limit": link.bytes_per_s if math.isfinite(link.bytes_per_s) else None,
+        "times": [round(time, 9) for time in link.times],
+        "rates": [round(rate) for rate in link.rates],
+    }
 
 
 def _step(predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
@@ -155,10 +182,12 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 def _plan(plan: Plan) -> dict[str, Any]:
     costs = plan.prediction.costs if plan.prediction is not None else None
+    modules = module_ranges([stage.nodes for stage in plan.stages])
     stages = [
         {
             "index": stage.index,
             "device": stage.device,
+            "modules": modules[stage.index],
             "operators": len(stage.nodes),
             "groups": [{"name": name, "count": count} for name, count in condensed(stage.nodes)],
             "parameters": len(stage.parameters),

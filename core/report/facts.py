@@ -2,6 +2,8 @@
 
 from attrs import field, frozen
 
+from ..idle import IdleTime
+
 
 @frozen
 class Check:
@@ -32,6 +34,7 @@ class ReportFacts:
         limits_bytes: memory limit per device; None for the memory of the prediction's cluster.
         checks: what was checked, with its result.
         notes: sentences for the end of the page.
+        idle: why the predicted step is not faster.
     """
 
     title: str | None = None
@@ -43,3 +46,4 @@ class ReportFacts:
     limits_bytes: tuple[float, ...] | None = None
     checks: tuple[Check, ...] = field(default=(), converter=tuple)
     notes: tuple[str, ...] = field(default=(), converter=tuple)
+    idle: IdleTime | None = None

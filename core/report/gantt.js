@@ -2,7 +2,10 @@
 // other queue. Hue is the kind, lighter shades are a device's later stages, the label is the microbatch.
 
 const COMPUTE = "compute";
-const ROW = { phase: 3, compute: 28, queue: 9, gap: 3, group: 16, axis: 26 };
+const MANY = 8; // devices, from which on rows are lower
+const ROW = DATA.queues.length > MANY
+  ? { phase: 2, compute: 20, queue: 6, gap: 2, group: 8, axis: 26 }
+  : { phase: 3, compute: 28, queue: 9, gap: 3, group: 16, axis: 26 };
 const chunks = new Map();
 for (const stage of DATA.plan.stages) {
   chunks.set(stage.index, DATA.plan.stages.filter((s) => s.device === stage.device && s.index < stage.index).length);
@@ -36,7 +39,8 @@ function indexed(trace) {
     keys.set(keyOf(events, i), i);
   }
   for (const row of rows.values()) row.sort((a, b) => events.start[a] - events.start[b] || a - b);
-  return { trace, rows, keys };
+  const longest = events.start.reduce((most, start, i) => Math.max(most, events.end[i] - start), 0);
+  return { trace, rows, keys, longest };
 }
 
 function keyOf(events, i) {
@@ -70,11 +74,10 @@ function gantt(parent, index, other) {
   let shape = layout(false);
   const plot = () => ({ left: shape.left, width: Math.max(canvas.clientWidth - shape.left - 2, 10) });
 
-  painters.push(() => {
+  painted(canvas, () => {
     shape = layout(canvas.clientWidth < 560);
-    const { context, width } = prepared(canvas, shape.height);
-    paintGantt(context, width, shape, plot(), index);
-  });
+    return shape.height;
+  }, (context, width) => paintGantt(context, width, shape, plot(), index));
   follow(canvas, plot, (x, y, time) => {
     const row = shape.rows.find((r) => y >= r.y - 1 && y < r.y + r.height + 2);
     if (!row || x < shape.left) return null;
@@ -194,7 +197,9 @@ function paintRow(context, row, index, x, scale) {
   let painted = -Infinity;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  for (const i of index.rows.get(row.key) || []) {
+  const found = index.rows.get(row.key) || [];
+  for (let at = firstInSight(index, found); at < found.length; at += 1) {
+    const i = found[at];
     if (events.start[i] > view.to) break;
     if (events.end[i] < view.from) continue;
     const left = x(events.start[i]);
@@ -209,6 +214,19 @@ function paintRow(context, row, index, x, scale) {
     context.fillRect(left, row.y, right - left, row.height);
     if (labelled && wide > 13 && isLit) paintLabel(context, row, events, i, Math.max(left, x(view.from)), right, tone);
   }
+}
+
+// Position in a row of the first event that may be in sight: none in front of it lasts until the left edge.
+function firstInSight(index, row) {
+  const { start } = index.trace.events;
+  let low = 0;
+  let high = row.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (start[row[middle]] < view.from - index.longest) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 function paintLabel(context, row, events, i, left, right, tone) {

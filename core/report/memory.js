@@ -1,6 +1,6 @@
 // Memory over time: one stack of kinds for each device and trace, on one scale per device, under its limit.
 
-const MEMORY_HEIGHT = 150;
+const MEMORY_HEIGHT = DATA.queues.length > MANY ? 104 : 150;
 const hiddenKinds = new Set();
 
 function memoryKinds() {
@@ -14,6 +14,8 @@ function memoryCharts() {
   byId("memory-hint").textContent = "What each device holds, by kind, on the same span of time as above. "
     + "Select a kind to leave it out.";
   for (const kind of memoryKinds()) byId("memory-legend").append(memorySwitch(kind));
+  // One trace of many devices: two beside each other.
+  if (drawn.length === 1 && DATA.queues.length > 2) byId("memory-charts").classList.add("columns");
   DATA.queues.forEach((_, device) => {
     const columns = element("div", { class: "columns" });
     const line = peakLine(device);
@@ -62,12 +64,9 @@ function memoryChart(parent, trace, device, all) {
   const label = `${trace.name} memory of device ${device}`;
   const canvas = element("canvas", { role: "img", "aria-label": label, "data-memory": `${trace.name} ${device}` });
   const name = trace.name === "predicted" ? "Predicted" : "Measured";
-  parent.append(element("div", {}, element("h4", {}, name), canvas));
+  parent.append(element("div", {}, ...(all.length > 1 ? [element("h4", {}, name)] : []), canvas));
   const plot = () => ({ left: 58, width: Math.max(canvas.clientWidth - 60, 10) });
-  painters.push(() => {
-    const { context } = prepared(canvas, MEMORY_HEIGHT);
-    paintMemory(context, plot(), trace.memory, device, memoryScale(all, device));
-  });
+  painted(canvas, MEMORY_HEIGHT, (context) => paintMemory(context, plot(), trace.memory, device, memoryScale(all, device)));
   follow(canvas, plot, (x, y, time) => (x < plot().left ? null : describeMemory(trace, device, time)));
 }
 

@@ -8,7 +8,9 @@ if (DATA.traces.some((trace) => trace.events.start.length > 0)) {
   const indexes = DATA.traces.map(indexed);
   indexes.forEach((index, i) => gantt(byId("charts"), index, indexes[1 - i]));
 }
+idleCauses();
 memoryCharts();
+linkChart();
 accuracy();
 curves();
 checks();
@@ -32,5 +34,6 @@ window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () 
   shades = new Map();
   repaint();
 });
+window.addEventListener("scroll", repaint, { passive: true });
 new ResizeObserver(repaint).observe(document.body);
 repaint();

@@ -14,7 +14,7 @@ from ..trace import Trace
 from .data import report_data
 from .facts import ReportFacts
 
-SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "curves.js", "tables.js", "page.js")
+SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "links.js", "idle.js", "curves.js", "tables.js", "page.js")
 
 
 def write_report(

@@ -158,6 +158,7 @@ function stageCard(stage, most) {
         element("b", { style: { ...width(stage.forward), background: "var(--kind-f)" } }),
         element("b", { style: { ...width(stage.backward), background: "var(--kind-b)" } }))));
   }
+  card.append(element("p", { class: "modules" }, element("code", {}, stage.modules)));
   card.append(element("ul", {}, ...stage.groups.map((group) => element("li", {}, element("code", {}, group.name),
     element("span", {}, String(group.count))))));
   return card;

@@ -6,6 +6,7 @@ const SHORTEST = FULL / 20000;
 
 const view = { from: 0, to: FULL, cursor: null, lit: null, kept: null, selection: null };
 const painters = [];
+const NEAR = 300; // pixels beyond the window that are painted in advance
 let waiting = false;
 
 function repaint() {
@@ -14,6 +15,18 @@ function repaint() {
   requestAnimationFrame(() => {
     waiting = false;
     for (const paint of painters) paint();
+  });
+}
+
+// A canvas of that height, painted whenever the view changes, as long as it is in sight: of many charts few are.
+function painted(canvas, height, paint) {
+  painters.push(() => {
+    const size = typeof height === "function" ? height() : height;
+    canvas.style.height = `${size}px`;
+    const box = canvas.getBoundingClientRect();
+    if (box.bottom < -NEAR || box.top > window.innerHeight + NEAR) return;
+    const { context, width } = prepared(canvas, size);
+    paint(context, width);
   });
 }
 

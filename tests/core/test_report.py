@@ -7,10 +7,11 @@ from attrs import evolve
 from panpipe.core.actions import Action, Kind
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
 from panpipe.core.plan import Mesh, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.report import Check, ReportFacts, report_html, write_report
 from panpipe.core.report.operators import condensed
-from panpipe.core.trace import MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
 from ..support.browser import Page, in_a_browser, probed
 
@@ -69,6 +70,10 @@ class Synthetic:
             tuple(events),
             tuple(sorted(self.memory, key=lambda s: s.time_s)),
             max(ends),
+            (
+                LinkTrack("gpu0", "gpu1", 2e9, (0.01, 0.011, 0.02, 0.022), (2e9, 0.0, 1e9, 0.0)),
+                LinkTrack("gpu1", "gpu0", float("inf"), (), ()),
+            ),
         )
 
     def run(self, device: int, action: Action, free: list[float], saved: list[int]) -> None:
@@ -126,6 +131,7 @@ def inputs(devices: int, microbatches: int = 8) -> dict:
             Check("samples a second", "104"),
         ),
         notes=("Both workers ran on one machine.",),
+        idle=IdleTime(0.3, 0.25, dict.fromkeys(CAUSES, 0.0) | {WARM_UP: 0.03, CONTENTION: 0.02}, {"gpu0 → gpu1": 0.02}),
     )
     return {
         "plan": plan,
@@ -175,6 +181,24 @@ def test_it_holds_every_action_and_figure(devices):
     assert {kind["kind"] for kind in data["comparison"]["kinds"]} == {e.action.kind for e in given["predicted"].events}
 
 
+def test_links_causes_and_modules():
+    data = Page(report_html(**inputs(2))).data
+    assert data["links"] == [
+        {"name": "gpu0 → gpu1", "limit": 2e9, "times": [0.01, 0.011, 0.02, 0.022], "rates": [2e9, 0, 1e9, 0]},
+        {"name": "gpu1 → gpu0", "limit": None, "times": [], "rates": []},
+    ]
+    assert data["idle"]["step"] == 0.3
+    assert {c["name"]: c["seconds"] for c in data["idle"]["causes"] if c["seconds"]} == {
+        WARM_UP: 0.03,
+        CONTENTION: 0.02,
+    }
+    assert data["idle"]["contention"] == [{"link": "gpu0 → gpu1", "seconds": 0.02}]
+    assert [stage["modules"] for stage in data["plan"]["stages"]] == [
+        "transformer.h.0 … transformer.h.3",
+        "transformer.h.4 … transformer.h.7",
+    ]
+
+
 def test_memory_timelines_and_peaks():
     data = Page(report_html(**inputs(2))).data
     assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
@@ -206,7 +230,11 @@ def test_the_measurement_and_the_facts_may_be_missing():
         "speedup": None,
     }
     assert data["title"] == "gpt2"
+    assert data["idle"] is None
     assert data["summary"] == "gpt2 in 2 stages on 2 devices, 8 microbatches a step, in the order of 1f1b."
+    unnamed = evolve(given["plan"], model="")
+    data = Page(report_html(plan=unnamed, predicted=given["predicted"])).data
+    assert (data["title"], data["summary"][:22]) == ("Pipeline plan", "The graph in 2 stages ")
 
 
 def test_peaks_are_of_the_kinds_that_both_know():
@@ -270,7 +298,13 @@ addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame
   found.wheel = [view.from, view.to];
   document.querySelector("[data-zoom=all]").click();
   found.all = [view.from, view.to];
-  const events = DATA.traces[0].events;
+  found.causes = [...document.querySelectorAll("#idle-causes .name")].map((name) => name.textContent);
+  const links = document.querySelector("[data-links]");
+  const strip = links.getBoundingClientRect();
+  const there = 230 + (0.0105 / FULL) * (strip.width - 230 - 52);
+  const aim = { clientX: strip.left + there, clientY: strip.top + 36, pointerId: 1 };
+  links.dispatchEvent(new PointerEvent("pointermove", aim));
+  found.link = document.getElementById("tip").textContent;
   found.wide = document.documentElement.scrollWidth <= innerWidth;
   found.sections = [...document.querySelectorAll("section:not([hidden])")].map((section) => section.id);
   document.body.dataset.found = JSON.stringify(found);
@@ -280,12 +314,51 @@ addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame
 
 @in_a_browser
 def test_it_draws_itself_in_a_browser(tmp_path):
-    found = probed(report_html(**inputs(2)), PROBE, tmp_path)
-    assert len(found["tones"]) == 6
+    found = probed(report_html(**inputs(2)), PROBE, tmp_path, "1280,4400")
+    assert len(found["tones"]) == 7
     assert min(found["tones"]) > 4
     assert found["tip"].startswith("forward · microbatch 0")
     assert "measured start" in found["tip"]
     assert found["wheel"][1] - found["wheel"][0] < 0.5 * (found["before"][1] - found["before"][0])
     assert found["all"] == found["before"]
     assert found["wide"]
-    assert found["sections"] == ["figures", "step", "memory", "accuracy", "training", "checks", "plan", "notes"]
+    assert found["causes"] == ["compute", "warm-up and cool-down", "contention", "gpu0 → gpu1"]
+    assert found["link"].startswith("gpu0 → gpu1")
+    assert "in use100.0 %" in found["link"]
+    sections = ["figures", "step", "idle", "memory", "links", "accuracy", "training", "checks", "plan", "notes"]
+    assert found["sections"] == sections
+
+
+COUNTED = """<script>
+const draw = CanvasRenderingContext2D.prototype.fillRect;
+let drawn = 0;
+CanvasRenderingContext2D.prototype.fillRect = function (...at) { drawn += 1; draw.apply(this, at); };
+const frames = (count, then) => (count ? requestAnimationFrame(() => frames(count - 1, then)) : then());
+addEventListener("load", () => frames(3, () => {
+  const found = { nodes: document.querySelectorAll("*").length };
+  found.wide = document.documentElement.scrollWidth <= innerWidth;
+  drawn = 0;
+  look(0, FULL);
+  frames(2, () => {
+    found.all = drawn;
+    drawn = 0;
+    look(0.4 * FULL, 0.41 * FULL);
+    frames(2, () => {
+      found.near = drawn;
+      document.body.dataset.found = JSON.stringify(found);
+    });
+  });
+}));
+</script>"""
+
+
+@in_a_browser
+@pytest.mark.parametrize("size", ["1280,900", "500,900"])
+def test_a_large_step_draws_what_is_in_sight(tmp_path, size):
+    given = inputs(16, 64)
+    assert len(given["predicted"].events) == 2 * 16 * 64 + 4 * 15 * 64 + 16
+    found = probed(report_html(plan=given["plan"], predicted=given["predicted"]), COUNTED, tmp_path, size)
+    assert found["wide"]
+    assert found["nodes"] < 1000  # of the page: actions are no elements
+    assert found["all"] < 8000
+    assert found["near"] < 0.1 * found["all"]

@@ -1,0 +1,38 @@
+// Why not faster: the step as one bar, the time of computing and then each cause of idle time.
+
+const CAUSE_COLOURS = {
+  "warm-up and cool-down": "--cause-warm", dependency: "--cause-dependency", imbalance: "--cause-imbalance",
+  communication: "--cause-communication", contention: "--cause-contention", recomputation: "--kind-recompute",
+  "memory limit": "--cause-memory", "optimizer and reduction": "--kind-step",
+};
+
+const LEAST = 5e-4; // share of the step below which a cause is not worth a line
+
+function idleCauses() {
+  const found = DATA.idle;
+  if (!found || found.step <= 0) return;
+  show("idle");
+  const causes = found.causes.filter((cause) => cause.seconds >= LEAST * found.step).sort((a, b) => b.seconds - a.seconds);
+  const idle = found.step - found.compute;
+  byId("idle-hint").textContent = `A device computes ${percent(found.compute / found.step)} of the step on average, `
+    + `and idles ${percent(idle / found.step)}. Each cause is what the step would be shorter by without it.`;
+  const part = (name, seconds, tone) => element("i", { title: `${name}: ${percent(seconds / found.step)}`,
+    style: { width: `${(100 * seconds) / found.step}%`, background: `var(${tone})` } });
+  byId("idle-bar").setAttribute("aria-label", "The step by what its time goes to");
+  byId("idle-bar").append(part("compute", found.compute, "--kind-f"),
+    ...causes.map((cause) => part(cause.name, cause.seconds, CAUSE_COLOURS[cause.name])));
+  const line = (name, words, seconds, tone, inner = "") => element("li", { class: inner },
+    element("span", { class: "swatch", style: { background: `var(${tone})` } }), element("span", { class: "name" }, name),
+    element("span", { class: "words" }, words), element("span", { class: "number" }, percent(seconds / found.step)),
+    element("span", { class: "number" }, quantityText(seconds)));
+  byId("idle-causes").append(line("compute", "forward and backward, the mean of all devices", found.compute, "--kind-f"));
+  for (const cause of causes) {
+    byId("idle-causes").append(line(cause.name, cause.words, cause.seconds, CAUSE_COLOURS[cause.name]));
+    if (cause.name !== "contention") continue;
+    for (const { link, seconds: lost } of found.contention) {
+      byId("idle-causes").append(line(link, "", lost, "--lane", "inner"));
+    }
+  }
+}
+
+const quantityText = (time) => seconds(time, 3);
