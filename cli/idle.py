@@ -19,11 +19,20 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     return idle_time(
         result.plan,
         result.costs,
-        result.cluster,
+        result.plan.mesh.arrange(result.cluster),
         lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
         unlimited_s=unlimited_s,
-        waits={f"{use.src} → {use.dst}": use.delay_s for use in result.links},
+        waits=_waits(result),
     )
+
+
+def _waits(result: "SimulationResult") -> dict[str, float]:
+    """What devices idled because of each full link; where nobody idled for any, how long transfers were held up."""
+    waits: dict[str, float] = {}
+    for contention in result.contention:
+        for (src, dst), seconds in contention.items():
+            waits[f"{src} → {dst}"] = waits.get(f"{src} → {dst}", 0.0) + seconds
+    return waits or {f"{use.src} → {use.dst}": use.delay_s for use in result.links}
 
 
 def idle_answer(idle: IdleTime) -> dict[str, Any]:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
 
 
-HEADINGS = {"communication": "comm"}
+HEADINGS = {
+    "dependency": "depend",
+    "communication": "comm",
+    "contention": "contend",
+    "reduction": "reduce",
+    "optimizer": "optim",
+}
 """Shorter headings of causes, for a table of 80 columns."""
 BUSIEST_LINKS = 16
 """How many links are printed; ``--json`` has all."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from ..core.cluster import Cluster
+from ..core.trace import LinkTrack
 from .times import Direction, FlowTimes
 from .waiting import added, lost
 
@@ -27,22 +28,6 @@ class LinkUse:
     bytes_per_s: float
     utilisation: float
     delay_s: float = 0.0
-
-
-@frozen
-class LinkRate:
-    """What one direction of one link moved at each moment of a step.
-
-    Args:
-        src, dst: names of the devices or hubs that it leads from and to.
-        times: seconds, ascending.
-        rates: bytes/s from that time on until the next; the last is 0.
-    """
-
-    src: str
-    dst: str
-    times: tuple[float, ...]
-    rates: tuple[float, ...]
 
 
 def directed_links(cluster: Cluster) -> dict[Direction, float]:
@@ -70,7 +55,7 @@ def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tu
     )
 
 
-def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkRate, ...]:
+def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkTrack, ...]:
     """Of every link direction that something crosses, its rate over time, in the cluster's order.
 
     A link without a limit moves all at once and has no rate: it is left out.
@@ -90,7 +75,7 @@ def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkRate, 
     )
 
 
-def _link_rate(direction: Direction, changes: Mapping[float, Sequence[float]], limit: float) -> LinkRate:
+def _link_rate(direction: Direction, changes: Mapping[float, Sequence[float]], limit: float) -> LinkTrack:
     """Sums of what is under way. Rounding is kept from adding up: what has come to nothing is 0."""
     times: list[float] = []
     rates: list[float] = []
@@ -106,4 +91,4 @@ def _link_rate(direction: Direction, changes: Mapping[float, Sequence[float]], l
         if not rates or rate != rates[-1]:
             times.append(time)
             rates.append(rate)
-    return LinkRate(*direction, tuple(times), tuple(rates))
+    return LinkTrack(*direction, limit, tuple(times), tuple(rates))

@@ -11,9 +11,9 @@ from ..core.costs import StageCosts
 from ..core.messages import Exchange
 from ..core.plan import Plan
 from ..core.residency import Timeline, device_timelines
-from ..core.trace import Trace
+from ..core.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
-from .links import LinkRate, LinkUse, link_rates, link_uses
+from .links import LinkUse, link_rates, link_uses
 from .times import Direction, FlowTimes, QueueTimes, ReductionTimes, StepTimes
 from .tracing import build_trace
 
@@ -138,7 +138,7 @@ class SimulationResult:
         return link_uses(self.cluster, self.flows, self.step_s)
 
     @cached_property
-    def link_rates(self) -> tuple[LinkRate, ...]:
+    def link_rates(self) -> tuple[LinkTrack, ...]:
         """What each of these directions moved at each moment; those without a limit are left out."""
         return link_rates(self.cluster, self.flows)
 
@@ -152,4 +152,4 @@ class SimulationResult:
     def trace(self) -> Trace:
         """Action by action. Trace.source is ``simulated``."""
         times = StepTimes(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
-        return build_trace(self.plan, times, self.timelines)
+        return build_trace(self.plan, times, self.timelines, self.link_rates)

@@ -5,12 +5,21 @@ from collections.abc import Iterator, Sequence
 from ..core.actions import Action, Kind
 from ..core.plan import Plan
 from ..core.residency import MOVING_KINDS, STATE_KINDS, Timeline
-from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from ..core.trace import (
+    COLLECTIVE_QUEUE,
+    COMPUTE_QUEUE,
+    LinkTrack,
+    MemorySample,
+    Trace,
+    TraceEvent,
+    receive_queue,
+    send_queue,
+)
 from .times import StepTimes
 
 
-def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline]) -> Trace:
-    """The events of all queues in order of start, and a memory sample for every change.
+def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline], links: tuple[LinkTrack, ...]) -> Trace:
+    """The events of all queues in order of start, a memory sample for every change, and the use of the links.
 
     What starts at one moment on one queue stays in the order issued: the reductions stand in front of the steps.
     """
@@ -21,7 +30,7 @@ def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline]) -> 
     events.sort(key=lambda event: (event.start_s, event.device))
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
-    return Trace("simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s)
+    return Trace("simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links)
 
 
 def _operations(times: StepTimes) -> Iterator[TraceEvent]:

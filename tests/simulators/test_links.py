@@ -2,7 +2,8 @@
 
 from panpipe.core.cluster import Cluster, Device, Link
 from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.simulators.links import LinkRate, LinkUse
+from panpipe.core.trace import LinkTrack
+from panpipe.simulators.links import LinkUse
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of
@@ -35,10 +36,10 @@ def test_what_a_link_moves_at_each_moment():
         cluster=Cluster(tuple(Device(name, 10**6) for name in names), ("hub",), links),
         edges=(StageEdge(0, 2, 25, 0), StageEdge(1, 2, 10, 0)),
     )
-    assert simulate(plan).link_rates == (
-        LinkRate("a", "hub", (1.0, 2.0, 4.0, 4.5), (10.0, 5.0, 10.0, 0.0)),
-        LinkRate("b", "hub", (2.0, 4.0), (5.0, 0.0)),
-        LinkRate("hub", "c", (1.0, 4.5), (10.0, 0.0)),
+    assert simulate(plan).trace.links == (
+        LinkTrack("a", "hub", 10.0, (1.0, 2.0, 4.0, 4.5), (10.0, 5.0, 10.0, 0.0)),
+        LinkTrack("b", "hub", 10.0, (2.0, 4.0), (5.0, 0.0)),
+        LinkTrack("hub", "c", 10.0, (1.0, 4.5), (10.0, 0.0)),
     )
 
 
