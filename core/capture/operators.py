@@ -47,7 +47,8 @@ class DrawCounter(ModalInterpreter):
     def __init__(self, step: CapturedStep) -> None:
         module = fx.GraphModule(step.modules, step.graph)
         super().__init__(module, garbage_collect_values=False)
-        self.random = KeyedRandom(random_key(0, 0, 0))
+        with step.fake_mode:
+            self.random = KeyedRandom(random_key(0, 0, 0))
         self.first_draw: dict[str, int] = {}
         self.values: dict[str, Any] = {}
         self.strided: set[str] = set()
@@ -143,7 +144,8 @@ def operators_of(
         apart: names of nodes that rules 2 and 3 leave apart from what is in front of them.
     """
     counter = DrawCounter(step)
-    counter.run(*_fake_inputs(step))
+    with step.fake_mode:  # or what reads no tensor, such as a range, would be a real one, and so all that reads it
+        counter.run(*_fake_inputs(step))
     note_roots(step.graph, counter.values)
     if not counter.values[step.outputs.loss].requires_grad:
         raise RequestError(

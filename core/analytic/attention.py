@@ -1,0 +1,111 @@
+"""Attention as one fused kernel, the way GPUs run it: it saves its inputs, its result and one number a row.
+
+The CPU that a step is captured on would split scaled dot-product attention up, or run a kernel of its own. Costs of a
+device come with that device's kernels: FlashAttention-2 (arXiv 2307.08691) and the memory-efficient kernel (arXiv
+2112.05682) both keep query, key, value, result and the row-wise logsumexp in float32, and compute the scores again in
+the backward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("panpipe_analytic", "DEF")
+_library.define(
+    "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? bias, bool causal) -> (Tensor, Tensor)"
+)
+_library.define(
+    "fused_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? bias, Tensor result, "
+    "Tensor logsumexp, bool causal, bool biased) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+FORWARD = torch.ops.panpipe_analytic.fused_attention.default
+BACKWARD = torch.ops.panpipe_analytic.fused_attention_backward.default
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, _ = query.shape
+    # These kernels lay the heads of a token side by side.
+    result = query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
+    return result, query.new_empty(batch, heads, rows, dtype=torch.float32)
+
+
+def _backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, result: Tensor,
+    logsumexp: Tensor, causal: bool, biased: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    bias_gradient = torch.empty_like(bias) if biased and bias is not None else query.new_empty(0)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), bias_gradient
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, bias, ctx.causal = inputs
+    ctx.save_for_backward(query, key, value, bias, *output)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, bias, result, logsumexp = ctx.saved_tensors
+    biased = ctx.needs_input_grad[3]
+    found = torch.ops.panpipe_analytic.fused_attention_backward(
+        gradient, query, key, value, bias, result, logsumexp, ctx.causal, biased
+    )
+    return found[0], found[1], found[2], found[3] if biased else None, None
+
+
+torch.library.register_fake("panpipe_analytic::fused_attention", _forward, lib=_library)
+torch.library.register_fake("panpipe_analytic::fused_attention_backward", _backward, lib=_library)
+torch.library.register_autograd(
+    "panpipe_analytic::fused_attention", _differentiate, setup_context=_save, lib=_library
+)
+
+
+def with_fused_attention(graph: fx.Graph) -> None:
+    """Replace scaled dot-product attention by the fused kernel, wherever it has batch and heads.
+
+    Dropout within the kernel needs no memory: it draws its mask again.
+
+    Args:
+        graph: of one operator; changed in place.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is aten.scaled_dot_product_attention.default:
+            named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
+            named |= {name: value for name, value in node.kwargs.items() if name in ("attn_mask", "is_causal")}
+            node.target = _fused
+            node.args = (named["query"], named["key"], named["value"], named.get("attn_mask"),
+                         bool(named.get("is_causal", False)))  # fmt: skip
+            node.kwargs = {}
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    if query.ndim != 4:  # torch has no fused kernel for it, on any device
+        return aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, causal)  # type: ignore[no-any-return]
+    if mask is not None and mask.dtype == torch.bool:  # so does torch, before each call
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    result: Tensor = FORWARD(query, key, value, mask, causal)[0]
+    return result
+
+
+def score_products(query: Tensor, key: Tensor, causal: bool) -> int:
+    """How many pairs of query and key rows a kernel multiplies, over batch and heads: a causal one leaves out half."""
+    batch, heads, rows, _ = query.shape
+    columns = key.shape[-2]
+    if not causal:
+        return batch * heads * rows * columns
+    full = max(rows - columns, 0)
+    return batch * heads * (full * columns + (rows - full) * (rows - full + 1) // 2)
+
+
+def attention_flops(query: Tensor, key: Tensor, value: Tensor, causal: bool, backward: bool) -> tuple[int, int]:
+    """FLOPs of the kernel, and those that the formulas of the field count.
+
+    The kernel's backward computes the scores again: five products for the formulas' four. They count a causal mask's
+    upper half, too (Zero Bubble, arXiv 2401.10241, table 1; Megatron-LM).
+    """
+    size, value_size = query.shape[-1], value.shape[-1]
+    done, counted = score_products(query, key, causal), score_products(query, key, False)
+    if not backward:
+        return 2 * done * (size + value_size), 2 * counted * (size + value_size)
+    return 2 * done * (3 * size + 2 * value_size), 4 * counted * (size + value_size)

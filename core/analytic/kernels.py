@@ -1,0 +1,154 @@
+"""What one call of an operator computes and moves: a kernel on the device."""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from .attention import BACKWARD, FORWARD, attention_flops
+from .kinds import kind_of, operator_name
+
+aten = torch.ops.aten
+
+_NUMBER_TYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.complex64: "fp32", torch.complex128: "fp64",
+}  # fmt: skip
+
+
+@frozen
+class Kernel:
+    """One call of an operator.
+
+    Args:
+        name: of the operator.
+        kind: one of the kinds that a device type has efficiencies for.
+        dtype: the number type that it computes in.
+        flops: floating-point operations of matrix products, attention and convolutions; 0 for all others, which memory
+            limits. What the kernel executes.
+        counted_flops: the same as the field counts them for model-FLOPs utilisation, see `attention_flops`.
+        read_bytes, written_bytes: of tensors in memory, each element once.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    flops: int
+    counted_flops: int
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Read and written."""
+        return self.read_bytes + self.written_bytes
+
+
+def touched_bytes(tensor: Tensor) -> int:
+    """Bytes of the distinct elements that a tensor shows: an expanded dimension has one."""
+    sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return prod(sizes) * tensor.dtype.itemsize if tensor.numel() else 0
+
+
+def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Kernel | None:
+    """The kernel of one call.
+
+    Args:
+        target: the overload that is called.
+        args, kwargs: what it is given; tensors may be fake.
+        result: what it returns.
+
+    Returns:
+        None for what runs nothing: a view, a memory allocation, a number.
+    """
+    name = operator_name(target)
+    written = _written(target, args, kwargs)
+    given = _tensors((args, kwargs))
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    made = [t for t in _tensors(result) if t.untyped_storage()._cdata not in known]
+    if not (made or written) or name.startswith(_ALLOCATIONS):
+        return None
+    flops, counted = _flops(target, name, args, kwargs, result)
+    return Kernel(
+        name, kind_of(target), _number_type(given or made), flops, counted,
+        _read_bytes(name, args, given, made), sum(map(touched_bytes, _distinct([*made, *written]))),
+    )  # fmt: skip
+
+
+_ALLOCATIONS = ("empty", "new_empty", "_assert", "sym_")
+_READ_NOTHING = {
+    "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like", "bernoulli",
+    "uniform", "normal", "exponential", "integers", "permutation", "fill", "zero_", "fill_",
+}  # fmt: skip
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """One of several that show the same elements."""
+    found: dict[Any, Tensor] = {}
+    for tensor in tensors:
+        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        found.setdefault(key, tensor)
+    return list(found.values())
+
+
+def _written(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Arguments that an operator writes in place."""
+    schema = getattr(target, "_schema", None)
+    found: list[Tensor] = []
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _tensors(args[position] if position < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _read_bytes(name: str, args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> int:
+    if name in _READ_NOTHING:
+        return 0
+    if name in _LOOKUPS and isinstance(args[0], Tensor):  # as many elements as come out, and the places
+        places = [t for t in given if t is not args[0]]
+        return sum(map(touched_bytes, _distinct(places))) + sum(t.numel() * t.dtype.itemsize for t in made)
+    if name in ("nll_loss_forward", "nll_loss2d_forward"):  # one element of each row
+        return touched_bytes(args[1]) + args[1].numel() * args[0].dtype.itemsize
+    if name in ("nll_loss_backward", "nll_loss2d_backward"):
+        return touched_bytes(args[0]) + touched_bytes(args[2])
+    if name == "convolution_backward":
+        wanted = [args[0], *([args[2]] if args[-1][0] else []), *([args[1]] if args[-1][1] else [])]
+        return sum(map(touched_bytes, wanted))
+    return sum(map(touched_bytes, _distinct(given)))
+
+
+_LOOKUPS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index", "_unsafe_masked_index"}
+
+
+def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[int, int]:
+    if target is FORWARD:
+        return attention_flops(args[0], args[1], args[2], bool(args[4]), backward=False)
+    if target is BACKWARD:
+        return attention_flops(args[1], args[2], args[3], bool(args[7]), backward=True)
+    if name == "convolution_backward":
+        # Both gradients multiply each pair of elements that the forward multiplies; a bias has no products.
+        flops = sum(args[-1][:2]) * _convolution_flops(args[1], args[2], args[0], bool(args[7]))
+    elif "convolution" in name and len(args) > 6:
+        flops = _convolution_flops(args[0], args[1], _tensors(result)[0], bool(args[6]))
+    else:
+        formula = flop_registry.get(getattr(target, "overloadpacket", None))
+        flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+    return flops, flops
+
+
+def _convolution_flops(x: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:
+    """A multiplication and an addition for each element of the result (of ``x``, transposed) and the filter's share."""
+    return 2 * (x if transposed else result).numel() * prod(weight.shape[1:])
+
+
+def _number_type(tensors: Sequence[Tensor]) -> str:
+    return next((_NUMBER_TYPES[t.dtype] for t in tensors if t.dtype in _NUMBER_TYPES), "fp32")
