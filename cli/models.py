@@ -1,22 +1,33 @@
-"""Models by ``module:factory``, for the commands that take one; the only planning code that imports torch."""
+"""Models by name, for the commands that take one; the only planning code that imports torch."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from torch import nn
-from torch.utils._pytree import tree_unflatten
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ..core.capture.operators import operators_of, tensor_bytes
+from ..core.analytic.model import ModelWork, costs_by_type, model_work
+from ..core.analytic.optimizers import Optimizer
+from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
+from ..core.device_type import DeviceType
 from ..core.errors import RequestError
 from ..core.graph import OpGraph
+from ..core.throughput import Work
+from ..runtimes.empty_weights import empty_weights
 from ..runtimes.microbatches import split_batch
 from ..runtimes.operator_profile import profile_operators
+from .bundled import BUNDLED, make
 
 Factory = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]]
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What ``--dtype`` makes of a model's parameters and batch."""
 
 
 def load_factory(name: str) -> Factory:
@@ -27,7 +38,9 @@ def load_factory(name: str) -> Factory:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise RequestError(f"'{name}' is no model: write module:factory, such as examples.gpt2:make")
+        raise RequestError(
+            f"'{name}' is no model: write module:factory, such as examples.gpt2:make, or one of {', '.join(BUNDLED)}"
+        )
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
@@ -47,28 +60,110 @@ def load_model(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], A
     Raises:
         RequestError: the factory cannot be found or gives something else.
     """
-    made = load_factory(name)()
+    return _checked(name, load_factory(name)())
+
+
+def _checked(name: str, made: Any) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise RequestError(f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch)")
     return made
 
 
-def measured_operators(name: str, microbatches: int) -> tuple[OpGraph, dict[str, int]]:
-    """Capture a model's step and time its operators on this host, one microbatch.
+@frozen
+class PlannedModel:
+    """A model to be planned, captured from one microbatch.
 
     Args:
-        name: ``module:factory``.
-        microbatches: how many the example batch is cut into.
+        model: on meta, if it could be constructed there.
+        leaves: the microbatch, flattened.
+        operators: of the captured step.
+        samples, tokens: of a whole batch; tokens of bundled language models alone.
+        microbatches: that the batch is cut into.
+    """
 
-    Returns:
-        The graph with times, and the bytes of each parameter.
+    model: nn.Module
+    leaves: Sequence[Any]
+    operators: Operators
+    samples: int | None
+    tokens: int | None
+    microbatches: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every parameter."""
+        return {name: tensor_bytes(parameter) for name, parameter in self.model.named_parameters()}
+
+    def measured(self) -> OpGraph:
+        """Its operators, each timed on this host."""
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        return profile_operators(self.operators, parameters, buffers, self.leaves)
+
+    def work(self, flops: int | None = None) -> Work:
+        """What a step works on, with the FLOPs of a microbatch where they are known."""
+        return Work(self.samples, self.tokens, None if flops is None else flops * self.microbatches)
+
+
+def planned_model(
+    name: str, microbatches: int, *, batch: int | None = None, sequence: int | None = None,
+    dtype: str | None = None, empty: bool = False,
+) -> PlannedModel:  # fmt: skip
+    """Construct and capture a model.
+
+    Args:
+        name: ``module:factory``, or of a bundled model.
+        microbatches: how many the example batch is cut into.
+        batch, sequence: of a bundled model; a sample for each microbatch, and the published length, if None.
+        dtype: one of `DTYPES`, for the number type of parameters and activations; as the model is made if None.
+        empty: whether parameters need no values: those of a factory's model go to meta.
 
     Raises:
         RequestError: the factory cannot be found or gives something else, or the step cannot be captured.
     """
-    model, step, batch = load_model(name)
-    pieces, nesting = split_batch(batch, microbatches)
-    operators = operators_of(capture_step(model, step, tree_unflatten(list(pieces[0].leaves), nesting)))
-    parameters = dict(model.named_parameters())
-    graph = profile_operators(operators, parameters, dict(model.named_buffers()), pieces[0].leaves)
-    return graph, {key: tensor_bytes(parameter) for key, parameter in parameters.items()}
+    if name in BUNDLED:
+        made = make(name, microbatches if batch is None else batch, sequence)
+    elif batch is not None or sequence is not None:
+        raise RequestError(f"--batch and --sequence are for bundled models: '{name}' returns an example batch of its own")
+    else:
+        made = _constructed_empty(name) if empty else load_model(name)
+    model, step, example = made if dtype is None else _cast(made, DTYPES[dtype])
+    pieces, nesting = split_batch(example, microbatches)
+    captured = capture_step(model, step, pytree.tree_unflatten(list(pieces[0].leaves), nesting))
+    rows = pieces[0].shape.rows
+    leaves = pytree.tree_leaves(example)
+    samples = next((len(leaf) for leaf, row in zip(leaves, rows, strict=True) if row), None)
+    tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
+    return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)
+
+
+def _constructed_empty(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
+    """What the factory makes, its parameters without memory; with memory where its constructor needs their values."""
+    factory = load_factory(name)
+    try:
+        with empty_weights():
+            made = factory()
+    except (RuntimeError, NotImplementedError):  # what torch raises where a tensor on meta has no value
+        made = factory()
+    return _checked(name, made)
+
+
+def _cast(
+    made: tuple[nn.Module, Callable[[nn.Module, Any], Any], Any], dtype: torch.dtype
+) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
+    """The model in another number type, as ``model.to(dtype)`` makes it, with a batch to match."""
+    model, step, batch = made
+    casted = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+    return model.to(dtype), step, casted
+
+
+def analytic_costs(
+    planned: PlannedModel, devices: Sequence[DeviceType], *, optimizer: Optimizer, tf32: bool = False
+) -> tuple[dict[str, OpGraph], ModelWork]:
+    """Graphs with times by type of device, from the work of the operators; and that work."""
+    work = model_work(planned.operators)
+    return costs_by_type(work, devices, optimizer=optimizer, tf32=tf32), work
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Refuse an unknown number type."""
+    if dtype is not None and dtype not in DTYPES:
+        raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(DTYPES)}")
