@@ -11,11 +11,10 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..core.analytic.model import ModelWork, costs_by_type, model_work
+from ..core.analytic.model import with_state
 from ..core.analytic.optimizers import Optimizer
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
-from ..core.device_type import DeviceType
 from ..core.errors import RequestError
 from ..core.graph import OpGraph
 from ..core.throughput import Work
@@ -93,10 +92,11 @@ class PlannedModel:
         """Bytes of every parameter."""
         return {name: tensor_bytes(parameter) for name, parameter in self.model.named_parameters()}
 
-    def measured(self) -> OpGraph:
-        """Its operators, each timed on this host."""
+    def measured(self, optimizer: Optimizer | None = None) -> OpGraph:
+        """Its operators, each timed on this host, with the state of an optimizer; of Adam if None."""
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        return profile_operators(self.operators, parameters, buffers, self.leaves)
+        graph = profile_operators(self.operators, parameters, buffers, self.leaves)
+        return graph if optimizer is None else with_state(graph, self.operators, optimizer)
 
     def work(self, flops: int | None = None) -> Work:
         """What a step works on, with the FLOPs of a microbatch where they are known."""
@@ -122,7 +122,9 @@ def planned_model(
     if name in BUNDLED:
         made = make(name, microbatches if batch is None else batch, sequence)
     elif batch is not None or sequence is not None:
-        raise RequestError(f"--batch and --sequence are for bundled models: '{name}' returns an example batch of its own")
+        raise RequestError(
+            f"--batch and --sequence are for bundled models: '{name}' returns an example batch of its own"
+        )
     else:
         made = _constructed_empty(name) if empty else load_model(name)
     model, step, example = made if dtype is None else _cast(made, DTYPES[dtype])
@@ -153,17 +155,3 @@ def _cast(
     model, step, batch = made
     casted = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     return model.to(dtype), step, casted
-
-
-def analytic_costs(
-    planned: PlannedModel, devices: Sequence[DeviceType], *, optimizer: Optimizer, tf32: bool = False
-) -> tuple[dict[str, OpGraph], ModelWork]:
-    """Graphs with times by type of device, from the work of the operators; and that work."""
-    work = model_work(planned.operators)
-    return costs_by_type(work, devices, optimizer=optimizer, tf32=tf32), work
-
-
-def check_dtype(dtype: str | None) -> None:
-    """Refuse an unknown number type."""
-    if dtype is not None and dtype not in DTYPES:
-        raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(DTYPES)}")

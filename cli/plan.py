@@ -8,7 +8,7 @@ import typer
 
 from ..core.cluster import Cluster
 from ..core.errors import InfeasibleError, RequestError
-from ..core.graph import OpGraph, read_graph
+from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
 from ..core.planner import BUDGET, longest_path
@@ -18,7 +18,8 @@ from ..core.planner.unlimited import unlimited_step_s
 from ..core.schedules.registry import families
 from ..core.throughput import Work
 from .clusters import find_cluster
-from .output import check_writable, note, print_json, write_text
+from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
+from .output import check_writable, print_json, write_text
 from .plan_answer import PlanAnswer
 from .progress import search_progress
 
@@ -31,8 +32,32 @@ def plan(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FACTORY",
-            help="A function that returns (model, step, example_batch); its operators are timed on this host.",
+            metavar="MODULE:FACTORY|NAME",
+            help="A function that returns (model, step, example_batch), or a bundled model such as llama-7b. Costs "
+            "follow from the devices' descriptions; for cpu:N its operators are timed on this host.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Samples of a step of a bundled model; one a microbatch if not given.", show_default=False),
+    ] = None,
+    sequence: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a sample of a bundled model; as published if not given.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="fp32, tf32, bf16 or fp16: what the model is trained in; its own number type if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose state is kept: adam-master (the default: float32 moments and, of 16-bit parameters, a float32 "
+            "copy), adam, sgd or sgd-momentum.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +82,8 @@ def plan(
     check_writable(out)
     machine = find_cluster(cluster)
     limits = device_limits(machine, memory_limit)
-    operators, sizes = _operators(graph, model, microbatches)
+    costs = _costs(graph, ModelRequest(model, batch, sequence, dtype, optimizer) if model else None, machine, cluster,
+                   microbatches, Work(samples, tokens))  # fmt: skip
     known = list(families().values())
 
     def planned(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int) -> Plan:
@@ -71,16 +97,17 @@ def plan(
                 memory_limit=memory_limit,
                 budget=budget,
                 progress=progress,
-                parameter_sizes=sizes,
+                parameter_sizes=costs.parameter_sizes,
             )
 
     try:
-        chosen = planned(operators, machine, microbatches, budget)
+        chosen = planned(costs.graph, machine, microbatches, budget)
     except NothingFits as nothing:
-        _refuse(nothing, operators, planned, budget=budget, rows=samples, json=json)
+        _refuse(nothing, costs.graph, planned, budget=budget, rows=costs.work.samples, json=json)
     if out is not None:
         write_text(out, plan_json(chosen))
-    answer = PlanAnswer(chosen, limits, Work(samples, tokens), unlimited_step_s(chosen, known, longest_path, limits))
+    unlimited_s = unlimited_step_s(chosen, known, longest_path, limits)
+    answer = PlanAnswer(chosen, limits, costs.work, unlimited_s, costs.peak_flops_per_s)
     if json:
         print_json(answer.plain())
     else:
@@ -108,13 +135,13 @@ def _refuse(
     raise InfeasibleError(answer.text())
 
 
-def _operators(graph: Path | None, model: str | None, microbatches: int) -> tuple[OpGraph, dict[str, int] | None]:
-    """The operators to plan for, and the sizes of their parameters where they are known."""
+def _costs(
+    graph: Path | None, model: ModelRequest | None, machine: Cluster, cluster: str, microbatches: int, work: Work
+) -> PlanningCosts:
+    """The operators to plan for, with costs on the cluster's devices."""
     if (graph is None) == (model is None):
         raise RequestError("give one of --graph FILE and --model module:factory: they say what is planned")
     if graph is not None:
-        return read_graph(graph), None
-    from .models import measured_operators
-
-    note("timing the model's operators on this host")
-    return measured_operators(str(model), microbatches)
+        return graph_costs(graph, work)
+    assert model is not None
+    return model_costs(model, machine, cluster, microbatches, work)

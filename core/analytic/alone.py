@@ -73,12 +73,14 @@ class LoneOperator:
                 return tuple((k, plain(v)) for k, v in value.items())
             return type(value).__name__, str(value)
 
-        return (
-            tuple((str(n.target), plain(n.args), plain(n.kwargs), n.meta.get("modes"), n.name in self.operators.first_draw)
-                  for n in self.members),
-            tuple((_look(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given),
-            tuple((place[n], _look(values[n.name])) for n in self.returned),
-        )  # fmt: skip
+        draws = self.operators.first_draw
+        calls = tuple(
+            (str(n.target), plain(n.args), plain(n.kwargs), n.meta.get("modes"), n.name in draws) for n in self.members
+        )
+        given = tuple(
+            (_look(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given
+        )
+        return calls, given, tuple((place[n], _look(values[n.name])) for n in self.returned)
 
     def _kind(self, node: fx.Node) -> str:
         step = self.operators.step

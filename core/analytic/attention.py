@@ -56,9 +56,7 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None
 
 torch.library.register_fake("panpipe_analytic::fused_attention", _forward, lib=_library)
 torch.library.register_fake("panpipe_analytic::fused_attention_backward", _backward, lib=_library)
-torch.library.register_autograd(
-    "panpipe_analytic::fused_attention", _differentiate, setup_context=_save, lib=_library
-)
+torch.library.register_autograd("panpipe_analytic::fused_attention", _differentiate, setup_context=_save, lib=_library)
 
 
 def with_fused_attention(graph: fx.Graph) -> None:

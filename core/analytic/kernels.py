@@ -52,7 +52,7 @@ class Kernel:
 def touched_bytes(tensor: Tensor) -> int:
     """Bytes of the distinct elements that a tensor shows: an expanded dimension has one."""
     sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return prod(sizes) * tensor.dtype.itemsize if tensor.numel() else 0
+    return int(prod(sizes)) * tensor.dtype.itemsize if tensor.numel() else 0
 
 
 def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Kernel | None:
@@ -117,7 +117,7 @@ def _read_bytes(name: str, args: Sequence[Any], given: list[Tensor], made: list[
         places = [t for t in given if t is not args[0]]
         return sum(map(touched_bytes, _distinct(places))) + sum(t.numel() * t.dtype.itemsize for t in made)
     if name in ("nll_loss_forward", "nll_loss2d_forward"):  # one element of each row
-        return touched_bytes(args[1]) + args[1].numel() * args[0].dtype.itemsize
+        return touched_bytes(args[1]) + int(args[1].numel() * args[0].dtype.itemsize)
     if name in ("nll_loss_backward", "nll_loss2d_backward"):
         return touched_bytes(args[0]) + touched_bytes(args[2])
     if name == "convolution_backward":
@@ -147,7 +147,7 @@ def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
 
 def _convolution_flops(x: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:
     """A multiplication and an addition for each element of the result (of ``x``, transposed) and the filter's share."""
-    return 2 * (x if transposed else result).numel() * prod(weight.shape[1:])
+    return int(2 * (x if transposed else result).numel() * prod(weight.shape[1:]))
 
 
 def _number_type(tensors: Sequence[Tensor]) -> str:

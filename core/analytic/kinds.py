@@ -9,7 +9,8 @@ _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", 
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _REDUCTIONS = {
     "sum", "mean", "var", "var_mean", "std", "std_mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin",
-    "prod", "any", "all", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "logcumsumexp", "count_nonzero",
+    "prod", "any", "all", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "logcumsumexp",
+    "count_nonzero",
 }  # fmt: skip
 _GATHERS = {
     "embedding", "embedding_dense_backward", "index", "index_select", "gather", "take", "index_put", "_index_put_impl",

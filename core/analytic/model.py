@@ -1,5 +1,6 @@
 """The work of a whole training step, operator by operator; from it, costs on any type of device."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from itertools import accumulate
 from math import prod
@@ -59,6 +60,15 @@ class ModelWork:
         """FLOPs of F, I and W as the field counts them for utilisation."""
         return sum(operator.work.flops for operator in self.operators)
 
+    @property
+    def number_type(self) -> str:
+        """The number type of most of these FLOPs."""
+        counts: Counter[str] = Counter()
+        for operator in self.operators:
+            for kernel in (*operator.work.forward, *operator.work.backward_input, *operator.work.backward_weight):
+                counts[kernel.dtype] += kernel.counted_flops
+        return max(counts, key=lambda name: counts[name], default="fp32")
+
     def on(self, device: DeviceType, *, optimizer: Optimizer | None = None, tf32: bool = False) -> OpGraph:
         """The operator graph with times on a type of device, and the memory that each operator needs.
 
@@ -91,7 +101,7 @@ class ModelWork:
                     backward_input_s=inputs + kernels_s(operator.backward_input, device),
                     backward_weight_s=weights + kernels_s(operator.backward_weight, device),
                     optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.trained) / bandwidth,
-                    state_bytes=sum(n * chosen.state_bytes(size) for n, size in operator.trained) + operator.frozen_bytes,
+                    state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
                     saved_bytes=operator.saved_bytes,
                     workspace_bytes=operator.workspace_bytes,
                 )
@@ -214,6 +224,28 @@ def _state(operators: Operators, names: Iterable[str]) -> tuple[tuple[tuple[int,
     own = [values[name] for name in names]
     trained = tuple((prod(t.shape), t.dtype.itemsize) for t in own if t.requires_grad)
     return trained, sum(tensor_bytes(t) for t in own if not t.requires_grad)
+
+
+def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> OpGraph:
+    """A graph whose times are known otherwise, with the state of an optimizer.
+
+    Args:
+        graph: of these operators.
+        operators: of the captured step.
+        optimizer: whose state is kept.
+    """
+    seen: set[str] = set()
+    nodes = []
+    for node in graph.nodes:
+        own = [name for name in node.parameters if name not in seen]
+        seen.update(own)
+        trained, still = _state(operators, own)
+        nodes.append(evolve(node, state_bytes=_state_bytes(trained, still, optimizer)))
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def _state_bytes(trained: Iterable[tuple[int, int]], still: int, optimizer: Optimizer) -> int:
+    return sum(count * optimizer.state_bytes(size) for count, size in trained) + still
 
 
 def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:

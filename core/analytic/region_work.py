@@ -1,4 +1,4 @@
-"""What a region computes: Python that needs values has to run, so it runs, on stand-ins, with every operator counted."""
+"""What a region computes: Python that needs values has to run, so it runs, on stand-ins, every operator counted."""
 
 from typing import Any
 
@@ -64,12 +64,12 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
     """
     node = next(node for node in operator.members if region_of(node) is not None and node.args[1] == number)
     region: Region = region_of(node)  # type: ignore[assignment]
-    fakes = [operator.operators.values[source.name] for source in node.args[0]]  # type: ignore[union-attr]
+    fakes = [operator.operators.values[source.name] for source in node.all_input_nodes]
     size = sum(fake.nbytes for fake in fakes)
     if size > _STAND_INS:
         raise RequestError(
-            f"{region.line}: '{region.name or 'the step'}' stays Python and reads {size / 1e9:.1f} GB: costs of it come "
-            "from a run, and that is too much to run; take the value out of that line, or plan for a smaller batch"
+            f"{region.line}: '{region.name or 'the step'}' stays Python and reads {size / 1e9:.1f} GB: its costs "
+            "come from a run, and that is too much to run; take the value out of that line, or plan for a smaller batch"
         )
     try:
         return _run(region, [stand_in_for(fake) for fake in fakes])

@@ -21,7 +21,9 @@ def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float
     efficiency = device.efficiency[kernel.kind]
     limited = kernel.kind in COMPUTE_KINDS
     bandwidth = device.effective_memory_bytes_per_s if limited else device.peak_memory_bytes_per_s * efficiency
-    arithmetic_s = kernel.flops / (rate(device, kernel, tf32) * (efficiency if limited else 1)) if kernel.flops else 0.0
+    arithmetic_s = (
+        kernel.flops / (rate_of(device, kernel.dtype, tf32) * (efficiency if limited else 1)) if kernel.flops else 0.0
+    )
     return device.launch_overhead_s + max(arithmetic_s, kernel.bytes / bandwidth)
 
 
@@ -30,17 +32,22 @@ def kernels_s(kernels: Iterable[Kernel], device: DeviceType, *, tf32: bool = Fal
     return sum(kernel_s(kernel, device, tf32=tf32) for kernel in kernels)
 
 
-def rate(device: DeviceType, kernel: Kernel, tf32: bool = False) -> float:
-    """Peak FLOP/s of a device for a kernel's products.
+def rate_of(device: DeviceType, number_type: str, tf32: bool = False) -> float:
+    """Peak FLOP/s of a device for matrix products.
+
+    Args:
+        device: the type of device.
+        number_type: of the products.
+        tf32: whether products of float32 run as TF32, where the device can.
 
     Raises:
-        RequestError: the device states none.
+        RequestError: the device states no rate for it.
     """
     rates = device.peak_flops_per_s
-    number_type = "tf32" if tf32 and kernel.dtype == "fp32" and "tf32" in rates else kernel.dtype
-    if number_type not in rates:
+    wanted = "tf32" if tf32 and number_type == "fp32" and "tf32" in rates else number_type
+    if wanted not in rates:
         raise RequestError(
-            f"device '{device.name}' states no rate for {number_type}, which '{kernel.name}' computes in: "
-            f"use --dtype with one of {', '.join(rates)}, or add the rate to the device's file"
+            f"device '{device.name}' states no rate for matrix products in {wanted}: use --dtype with one of "
+            f"{', '.join(rates)}, or add the rate to the device's file"
         )
-    return rates[number_type]
+    return rates[wanted]

@@ -6,7 +6,16 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..capture.joint import JointGraph, ancestors, at_hand, closed_over, ordered, split_masked, trace_joint
+from ..capture.joint import (
+    JointGraph,
+    ancestors,
+    at_hand,
+    closed_over,
+    forward_nodes,
+    ordered,
+    split_masked,
+    trace_joint,
+)
 from ..capture.storages import storage_sizes
 from .alone import LoneOperator, is_copy
 from .kernels import Kernel, kernel_of
@@ -35,7 +44,8 @@ class Work:
     Args:
         forward, backward_input, backward_weight: kernels of F, I and W, in order.
         kept: what F keeps for the backward; parameters, buffers, constants and the batch are there anyway.
-        forward_bytes, backward_bytes: the most that F and the backward hold beside what they are given and what F keeps.
+        forward_bytes, backward_bytes: the most that F and the backward hold beside what they are given and what F
+            keeps.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -96,7 +106,7 @@ class _Nodes:
 
 def _divided(joint: JointGraph, activations: int) -> _Nodes:
     """F, I and W the way `..capture.programs` divides them."""
-    forward = ancestors([*joint.outputs, *joint.mutations.values()])
+    forward = forward_nodes(joint)
     towards = {i: node for i, node in joint.gradients.items() if i < activations}
     if towards:
         split_masked(joint.graph, ancestors(towards.values()))
@@ -109,16 +119,22 @@ def _divided(joint: JointGraph, activations: int) -> _Nodes:
 
 def _region_numbers(joint: JointGraph) -> set[int]:
     """Numbers of the regions that a joint graph runs."""
-    return {int(n.args[1]) for n in joint.graph.nodes if n.target is REGION_OPERATORS[0]}  # type: ignore[arg-type]
+    return {_number(n, 1) for n in joint.graph.nodes if n.target is REGION_OPERATORS[0]}
+
+
+def _number(node: fx.Node, position: int) -> int:
+    number = node.args[position]
+    assert isinstance(number, int)
+    return number
 
 
 def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
     if node.op != "call_function" or not hasattr(node.target, "_schema"):
         return ()
     if node.target is REGION_OPERATORS[0]:
-        return regions[int(node.args[1])].forward  # type: ignore[arg-type]
+        return regions[_number(node, 1)].forward
     if node.target is REGION_OPERATORS[1]:
-        return regions[int(node.args[2])].backward  # type: ignore[arg-type]
+        return regions[_number(node, 2)].backward
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     found = kernel_of(node.target, args, kwargs, node.meta.get("val"))
     return () if found is None else (found,)
@@ -133,9 +149,7 @@ class _KeptStorages:
     given: frozenset[int]
 
 
-def _kept(
-    joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dict[int, RegionWork]
-) -> _KeptStorages:
+def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dict[int, RegionWork]) -> _KeptStorages:
     backward = nodes.backward_input | nodes.backward_weight
     reads = closed_over(ordered(joint.graph, backward), backward)
     reads += [node for node in joint.gradients.values() if node not in backward]
@@ -145,8 +159,8 @@ def _kept(
         given.setdefault(_storage(node), position)
     returned: dict[int, int] = {}
     for position, node in enumerate(joint.outputs):
-        shown = node.args[0] if is_copy(node) else node
-        returned.setdefault(_storage(shown), position)  # type: ignore[arg-type]
+        shown = node.all_input_nodes[0] if is_copy(node) else node
+        returned.setdefault(_storage(shown), position)
     found: dict[int, Kept] = {}
     for node in reads:
         for key, size in storage_sizes(_tensors(node)).items():

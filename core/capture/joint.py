@@ -107,6 +107,15 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
+def forward_nodes(joint: JointGraph) -> set[fx.Node]:
+    """The nodes of F: what outputs and new values of buffers depend on.
+
+    Of an operator with several results F picks all, so that the backward keeps those that it reads and no others.
+    """
+    found = ancestors([*joint.outputs, *joint.mutations.values()])
+    return found | {user for node in found for user in node.users if user.target is operator.getitem}
+
+
 def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
     """Give fused backward operators that serve both I and W one copy for each, masks complementary.
 

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 from torch import fx
 
 from .code import Program, compile_program, no_sink
-from .joint import JointGraph, ancestors, at_hand, closed_over, ordered, split_masked, trace_joint
+from .joint import JointGraph, ancestors, at_hand, closed_over, forward_nodes, ordered, split_masked, trace_joint
 from .stage import Boundary, StageGraph, StageInputs
 from .storages import StorageMeter, WatchEverything, storage_sizes
 
@@ -111,17 +111,17 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     joint = trace_joint(stage)
     kept = len(stage.inputs.boundary)
     returned = [*joint.outputs, *joint.mutations.values()]
-    forward_nodes = ancestors(returned)
+    in_forward = forward_nodes(joint)
     gradients = joint.gradients
-    backward_nodes = ancestors(gradients.values()) - forward_nodes
+    backward_nodes = ancestors(gradients.values()) - in_forward
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
     tangents = set(joint.tangents.values())
     persistent = {node: i for i, node in joint.primals.items() if i >= kept}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [joint.primals[i] for i in sorted(joint.primals)]
-    forward = compile_program(ordered(joint.graph, forward_nodes), inputs, [*returned, *saved], stage.modules)
-    alone = compile_program(ordered(joint.graph, forward_nodes), inputs, returned, stage.modules)
+    forward = compile_program(ordered(joint.graph, in_forward), inputs, [*returned, *saved], stage.modules)
+    alone = compile_program(ordered(joint.graph, in_forward), inputs, returned, stage.modules)
     cut = _Cut(joint, stage.modules, saved, persistent, kept)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
@@ -187,22 +187,22 @@ class _Cut:
 def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
     """I and W, or None where I leaves nothing for W."""
     joint = cut.joint
-    forward_nodes = ancestors([*joint.outputs, *joint.mutations.values()])
+    in_forward = forward_nodes(joint)
     split_masked(joint.graph, ancestors(input_gradients.values()))
-    input_nodes = ancestors(input_gradients.values()) - forward_nodes
+    input_nodes = ancestors(input_gradients.values()) - in_forward
     first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
     for i, node in joint.gradients.items():
         if i in input_gradients:
             continue
-        picked = at_hand(node, forward_nodes | input_nodes)
-        if picked is None or node in forward_nodes:
+        picked = at_hand(node, in_forward | input_nodes)
+        if picked is None or node in in_forward:
             weight_gradients[i] = node
         else:
             first_gradients[i] = node
             input_nodes |= picked
     if not weight_gradients:
         return None
-    weight_nodes = ancestors(weight_gradients.values()) - forward_nodes - input_nodes
+    weight_nodes = ancestors(weight_gradients.values()) - in_forward - input_nodes
     # I hands over what W reads of its work, and the incoming gradients that W reads.
     handed_over = input_nodes | set(joint.tangents.values())
     outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)

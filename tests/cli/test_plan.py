@@ -371,6 +371,35 @@ def test_a_model_is_captured_timed_and_planned(tmp_path, capsys, module):
     )
 
 
+def test_a_model_is_planned_for_devices_that_nobody_here_has(tmp_path, capsys, module):
+    flags = ("--cluster", "2xA100-40GB", "--microbatches", 4, "--budget", 30)
+    plan = answer(capsys, "--model", f"{module}:make", *flags)
+    assert 0 < plan["predicted_step_s"] < 0.1
+    assert plan["throughput"]["samples_per_s"] == pytest.approx(8 / plan["predicted_step_s"])
+    # Products of F, I and W, 3 × 2 layers of 8 × 16; the first of all has no input to differentiate.
+    flops = 8 * 2 * 8 * 16 * (3 * 6 - 1)
+    assert plan["throughput"]["model_flops_utilisation"] == pytest.approx(
+        flops / plan["predicted_step_s"] / 2 / 19.5e12
+    )
+    assert answer(capsys, "--model", f"{module}:make", *flags) == plan  # nothing was timed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--dtype", "int8"), "there is no number type 'int8': use one of fp32"),
+        (("--optimizer", "lion"), "there is no optimizer 'lion': use one of adam-master"),
+        (("--batch", 4), "--batch and --sequence are for bundled models"),
+        (("--cluster", "8xNOTHING"), "NOTHING"),
+    ],
+)
+def test_a_request_without_costs_is_status_2(capsys, module, flags, message):
+    given = ("--cluster", "2xA100-40GB", "--microbatches", 4, "--model", f"{module}:make", *flags)
+    status, out, err = run(capsys, *given)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

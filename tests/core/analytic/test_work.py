@@ -1,0 +1,197 @@
+"""FLOPs, bytes and memory of operators, against formulas of the papers, counts by hand, and torch's own counter."""
+
+import pytest
+import torch
+from panpipe.core.analytic.alone import LoneOperator
+from panpipe.core.analytic.model import ModelWork, model_work
+from panpipe.core.analytic.work import Work, work_of
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.programs import stage_programs
+from panpipe.core.capture.stage import stage_graph
+from panpipe.core.capture.step import capture_step
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+S, B, H, A = 64, 2, 96, 4
+"""Sequence, batch, hidden size and heads of the layer; the papers' s, b, h, a."""
+
+
+class Layer(nn.Module):
+    """A transformer layer as in Zero Bubble (arXiv 2401.10241), attention written out or fused."""
+
+    def __init__(self, fused, causal=False):
+        super().__init__()
+        self.fused, self.causal = fused, causal
+        self.ln_1, self.ln_2 = nn.LayerNorm(H), nn.LayerNorm(H)
+        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x):
+        q, k, v = (part.view(B, S, A, H // A).transpose(1, 2) for part in self.qkv(self.ln_1(x)).split(H, dim=2))
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            mixed = torch.softmax(q @ k.transpose(2, 3) / 5, dim=-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).reshape(B, S, H))
+        return x + self.down(F.gelu(self.up(self.ln_2(x))))
+
+
+def captured(model, batch, step=lambda model, batch: model(batch).square().sum()):
+    return operators_of(capture_step(model, step, batch))
+
+
+def layers(count, **options):
+    """Layers behind an embedding, so that every one has inputs that are differentiable."""
+    model = nn.Sequential(nn.Embedding(11, H), *(Layer(**options) for _ in range(count)))
+    return captured(model, torch.zeros(B, S, dtype=torch.long))
+
+
+def flops(work: ModelWork, counted=False):
+    """FLOPs of F, I and W."""
+    name = "counted_flops" if counted else "flops"
+    return [
+        sum(getattr(kernel, name) for operator in work.operators for kernel in getattr(operator.work, part))
+        for part in ("forward", "backward_input", "backward_weight")
+    ]
+
+
+def work_alone(operators, index) -> Work:
+    return work_of(LoneOperator(operators, operators.graph.nodes[index].name))
+
+
+def test_flops_of_a_transformer_layer_are_those_of_the_zero_bubble_paper():
+    expected = [S * B * H * (24 * H + 4 * S), S * B * H * (24 * H + 8 * S), S * B * H * 24 * H]
+    assert flops(model_work(layers(1, fused=False))) == expected
+    assert flops(model_work(layers(1, fused=True)), counted=True) == expected
+
+
+def test_a_fused_backward_computes_the_scores_again_and_a_causal_kernel_leaves_half_out():
+    forward, backward_input, weight = flops(model_work(layers(1, fused=True)))
+    assert (forward, weight) == (S * B * H * (24 * H + 4 * S), S * B * H * 24 * H)
+    assert backward_input == S * B * H * (24 * H + 10 * S)
+    causal = flops(model_work(layers(1, fused=True, causal=True)))
+    # A row sees itself and what is before it: (S + 1) / 2 of S columns.
+    assert causal == [S * B * H * (24 * H + 2 * (S + 1)), S * B * H * (24 * H + 5 * (S + 1)), weight]
+
+
+def test_flops_of_a_small_model_are_those_that_torch_counts_in_a_real_run():
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.depth = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 3, groups=8)
+            self.up = nn.ConvTranspose2d(8, 6, 2, stride=2)
+            self.norm, self.head = nn.BatchNorm2d(6), nn.Linear(6, 5)
+
+        def forward(self, x):
+            x = self.norm(self.up(F.relu(self.depth(F.relu(self.conv(x))))))
+            return self.head(x.mean((2, 3)))
+
+    def step(model, batch):
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    batch = {"x": torch.randn(4, 3, 16, 16), "y": torch.zeros(4, dtype=torch.long)}
+    model = Small()
+    with FlopCounterMode(display=False) as counter:
+        step(model, batch).backward()
+    torch_counts_groups_wrong = 2 * 7 * 4 * 6 * 6 * 8 * 9  # of the weight's gradient, as if they were one
+    found = sum(flops(model_work(captured(model, batch, step))))
+    assert found == counter.get_total_flops() - torch_counts_groups_wrong
+
+
+def test_a_convolution_by_hand():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Conv2d(8, 16, 3, stride=2, bias=False))
+    work = model_work(captured(model, torch.randn(2, 3, 12, 10)))
+    first, second = 2 * (2 * 8 * 12 * 10) * 3 * 9, 2 * (2 * 16 * 5 * 4) * 8 * 9
+    assert flops(work) == [first + second, second, first + second]  # the first has no input to differentiate
+    forward = work.operators[1].work.forward[0]
+    assert forward.kind == "convolution"
+    assert forward.read_bytes == 4 * (2 * 8 * 12 * 10 + 16 * 8 * 9)
+    assert forward.written_bytes == 4 * 2 * 16 * 5 * 4
+    weight = work.operators[1].work.backward_weight[0]  # reads the input and the gradient, and no weight
+    assert weight.read_bytes == 4 * (2 * 8 * 12 * 10 + 2 * 16 * 5 * 4)
+
+
+def test_bytes_of_elementwise_operators_by_hand():
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(32))
+
+        def forward(self, x):
+            return torch.tanh(x * self.scale)
+
+    operators = captured(Gate(), torch.zeros(8, 32), lambda model, x: F.mse_loss(model(x), x))
+    multiply, tanh = work_alone(operators, 0), work_alone(operators, 1)
+    (kernel,) = multiply.forward
+    assert (kernel.name, kernel.kind, kernel.flops) == ("mul", "elementwise", 0)
+    assert (kernel.read_bytes, kernel.written_bytes) == (4 * (8 * 32 + 32), 4 * 8 * 32)
+    assert [k.name for k in multiply.backward_weight] == ["mul", "sum"]  # of x and gradient, over rows
+    assert multiply.backward_input == ()  # the batch needs no gradient
+    assert multiply.kept == ()  # nor is it kept: every stage has it
+    (kernel,) = tanh.backward_input
+    assert (kernel.read_bytes, kernel.written_bytes) == (2 * 4 * 8 * 32, 4 * 8 * 32)
+    assert [kept.bytes for kept in tanh.kept] == [4 * 8 * 32]  # its own result
+
+
+def test_views_and_expansions_are_free():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.row = nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            return x.view(4, 4, 16).transpose(0, 1) + self.row.expand(4, 4, 16)
+
+    work = model_work(captured(Views(), torch.zeros(16, 16)))
+    kernels = [kernel for operator in work.operators for kernel in operator.work.forward]
+    assert [kernel.name for kernel in kernels] == ["add", "pow", "sum"]
+    assert kernels[0].read_bytes == 4 * (256 + 16)
+
+
+def test_a_lookup_reads_rows_and_not_the_table():
+    operators = captured(nn.Embedding(1000, 8), torch.zeros(4, 5, dtype=torch.long))
+    work = work_alone(operators, 0)
+    assert work.forward[0].kind == "gather"
+    assert work.forward[0].read_bytes == 8 * 20 + 4 * 20 * 8
+    assert work.backward_weight[-1].written_bytes == 4 * 1000 * 8  # the gradient is as large as the table
+
+
+@pytest.mark.parametrize("options", [{"fused": False}, {"fused": True}, {"fused": True, "causal": True}])
+def test_saved_bytes_are_those_of_the_stage_that_has_all_operators(options):
+    operators = layers(2, **options)
+    names = [node.name for node in operators.graph.nodes]
+    whole = stage_programs(stage_graph(operators, [names], 0)).memory.saved
+    assert sum(operator.saved_bytes for operator in model_work(operators).operators) == whole
+
+
+def test_saved_bytes_of_a_layer_as_the_formula_has_them():
+    """34sbh + 5as²b of Korthikanti et al. (arXiv 2205.05198) is for 2 bytes an element and with dropout's masks.
+
+    Without them: 16 tensors of sbh elements, and what attention keeps of scores: their softmax.
+    """
+    first, second = (model_work(layers(n, fused=False)) for n in (1, 2))
+    saved = [sum(operator.saved_bytes for operator in work.operators) for work in (first, second)]
+    statistics = 2 * 2 * B * S  # mean and deviation of each row, of two normalisations
+    assert saved[1] - saved[0] == 4 * (16 * S * B * H + A * S * S * B + statistics)
+
+
+def test_equal_layers_are_traced_once():
+    operators = layers(3, fused=True)
+    work = model_work(operators)
+    of = {node.name: operator.work for node, operator in zip(work.graph.nodes, work.operators, strict=True)}
+    own = {name.removeprefix("1."): found for name, found in of.items() if name.startswith("1.")}
+    assert len(own) >= 6
+    for name, found in own.items():
+        assert of[f"2.{name}"] is found
+
+
+def test_half_precision_halves_bytes_and_changes_the_rate():
+    def of(dtype):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(dtype)
+        return model_work(captured(model, torch.zeros(32, 64, dtype=dtype))).operators[1]
+
+    full, half = of(torch.float32), of(torch.bfloat16)
+    assert [k.bytes for k in full.work.forward] == [2 * k.bytes for k in half.work.forward]
+    assert {k.dtype for k in half.work.forward} == {"bf16"}
+    assert full.saved_bytes == 2 * half.saved_bytes
