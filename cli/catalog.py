@@ -203,7 +203,7 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     topology = topology_of(cluster)
     title = known.clusters[name].title if name in known.clusters else _summary(cluster, topology)
     print(f"{name}: {title}\n")
-    for line in draw(cluster, topology, console.width - 2):
+    for line in draw(cluster, topology, console.width - 2)[:-1]:
         console.print(_coloured(line), no_wrap=True, crop=False)
     rows = [(c.ends, c.count, rate_text(c.bytes_per_s), seconds_text(c.latency_s)) for c in topology.links]
     print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)

@@ -49,8 +49,8 @@ class Canvas:
             self.put(row, first, corners[0] + "─" * (last - first - 1) + corners[2])
             for column in columns[1:-1]:
                 self.put(row, column, corners[1])
-        room = last - first - 1
-        self.centred(row, middle, f" {label} " if label and room > len(label) + 3 else label)
+        text = f" {label} " if label and last - first > len(label) + 4 else label
+        self.put(row, max((first + last + 1 - len(text)) // 2, 0), text)
         return middle
 
     def lines(self) -> list[str]:

@@ -72,8 +72,18 @@ def from_json(text: str, format_name: str, kind: type[T], origin: str) -> T:
     try:
         return converter.structure(data, kind)
     except Exception as error:
-        reasons = "; ".join(cattrs.transform_error(error, path=format_name)[:3])
-        raise RequestError(f"{origin} is not a valid {format_name}: {reasons}") from None
+        raise RequestError(f"{origin} is not a valid {format_name}: {reasons(error, format_name)}") from None
+
+
+def reasons(error: Exception, path: str) -> str:
+    """Why data was refused, in one line: the first three reasons, each with its place below ``path``."""
+    return "; ".join(cattrs.transform_error(error, path=path, format_exception=_reason)[:3])
+
+
+def _reason(error: BaseException, kind: type | None) -> str:
+    """What the converter's own hooks say, which names the value; else cattrs's words."""
+    told = isinstance(error, ValueError) and not isinstance(error, cattrs.errors.ForbiddenExtraKeysError) and str(error)
+    return str(error) if told else cattrs.v.format_exception(error, kind)
 
 
 def check_format(found: object, wanted: str, origin: str) -> None:

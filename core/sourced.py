@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
-import cattrs
 from attrs import asdict, frozen
 from cattrs.gen import make_dict_structure_fn
 
-from .documents import converter
+from .documents import converter, reasons
 from .errors import RequestError
 
 T = TypeVar("T")
@@ -87,7 +86,7 @@ def structured(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     except Exception as error:
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"{where} is wrong: {'; '.join(cattrs.transform_error(error)[:3])}") from None
+        raise RequestError(f"{where} is wrong: {reasons(error, str(plain.get('name')))}") from None
 
 
 @cache

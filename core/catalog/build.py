@@ -147,7 +147,7 @@ def _node(catalogue: Catalogue, group: Group, prefix: str) -> Node:
     kind = catalogue.node(group.node)
     if kind.device is None:
         raise RequestError(f"node '{kind.name}' names no device: a cluster needs one that does")
-    if "gpus" not in group.parameters and group.gpus > kind.gpus:
+    if group.gpus > kind.gpus:
         raise RequestError(
             f"{group.gpus}x{group.node} asks for {group.gpus} devices in a node, which holds {kind.gpus}: write "
             f"{-(-group.gpus // kind.gpus)}x{kind.gpus}x{group.node} for several nodes"

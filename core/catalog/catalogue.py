@@ -9,11 +9,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import cattrs
 from attrs import evolve, field, frozen
 
 from ..device_type import DeviceType
-from ..documents import check_format, converter
+from ..documents import check_format, converter, reasons
 from ..errors import RequestError
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType
@@ -159,7 +158,7 @@ def _cluster(name: str, table: dict[str, Any], where: str) -> NamedCluster:
     try:
         return converter.structure({"name": name, **table}, NamedCluster)
     except Exception as error:
-        raise RequestError(f"{where} is wrong: {'; '.join(cattrs.transform_error(error)[:3])}") from None
+        raise RequestError(f"{where} is wrong: {reasons(error, name)}") from None
 
 
 def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:

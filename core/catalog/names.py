@@ -6,7 +6,6 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import evolve
@@ -15,7 +14,7 @@ from ..cluster import Cluster
 from ..errors import RequestError
 from .build import build
 from .catalogue import ANY_NODE, Catalogue, nearest
-from .parts import Group
+from .parts import PARAMETERS, Group
 
 GROUP = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([^+:]+)", re.IGNORECASE)
 TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -23,19 +22,6 @@ TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "of
 
 def _truth(text: str) -> bool:
     return TRUTH[text.casefold()]
-
-
-PARAMETERS: Mapping[str, Callable[[str], Any]] = {
-    "nics": int,
-    "nic": str,
-    "gpus_per_pcie_switch": int,
-    "sockets": int,
-    "socket_link": str,
-    "interconnect": str,
-    "rails": _truth,
-    "oversubscription": float,
-}
-"""What the name of a cluster may set, and how it is read."""
 
 
 def named_cluster(catalogue: Catalogue, name: str) -> Cluster:
@@ -87,7 +73,7 @@ def _parameters(text: str, name: str) -> dict[str, Any]:
         if not equals or key not in PARAMETERS:
             raise RequestError(f"'{part}' in cluster '{name}': {nearest(key, PARAMETERS)}; write it as nics=8")
         try:
-            given[key] = PARAMETERS[key](value)
+            given[key] = _truth(value) if PARAMETERS[key] is bool else PARAMETERS[key](value)
         except (ValueError, KeyError):
             rule = "write it as in nics=8 or rails=no"
             raise RequestError(f"'{part}' in cluster '{name}': {value!r} is no value for {key}; {rule}") from None

@@ -10,6 +10,17 @@ from ..errors import RequestError
 from ..sourced import Source
 
 INTERCONNECTS = ("nvswitch", "bridges", "none")
+PARAMETERS: Mapping[str, type] = {
+    "nics": int,
+    "nic": str,
+    "gpus_per_pcie_switch": int,
+    "sockets": int,
+    "socket_link": str,
+    "interconnect": str,
+    "rails": bool,
+    "oversubscription": float,
+}
+"""Of a node's numbers and names those that a cluster may change."""
 
 
 @frozen
@@ -113,6 +124,15 @@ class Group:
         for name, count in (("nodes", self.nodes), ("gpus", self.gpus)):
             if count < 1:
                 raise RequestError(f"{name} of {self.nodes}x{self.gpus}x{self.node} is {count}: it must be at least 1")
+        for name, value in self.parameters.items():
+            if name not in PARAMETERS:
+                known = ", ".join(PARAMETERS)
+                raise RequestError(f"'{name}' of nodes of '{self.node}' is no parameter: known are {known}")
+            wanted = PARAMETERS[name]
+            if not isinstance(value, int | float if wanted is float else wanted) or isinstance(value, bool) > (
+                wanted is bool
+            ):
+                raise RequestError(f"{name} of nodes of '{self.node}' is {value!r}: give {_named(wanted)}")
 
 
 @frozen
@@ -122,6 +142,10 @@ class NamedCluster:
     name: str
     title: str
     groups: tuple[Group, ...]
+
+
+def _named(kind: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}[kind]
 
 
 def _check_numbers(part: Any, what: str, positive: tuple[str, ...], zero: tuple[str, ...]) -> None:

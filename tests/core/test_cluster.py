@@ -1,9 +1,13 @@
 """Clusters: documents, paths, and everything that a file can have wrong."""
 
 import json
+from itertools import pairwise
 
 import pytest
-from panpipe.core.cluster import Cluster, Device, Link, cluster_json, fully_connected, read_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.catalog import find_device
+from panpipe.core.cluster import HUB_KINDS, Cluster, Device, Hub, Link, cluster_json, fully_connected, read_cluster
 from panpipe.core.errors import RequestError
 
 CLUSTER = Cluster(
@@ -60,6 +64,166 @@ def test_devices_without_a_path():
         cluster.path(0, 1)
 
 
+# Hubs and their kinds.
+
+
+def places(cluster, path, start):
+    """The places that a path leads through, from its start."""
+    names = [start]
+    for link, forward in path:
+        assert names[-1] == (link.a if forward else link.b)
+        names.append(link.b if forward else link.a)
+    return names
+
+
+SERVER = Cluster(
+    tuple(Device(f"gpu{i}", 8) for i in range(4)),
+    (Hub("pcie0", "pcie"), Hub("pcie1", "pcie"), Hub("host", "host"), Hub("nic", "nic"), "network"),
+    (
+        *(Link(f"gpu{i}", f"pcie{i // 2}", 24.0, 1.0) for i in range(4)),
+        Link("pcie0", "host", 24.0, 1.0),
+        Link("pcie1", "host", 24.0, 1.0),
+        Link("pcie0", "nic", 24.0, 1.0),
+        Link("nic", "network", 12.0, 2.0),
+    ),
+)
+
+
+def test_devices_behind_a_pcie_switch_are_staged_through_the_host():
+    assert places(SERVER, SERVER.path(0, 1), "gpu0") == ["gpu0", "pcie0", "host", "pcie0", "gpu1"]
+    assert places(SERVER, SERVER.path(3, 0), "gpu3") == ["gpu3", "pcie1", "host", "pcie0", "gpu0"]
+
+
+def test_the_host_is_reached_directly():
+    assert places(SERVER, SERVER.host_path(2), "gpu2") == ["gpu2", "pcie1", "host"]
+    assert sum(link.latency_s for link, _ in SERVER.host_path(2)) == 2.0
+
+
+def test_a_device_without_a_host_says_so():
+    with pytest.raises(RequestError, match=r"device 0 \('g0'\) reaches no hub of kind host: add one"):
+        CLUSTER.host_path(0)
+
+
+def test_pcie_switches_alone_connect_no_devices():
+    links = [link for link in SERVER.links if "host" not in (link.a, link.b)]
+    alone = Cluster(SERVER.devices, tuple(hub for hub in SERVER.hubs if hub.name != "host"), tuple(links))
+    with pytest.raises(RequestError, match=r"no link connects device 2 \('gpu2'\) to 3"):
+        alone.path(2, 3)
+
+
+def test_two_nics_with_a_cable_between_them_connect_devices():
+    hubs = tuple(Hub(f"{kind}{i}", kind) for kind in ("pcie", "nic") for i in range(2))
+    links = [Link(f"g{i}", f"pcie{i}", 1.0, 1.0) for i in range(2)] + [
+        Link(f"pcie{i}", f"nic{i}", 1.0, 1.0) for i in range(2)
+    ]
+    cluster = Cluster((Device("g0", 1), Device("g1", 1)), hubs, (*links, Link("nic0", "nic1", 1.0, 1.0)))
+    assert places(cluster, cluster.path(0, 1), "g0") == ["g0", "pcie0", "nic0", "nic1", "pcie1", "g1"]
+
+
+def test_a_hub_named_alone_is_a_switch_and_is_written_as_it_was_read(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(cluster_json(SERVER))
+    assert read_cluster(path) == SERVER
+    assert json.loads(path.read_text())["hubs"][-2:] == [{"name": "nic", "kind": "nic"}, "network"]
+    assert SERVER.hubs[-1] == Hub("network", "switch")
+
+
+def test_a_cluster_carries_types_of_its_own(tmp_path):
+    own = find_device("H100")
+    cluster = Cluster((Device("g", 5, own.name),), types=(own,))
+    path = tmp_path / "cluster.json"
+    path.write_text(cluster_json(cluster))
+    written = json.loads(path.read_text())["types"][0]
+    assert written["peak_flops_per_s"]["bf16"] == {"value": 989.4e12, "source": own.sources["memory_bytes"].text}
+    assert "assumed" in written["reserve_bytes"]
+    assert read_cluster(path) == cluster
+    assert cluster_json(read_cluster(path)) == path.read_text()
+
+
+def allowed(kinds, names):
+    """Whether a walk keeps the rule, read off it as the documentation puts it."""
+    at = [number for number, name in enumerate(names) if kinds[name] is None]
+    for first, last in pairwise(at):
+        between = [kinds[name] for name in names[first + 1 : last]]
+        cable = any(a == b == "nic" for a, b in pairwise(between))
+        if between and not cable and "host" not in between and "switch" not in between:
+            return False
+    return True
+
+
+def shortest(cluster, kinds, src, dst, most):
+    """Latency and links of the best allowed walk, by trying all of at most so many links."""
+    best, walks = None, [((0.0, 0), [src])]
+    while walks:
+        (latency, count), names = walks.pop()
+        if names[-1] == dst and allowed(kinds, names):
+            best = min(best or (latency, count), (latency, count))
+        elif count < most and (best is None or (latency, count) < best):
+            for link in cluster.links:
+                for here, there in ((link.a, link.b), (link.b, link.a)):
+                    if here == names[-1]:
+                        walks.append(((latency + link.latency_s, count + 1), [*names, there]))
+    return best
+
+
+@st.composite
+def clusters(draw):
+    devices = [f"d{i}" for i in range(draw(st.integers(2, 3)))]
+    hubs = [Hub(f"h{i}", draw(st.sampled_from(HUB_KINDS))) for i in range(draw(st.integers(1, 3)))]
+    names = devices + [hub.name for hub in hubs]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, min_size=1, max_size=7))
+    latency = st.sampled_from([0.25, 0.5, 1.0])
+    links = tuple(Link(a, b, 1.0, draw(latency)) for a, b in chosen)
+    return Cluster(tuple(Device(name, 1) for name in devices), tuple(hubs), links)
+
+
+@given(clusters())
+def test_paths_are_the_shortest_that_keep_the_rule(cluster):
+    kinds = {device.name: None for device in cluster.devices} | {hub.name: hub.kind for hub in cluster.hubs}
+    best = shortest(cluster, kinds, "d0", "d1", most=6)
+    try:
+        path = cluster.path(0, 1)
+    except RequestError:
+        assert best is None
+        return
+    names = places(cluster, path, "d0")
+    assert names[-1] == "d1"
+    assert allowed(kinds, names)
+    assert (sum(link.latency_s for link, _ in path), len(path)) == best
+
+
+@given(clusters(), st.randoms(use_true_random=False))
+def test_paths_do_not_depend_on_names(cluster, random):
+    names = [device.name for device in cluster.devices] + [hub.name for hub in cluster.hubs]
+    other = dict(zip(names, random.sample([f"x{i}" for i in range(len(names))], len(names)), strict=True))
+    renamed = Cluster(
+        tuple(Device(other[device.name], 1) for device in cluster.devices),
+        tuple(Hub(other[hub.name], hub.kind) for hub in cluster.hubs),
+        tuple(Link(other[link.a], other[link.b], 1.0, link.latency_s) for link in cluster.links),
+    )
+    try:
+        path = cluster.path(0, 1)
+    except RequestError:
+        with pytest.raises(RequestError):
+            renamed.path(0, 1)
+        return
+    assert [other[name] for name in places(cluster, path, "d0")] == places(renamed, renamed.path(0, 1), other["d0"])
+
+
+def test_equal_paths_are_shared_out_by_the_device_that_they_go_to():
+    devices = (Device("a", 1), Device("b", 1), Device("c", 1))
+    links = tuple(Link(device.name, hub, 1.0, 0.5) for device in devices for hub in ("left", "right"))
+    cluster = Cluster(devices, ("left", "right"), links)
+    assert [places(cluster, cluster.path(0, dst), "a")[1] for dst in (1, 2)] == ["right", "left"]
+
+
+def add_type(data, **changes):
+    """Describe the first device's type in the file, with something wrong."""
+    own = json.loads(cluster_json(Cluster((Device("g", 5),), types=(find_device("H100"),))))["types"][0]
+    data["types"] = [own | changes]
+
+
 BAD = {
     "newer": (lambda d: d.update(format="panpipe.cluster/9"), "version 1"),
     "unknown field": (lambda d: d["devices"][0].update(colour=1), "colour"),
@@ -69,6 +233,23 @@ BAD = {
     "unknown end": (lambda d: d["links"][0].update(b="x"), "names 'x'"),
     "no rate": (lambda d: d["links"][0].update(bytes_per_s=0), "rate is above 0"),
     "negative latency": (lambda d: d["links"][0].update(latency_s=-1), "latency at least 0"),
+    "unknown kind": (lambda d: d.update(hubs=[{"name": "switch", "kind": "toaster"}]), "'switch' is of kind 'toaster'"),
+    "hub without a name": (lambda d: d.update(hubs=[{"kind": "nic"}]), "name"),
+    "hub with more": (lambda d: d.update(hubs=[{"name": "switch", "speed": 1}]), "speed"),
+    "hub twice": (lambda d: d["hubs"].append({"name": "switch", "kind": "nic"}), "'switch' stands twice"),
+    "link twice": (lambda d: d["links"].append(dict(d["links"][0], a="switch", b="g0")), "switch – g0 stands twice"),
+    "link to itself": (lambda d: d["links"][0].update(b="g0"), "g0 – g0 leads back"),
+    "negative rate": (lambda d: d["links"][0].update(bytes_per_s=-5.0), "rate is above 0"),
+    "endless rate": (lambda d: d["links"][0].update(bytes_per_s=float("inf")), "has inf bytes/s"),
+    "rate of nothing": (lambda d: d["links"][0].update(bytes_per_s=float("nan")), "rate is above 0"),
+    "endless latency": (lambda d: d["links"][0].update(latency_s=float("inf")), "latency at least 0"),
+    "latency of nothing": (lambda d: d["links"][0].update(latency_s=float("nan")), "latency at least 0"),
+    "type without a source": (lambda d: add_type(d, memory_bytes=5), "memory_bytes of device type 'H100' is a bare 5"),
+    "type too fast": (
+        lambda d: add_type(d, effective_memory_bytes_per_s={"value": 1e15, "source": "a dream"}),
+        "is 1e[+]15, above its peak",
+    ),
+    "type is no object": (lambda d: d.update(types=["H100"]), "not the object of a device type"),
     "missing": (lambda d: d["links"][0].pop("latency_s"), "latency_s"),
 }
 
