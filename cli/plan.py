@@ -26,7 +26,13 @@ from .progress import search_progress
 
 def plan(
     *,
-    cluster: Annotated[str, typer.Option(help="A cluster file, or cpu:N for N equal shares of this host.")],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="A name such as 8xA100-40GB or 4x8xA100-80GB:nics=8 (see panpipe catalog), a cluster file, or cpu:N "
+            "for N equal shares of this host."
+        ),
+    ],
     microbatches: Annotated[int, typer.Option(help="Microbatches in one step.")],
     graph: Annotated[Path | None, typer.Option(help="Operator-graph file with costs.", show_default=False)] = None,
     model: Annotated[

@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from attrs import evolve
 
 from ..core.actions import Kind
 from ..core.cluster import Cluster, fully_connected
 from ..core.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError
+from ..core.plan import Plan
 from ..simulators.optimizer import OptimizerStep
+from .clusters import find_cluster
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
 from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text, write_text
@@ -47,6 +50,14 @@ def simulate(
             show_default=False,
         ),
     ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Plans: another cluster than the plan's, by name (see panpipe catalog) or file; the costs stay the "
+            "plan's own.",
+            show_default=False,
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a Perfetto trace here.", metavar="FILE", show_default=False)
     ] = None,
@@ -77,20 +88,20 @@ def simulate(
 
     check_writable(trace, report)
     file = read_plan_or_schedule(path)
-    plan = file.plan
+    plan = file.plan if cluster is None else _moved(file, find_cluster(cluster))
     given = {
         "forward": forward,
         "backward_input": backward_input,
         "backward_weight": backward_weight,
         "comm": comm,
     }
-    costs, cluster = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
+    costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
     try:
         for warning in validate(plan, lowered=file.lowered).warnings:
             note(f"warning: {warning}")
     except InfeasibleError as error:
         note(f"does not fit: {error}")
-    result = run(plan, costs, cluster, eager=eager, optimizer=optimizer, lowered=file.lowered)
+    result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=file.lowered)
     if trace is not None:
         from ..core.perfetto import trace_json
 
@@ -106,6 +117,15 @@ def simulate(
         print_json(_answer(result))
     else:
         _print(result)
+
+
+def _moved(file: PlanFile, cluster: Cluster) -> Plan:
+    """The plan on another cluster, whose memory and links count."""
+    prediction = file.plan.prediction
+    if file.is_schedule or prediction is None:
+        raise RequestError("--cluster is for plans with a prediction, which holds the costs; leave it out")
+    file.plan.mesh.arrange(cluster)
+    return evolve(file.plan, prediction=evolve(prediction, cluster=cluster))
 
 
 def _equal_stages(

@@ -62,7 +62,7 @@ def _hubs(hubs: tuple[Hub | str, ...]) -> tuple[Hub, ...]:
     return tuple(Hub(hub) if isinstance(hub, str) else hub for hub in hubs)
 
 
-@frozen(slots=False)
+@frozen(slots=False, cache_hash=True)
 class Cluster:
     """Devices, in the order that plans number them, with hubs and links.
 

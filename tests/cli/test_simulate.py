@@ -5,6 +5,7 @@ import json
 import attrs
 import pytest
 from panpipe.cli import main
+from panpipe.core.catalog import find_cluster
 from panpipe.core.cluster import fully_connected
 from panpipe.core.perfetto import read_trace
 from panpipe.core.plan import plan_json
@@ -127,3 +128,19 @@ def test_what_the_optimizer_step_waits_for(tmp_path, capsys):
 def test_times_are_for_schedule_files(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward", "2"]) == 2
     assert "--forward is for schedule files" in capsys.readouterr().err
+
+
+def test_a_plan_runs_on_another_cluster(plan_file, capsys):
+    assert main(["simulate", plan_file, "--cluster", "2xL40S", "--json"]) == 0
+    moved = json.loads(capsys.readouterr().out)
+    assert moved["step_s"] == simulate(PLAN, cluster=find_cluster("2xL40S")).step_s < simulate(PLAN).step_s
+    assert {link["src"] for link in moved["links"]} == {"gpu0", "gpu1", "pcie0", "host0"}
+
+
+def test_a_cluster_that_a_plan_does_not_fit_onto(plan_file, tmp_path, capsys):
+    assert main(["simulate", plan_file, "--cluster", "H100"]) == 2
+    assert "device" in capsys.readouterr().err
+    csv = tmp_path / "order.csv"
+    csv.write_text("0F0,0B0\n")
+    assert main(["simulate", str(csv), "--cluster", "H100"]) == 2
+    assert "--cluster is for plans" in capsys.readouterr().err
