@@ -1,18 +1,19 @@
 """A cluster: devices, the hubs between them and the links that they share. Documents of ``panpipe.cluster/1``."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import cattrs
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from .device_type import DeviceType
 from .documents import converter, from_json, read_text, to_json
 from .errors import RequestError
-from .routing import Hop, Router
+from .routing import ArrangedRouter, Hop, Router
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -124,6 +125,17 @@ class Cluster:
                 raise RequestError(f"no link connects {ends}: add one")
             self._paths[src, dst] = path
         return self._paths[src, dst]
+
+    def arranged(self, order: Sequence[int]) -> "Cluster":
+        """The same cluster with its devices in another order; every two of them keep the path between them.
+
+        Args:
+            order: all numbers of devices, each once.
+        """
+        other = evolve(self, devices=tuple(self.devices[number] for number in order))
+        # Among equal paths the number of a device chooses: it is the one that it has here.
+        vars(other)["_router"] = ArrangedRouter(self._router, tuple(order))
+        return other
 
     def host_path(self, device: int) -> tuple[Hop, ...]:
         """Links from a device to the nearest host, each with whether it is crossed from a to b: the way of an offload.

@@ -8,7 +8,7 @@ import json
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from .actions import Action
 from .cluster import Cluster
@@ -100,7 +100,7 @@ class Mesh:
 def _arranged(mesh: Mesh, cluster: Cluster) -> Cluster:
     used = mesh.cluster_devices
     rest = [number for number in range(len(cluster.devices)) if number not in set(used)]
-    return evolve(cluster, devices=tuple(cluster.devices[number] for number in (*used, *rest)))
+    return cluster.arranged((*used, *rest))
 
 
 @frozen

@@ -119,3 +119,24 @@ class Router:
         if to not in INSIDE_KINDS or (kind == "nic" and to == "nic"):
             return 2 * there
         return 2 * there + int(kind is None or bool(inside))
+
+
+class ArrangedRouter(Router):
+    """The same paths between the same devices, which have other numbers.
+
+    Args:
+        router: of the cluster as it was.
+        order: per device the number that it had.
+    """
+
+    def __init__(self, router: Router, order: Sequence[int]) -> None:
+        self.router = router
+        self.order = order
+
+    def path(self, src: int, dst: int) -> tuple[Hop, ...] | None:
+        """The links from device ``src`` to device ``dst``; None if nothing connects them."""
+        return self.router.path(self.order[src], self.order[dst])
+
+    def nearest(self, src: int, kind: str) -> tuple[Hop, ...] | None:
+        """The links from device ``src`` to the nearest hub of a kind; None if it reaches none."""
+        return self.router.nearest(self.order[src], kind)

@@ -266,3 +266,23 @@ def test_a_truncated_file(tmp_path):
     path.write_text(cluster_json(CLUSTER)[:-30])
     with pytest.raises(RequestError, match="not a whole JSON file"):
         read_cluster(path)
+
+
+def test_devices_in_another_order_keep_their_paths():
+    # Two NICs behind each device's switch, and both ways equally long: the device's number chooses one.
+    names = [f"{kind}{i}" for i in range(4) for kind in ("pcie", "x", "y")]
+    hubs = [*(Hub(name, "pcie" if name.startswith("pcie") else "nic") for name in names), Hub("net")]
+    links = [
+        link
+        for i in range(4)
+        for link in (
+            Link(f"d{i}", f"pcie{i}", 10.0, 0.0),
+            *(Link(f"pcie{i}", f"{nic}{i}", 10.0, 0.0) for nic in "xy"),
+            *(Link(f"{nic}{i}", "net", 10.0, 0.0) for nic in "xy"),
+        )
+    ]
+    cluster = Cluster(tuple(Device(f"d{i}", 1) for i in range(4)), tuple(hubs), tuple(links))
+    arranged = cluster.arranged((2, 3, 1, 0))
+    assert [device.name for device in arranged.devices] == ["d2", "d3", "d1", "d0"]
+    assert arranged.path(0, 1) == cluster.path(2, 3)
+    assert arranged.path(0, 3) == cluster.path(2, 0) != cluster.path(2, 1)

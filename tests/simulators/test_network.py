@@ -1,10 +1,13 @@
 """The network by hand: shared links, full duplex, queues, rendezvous and eager sends."""
 
 import pytest
-from panpipe.core.cluster import Cluster, Device, Link
+from panpipe.core.cluster import Cluster, Device, Hub, Link
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.lowering import lower
+from panpipe.simulators.network import Network, Shipment
 from panpipe.simulators.run import simulate
+from simpy import Environment
+from simpy.events import Timeout
 
 from ..support.plans import orders, plan_of
 
@@ -122,3 +125,112 @@ def test_compute_does_not_wait_for_its_sends():
         edges=(StageEdge(0, 1, 100, 0),),
     )
     assert simulate(plan).operation_times[0][1][:2] == [1.0, 3.0]
+
+
+def flows(cluster, *messages):
+    """When each of the messages ``(start, src, dst, bytes)`` has arrived, all on queues of their own."""
+    environment = Environment()
+    network = Network(environment)
+    arrived = {}
+    for key, (start_s, src, dst, size) in enumerate(messages):
+        path = cluster.path(src, dst)
+        route = network.route(path, sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path))
+        flow = Shipment(route, size, lambda key=key: arrived.setdefault(key, environment.now))
+        Timeout(environment, start_s).callbacks.append(lambda _, flow=flow: network.start(flow))
+    network.find_shared()
+    environment.run()
+    return [arrived[key] for key in range(len(messages))]
+
+
+def triangle():
+    """Three switches in a triangle, 6 bytes/s between each two, and two devices on each."""
+    places = "xyz"
+    devices = tuple(Device(f"{place}{i}", 1) for place in places for i in range(2))
+    links = [Link(device.name, device.name[0], 100.0, 0.0) for device in devices]
+    links += [Link(a, b, 6.0, 0.0) for a, b in ("xy", "yz", "xz")]
+    return Cluster(devices, tuple(map(Hub, places)), tuple(links))
+
+
+def test_three_on_a_triangle_do_not_meet():
+    # Each goes over a side of its own, and so do the three that go round the other way.
+    there = [(0.0, 0, 2, 12), (0.0, 2, 4, 12), (0.0, 4, 0, 12)]
+    back = [(0.0, 3, 1, 12), (0.0, 5, 3, 12), (0.0, 1, 5, 12)]
+    assert flows(triangle(), *there) == [2.0] * 3
+    assert flows(triangle(), *there, *back) == [2.0] * 6
+
+
+def test_three_behind_ports_of_one_switch():
+    # Round the triangle every port is crossed once each way; both ways round, twice.
+    ports = star((6.0, 6.0, 6.0))
+    there, back = (
+        [(0.0, 0, 1, 12), (0.0, 1, 2, 12), (0.0, 2, 0, 12)],
+        [(0.0, 1, 0, 12), (0.0, 2, 1, 12), (0.0, 0, 2, 12)],
+    )
+    assert flows(ports, *there) == [2.0] * 3
+    assert flows(ports, *there, *back) == [4.0] * 6
+    # Without 0 → 1 every other one still meets another at one of its ends.
+    assert flows(ports, *there[1:], *back) == [4.0] * 5
+
+
+def test_flows_over_two_sides_of_a_ring_each():
+    links = [Link("x", "p", 6.0, 0.0), Link("p", "y", 6.0, 0.0), Link("y", "q", 6.0, 0.0), Link("q", "z", 6.0, 0.0)]
+    links += [Link("z", "r", 6.0, 0.0), Link("r", "x", 6.0, 0.0)]
+    hubs = tuple(map(Hub, "xyz"))
+    devices = tuple(Device(name, 1) for name in "pqr")
+    cluster = Cluster(devices, hubs, tuple(links))
+    # p → q over y, q → r over z, r → p over x: the ring round the triangle, nobody meets.
+    assert flows(cluster, (0.0, 0, 1, 12), (0.0, 1, 2, 12), (0.0, 2, 0, 12)) == [2.0] * 3
+    # Twice each: two on every link.
+    twice = [(0.0, 0, 1, 12), (0.0, 1, 2, 12), (0.0, 2, 0, 12)] * 2
+    assert flows(cluster, *twice) == [4.0] * 6
+
+
+def test_a_long_flow_gets_what_its_tightest_link_leaves():
+    # The parking lot: one flow over both of two links, and one flow on each. a → c and a → b share 6 bytes/s of the
+    # first, so a → c has 3, and d → c has 9 of the second's 12.
+    links = (Link("a", "x", 100.0, 0.0), Link("b", "y", 100.0, 0.0), Link("c", "z", 100.0, 0.0))
+    links = (*links, Link("d", "y", 100.0, 0.0), Link("x", "y", 6.0, 0.0), Link("y", "z", 12.0, 0.0))
+    cluster = Cluster(tuple(Device(name, 1) for name in "abcd"), tuple(map(Hub, "xyz")), links)
+    assert flows(cluster, (0.0, 0, 2, 12), (0.0, 0, 1, 12), (0.0, 3, 2, 36)) == [4.0, 4.0, 4.0]
+
+
+def hosts(memory=100.0):
+    """Four devices, pairs behind PCIe switches, root ports of a host, and the host's memory: 24 bytes/s each."""
+    hubs = (Hub("switch0", "pcie"), Hub("switch1", "pcie"), Hub("root", "pcie"), Hub("memory", "host"))
+    links = [Link(f"d{i}", f"switch{i // 2}", 24.0, 0.5) for i in range(4)]
+    links += [
+        Link("switch0", "root", 24.0, 0.5),
+        Link("switch1", "root", 24.0, 0.5),
+        Link("root", "memory", memory, 0.0),
+    ]
+    return Cluster(tuple(Device(f"d{i}", 1) for i in range(4)), hubs, tuple(links))
+
+
+def test_a_staged_copy_goes_through_the_memory_of_the_host():
+    names = [(link.a, link.b, from_a) for link, from_a in hosts().path(0, 1)]
+    up = [("d0", "switch0", True), ("switch0", "root", True), ("root", "memory", True)]
+    assert names == [*up, ("root", "memory", False), ("switch0", "root", False), ("d1", "switch0", False)]
+    # It moves in pieces: 48 bytes at 24 bytes/s, and four latencies.
+    assert flows(hosts(), (0.0, 0, 1, 48)) == [4.0]
+
+
+def test_two_staged_copies_share_the_ports_of_their_switches():
+    # 0 → 2 and 1 → 3: both out of switch 0 and into switch 1.
+    assert flows(hosts(), (0.0, 0, 2, 48), (0.0, 1, 3, 48)) == [6.0, 6.0]
+    # 0 → 2 and 3 → 1 go opposite ways over every link.
+    assert flows(hosts(), (0.0, 0, 2, 48), (0.0, 3, 1, 48)) == [4.0, 4.0]
+    # 0 → 1 and 1 → 0: both out of switch 0 and into it again, though they go opposite ways.
+    assert flows(hosts(), (0.0, 0, 1, 48), (0.0, 1, 0, 48)) == [6.0, 6.0]
+
+
+def test_the_memory_of_the_host_is_shared_by_all_staged_copies():
+    # 30 bytes/s each way: 15 each, where the switches would give 24.
+    assert flows(hosts(30.0), (0.0, 0, 2, 30), (0.0, 3, 1, 30)) == [4.0, 4.0]
+
+
+def test_what_happens_at_one_moment_is_shared_at_once():
+    # Three start together, and two end together when the third one goes on: 4 each, 4 each, then 12.
+    cluster = star((12.0, 12.0, 12.0, 12.0))
+    assert flows(cluster, (1.0, 0, 3, 8), (1.0, 1, 3, 8), (1.0, 2, 3, 20)) == [3.0, 3.0, 4.0]
+    # In whichever order they are named.
+    assert flows(cluster, (1.0, 2, 3, 20), (1.0, 0, 3, 8), (1.0, 1, 3, 8)) == [4.0, 3.0, 3.0]
