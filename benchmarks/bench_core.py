@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from panpipe.cli.output import print_table
+from panpipe.core.catalog import find_cluster
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.evaluate import Evaluator
@@ -74,10 +75,19 @@ def others() -> list[list[str]]:
     limits = (10.0**6,) * 64
     problem = PartitionProblem(RangeTables(graph), cluster, round_robin(64, 1), (1.0,) * 64, limits)
     _, partition_s = timed(lambda: partition(problem))
+    _, paths_s = timed(lambda: _paths("64x8xH100"))
     return [
         ["1F1B, 16 × 64: actions evaluated a second", f"{16 * 64 * 2 / evaluate_s:,.0f}"],
         ["2,000 operators cut for 64 devices: s", f"{partition_s:.2f}"],
+        ["64x8xH100 built, a path from each device to the next node and to its host: s", f"{paths_s:.2f}"],
     ]
+
+
+def _paths(name: str) -> None:
+    cluster = find_cluster(name)
+    for device in range(len(cluster.devices)):
+        cluster.path(device, (device + 8) % len(cluster.devices))
+        cluster.host_path(device)
 
 
 def commands() -> list[list[str]]:

@@ -1,6 +1,8 @@
 """Clusters by name: what is built, the paths through it, and wrong names."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from panpipe.core.catalog import catalogue, device_type, find_cluster
 from panpipe.core.catalog.find import host_memory_bytes
 from panpipe.core.errors import RequestError
@@ -90,6 +92,31 @@ def test_every_named_cluster_builds_and_all_of_it_is_connected(name):
     assert device_type(cluster, last).usable_bytes == cluster.devices[last].memory_bytes
     for device in (0, last):
         assert cluster.host_path(device)
+
+
+@given(
+    st.sampled_from([name for name in catalogue().nodes if name != "any"]),
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.booleans(),
+)
+@settings(max_examples=40)
+def test_any_size_of_any_node_is_connected_and_staged_where_it_must_be(kind, nodes, gpus, nics, at_a_switch, rails):
+    parameters = f"nics={nics},gpus_per_pcie_switch={at_a_switch},rails={'yes' if rails else 'no'}"
+    cluster = find_cluster(f"{nodes}x{gpus}x{kind}:{parameters}")
+    assert len(cluster.devices) == nodes * gpus
+    assert sum(hub.kind == "nic" for hub in cluster.hubs) == (nodes * nics if nodes > 1 else 0)
+    kinds = {hub.name: hub.kind for hub in cluster.hubs}
+    for src in (0, len(cluster.devices) - 1):
+        assert kinds[cluster.host_path(src)[-1][0].b] == "host"
+        for dst in range(len(cluster.devices)):
+            if src == dst:
+                continue
+            passed = [kinds[name] for name in way(cluster, src, dst).split()]
+            assert not passed or {"host", "switch"} & set(passed)
+            assert ("nic" in passed) == (src // gpus != dst // gpus)
 
 
 def test_512_gpus_find_their_paths():
