@@ -1,15 +1,19 @@
 """``panpipe compare TRACE TRACE``: predicted against measured, action by action."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..core.compare import Comparison
+from ..core.actions import COMM_KINDS
+from ..core.compare import Comparison, KindSummary, worst_actions
 from ..core.compare import compare as compare_traces
 from ..core.documents import as_plain
+from ..core.errors import RequestError
 from ..core.perfetto import read_trace
-from .output import bytes_text, note, print_json, print_table, seconds_text
+from ..core.plan import read_plan
+from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, write_text
 
 SHOWN = 5
 """How many single differences are printed for people; ``--json`` gives all."""
@@ -18,30 +22,63 @@ SHOWN = 5
 def compare(
     predicted: Annotated[Path, typer.Argument(help="Trace of the prediction.", show_default=False)],
     measured: Annotated[Path, typer.Argument(help="Trace of the measurement.", show_default=False)],
+    plan: Annotated[
+        Path | None, typer.Option(help="The plan that both ran, to show in the report.", show_default=False)
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write an HTML report of both here.", metavar="FILE.html", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone, with every action.")] = False,
 ) -> None:
     """Lay a predicted trace over a measured one, action by action.
 
     Errors are predicted ÷ measured − 1: above 0 the prediction was too slow or too large.
     """
-    comparison = compare_traces(read_trace(predicted), read_trace(measured))
+    check_writable(report)
+    if plan is not None and report is None:
+        raise RequestError(f"--plan {plan} is for the report: give --report FILE.html as well")
+    traces = read_trace(predicted), read_trace(measured)
+    ran = None if plan is None else read_plan(plan)
+    if ran is not None and ran.hash != traces[0].plan_hash:
+        raise RequestError(f"{predicted} is of another plan than {plan}: give the plan that was simulated")
+    comparison = compare_traces(*traces)
     if not comparison.same_plan:
         note("the two traces ran different plans: only actions of equal names are compared")
+    if report is not None:
+        from ..core.report import report_html
+
+        write_text(report, report_html(plan=ran, predicted=traces[0], measured=traces[1]))
+        note(f"written to {report}")
     if json:
         print_json(as_plain(comparison))
-        return
+    else:
+        _print(comparison)
+
+
+def _print(comparison: Comparison) -> None:
     step = comparison.step
     print(
         f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, "
         f"error {_percent(step.error)}"
     )
-    _print_kinds(comparison)
+
+    _print_kinds("Durations by kind", [each for each in comparison.kinds if each.kind not in COMM_KINDS])
     _print_devices(comparison)
+    _print_worst(comparison)
+    _print_memory(comparison)
+    moved = [each for each in comparison.kinds if each.kind in COMM_KINDS]
+    if moved:
+        _print_kinds("Messages", moved)
+        print(
+            "A predicted message lasts while it is on the link, a measured one until its reader has it:\n"
+            "its error tells when readers came, not how fast the link is."
+        )
+    print()
     _print_differences(comparison)
 
 
-def _print_kinds(comparison: Comparison) -> None:
-    columns = ("kind", "count", "predicted", "measured", "bias", "median error", "mean error", "worst error", "at")
+def _print_kinds(title: str, kinds: Sequence[KindSummary]) -> None:
     rows = [
         (
             kind.kind.value,
@@ -50,35 +87,57 @@ def _print_kinds(comparison: Comparison) -> None:
             seconds_text(kind.measured_s),
             _percent(kind.bias),
             _size(kind.median_error),
-            _size(kind.mean_error),
             _percent(kind.worst_error),
-            "–" if kind.worst is None else f"{kind.worst.action}, device {kind.worst.device}",
+            "–" if kind.worst is None else str(kind.worst.action),
         )
-        for kind in comparison.kinds
+        for kind in kinds
     ]
-    print_table("Durations by kind", columns, rows)
+    print_table(title, ("kind", "count", "predicted", "measured", "error", "median", "worst", "at"), rows)
 
 
 def _print_devices(comparison: Comparison) -> None:
     rows = [
         (
-            f"device {bubble.device}, bubble",
+            str(time.device),
+            seconds_text(time.compute.predicted),
+            seconds_text(time.compute.measured),
+            _percent(time.compute.error),
             f"{bubble.predicted:.1%}",
             f"{bubble.measured:.1%}",
-            f"{(bubble.predicted - bubble.measured) * 100:+.1f} points",
+            f"{(bubble.predicted - bubble.measured) * 100:+.1f}",
         )
-        for bubble in comparison.bubbles
+        for time, bubble in zip(comparison.devices, comparison.bubbles, strict=True)
     ]
-    rows += [
+    columns = ("device", "predicted", "measured", "error", "bubble", "measured", "points")
+    print_table("Computing of each device, and its bubble", columns, rows)
+
+
+def _print_worst(comparison: Comparison) -> None:
+    rows = [
         (
-            f"device {memory.device}, peak {memory.kind}",
+            f"{each.action}, device {each.device}",
+            seconds_text(each.duration.predicted),
+            seconds_text(each.duration.measured),
+            _percent(each.duration.error),
+            seconds_text(each.duration.predicted - each.duration.measured),
+        )
+        for each in worst_actions(comparison, SHOWN)
+    ]
+    print_table("Furthest off", ("action", "predicted", "measured", "error", "off by"), rows)
+
+
+def _print_memory(comparison: Comparison) -> None:
+    rows = [
+        (
+            f"{memory.device} {memory.kind}",
             bytes_text(memory.peak.predicted),
             bytes_text(memory.peak.measured),
             _percent(memory.peak.error),
         )
         for memory in comparison.memory
     ]
-    print_table("Devices", ("what", "predicted", "measured", "error"), rows)
+    if rows:
+        print_table("Peak memory of each device", ("device", "predicted", "measured", "error"), rows)
 
 
 def _print_differences(comparison: Comparison) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from .actions import WORK_KINDS, Action, Kind
+from .actions import COMM_KINDS, WORK_KINDS, Action, Kind
 from .trace import MEMORY_KINDS, Trace, TraceEvent
 
 TOTAL = "total"
@@ -98,6 +98,14 @@ class PeakMemory:
 
 
 @frozen
+class DeviceTime:
+    """Time in F, B, I and W of one device, in seconds, over the actions that both traces have."""
+
+    device: int
+    compute: Pair
+
+
+@frozen
 class DeviceBubble:
     """Share of the step in which a device computes nothing."""
 
@@ -138,6 +146,7 @@ class Comparison:
         order: queues that ran in another order.
         only_predicted, only_measured: actions that the other trace lacks.
         actions: every action in both, in the prediction's order.
+        devices: time of each device's computing.
     """
 
     same_plan: bool
@@ -149,6 +158,7 @@ class Comparison:
     only_predicted: tuple[ActionOnDevice, ...]
     only_measured: tuple[ActionOnDevice, ...]
     actions: tuple[ActionError, ...]
+    devices: tuple[DeviceTime, ...] = ()
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
@@ -165,7 +175,15 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         only_predicted=tuple(ActionOnDevice(key[0], key[1]) for key in ours if key not in theirs),
         only_measured=tuple(ActionOnDevice(key[0], key[1]) for key in theirs if key not in ours),
         actions=actions,
+        devices=_devices(actions, min(predicted.devices, measured.devices)),
     )
+
+
+def worst_actions(comparison: Comparison, count: int) -> tuple[ActionError, ...]:
+    """The actions of computing whose durations were wrong by the most seconds, the worst first."""
+    compute = [each for each in comparison.actions if each.action.kind not in COMM_KINDS]
+    compute.sort(key=lambda each: -abs(each.duration.predicted - each.duration.measured))
+    return tuple(compute[:count])
 
 
 def bubble_per_device(trace: Trace) -> tuple[float, ...]:
@@ -254,6 +272,14 @@ def _summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
         worst[0] if worst else None,
         ActionOnDevice(worst[1].device, worst[1].action) if worst else None,
     )
+
+
+def _devices(actions: Sequence[ActionError], count: int) -> tuple[DeviceTime, ...]:
+    result = []
+    for device in range(count):
+        own = [a.duration for a in actions if a.device == device and a.action.kind in WORK_KINDS]
+        result.append(DeviceTime(device, pair(sum(d.predicted for d in own), sum(d.measured for d in own))))
+    return tuple(result)
 
 
 def _bubbles(predicted: Trace, measured: Trace) -> tuple[DeviceBubble, ...]:

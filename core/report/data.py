@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..actions import Kind
+from ..actions import COMPUTE_KINDS, Kind
 from ..compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
 from ..documents import as_plain
 from ..idle import CAUSES, IdleTime
@@ -19,16 +19,18 @@ from .operators import condensed
 BACKWARD = (Kind.B, Kind.I)
 UNNAMED = "Pipeline plan"
 """Headline where neither the facts nor the plan have a name."""
+TRACES = "Predicted and measured"
+"""Headline where there is no plan."""
 
 
-def report_data(plan: Plan, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
+def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
     """Everything that the page shows."""
     traces = [predicted] if measured is None else [predicted, measured]
     comparison = None if measured is None else compare(predicted, measured)
     return {
-        "title": facts.title or plan.model or UNNAMED,
-        "summary": facts.summary or _summary(plan),
-        "plan": _plan(plan),
+        "title": facts.title or (TRACES if plan is None else plan.model or UNNAMED),
+        "summary": facts.summary or ("" if plan is None else _summary(plan)),
+        "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
         "traces": [_trace(trace, name) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
         "step": _step(predicted, measured, facts),
@@ -165,10 +167,10 @@ def _peaks(traces: Sequence[Trace]) -> dict[str, Any]:
     return {"kinds": common, "whole": all(set(common) == kinds for kinds in known), "devices": columns}
 
 
-def _limits(plan: Plan, facts: ReportFacts) -> list[float]:
+def _limits(plan: Plan | None, facts: ReportFacts) -> list[float]:
     if facts.limits_bytes is not None:
         return list(facts.limits_bytes)
-    if plan.prediction is None:
+    if plan is None or plan.prediction is None:
         return []
     return [device.memory_bytes for device in plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]]
 
@@ -178,6 +180,19 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
     # The charts hold every action already.
     del plain["actions"]
     return plain
+
+
+def _traced(trace: Trace) -> dict[str, Any]:
+    """What a trace tells of its plan."""
+    compute = [event for event in trace.events if event.action.kind in COMPUTE_KINDS]
+    stages = {event.action.stage: event.device for event in compute}
+    return {
+        "known": False,
+        "hash": trace.plan_hash,
+        "devices": trace.devices,
+        "replicas": 1,
+        "stages": [{"index": stage, "device": stages[stage]} for stage in sorted(stages)],
+    }
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
@@ -199,6 +214,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         for stage in plan.stages
     ]
     return {
+        "known": True,
         "model": plan.model,
         "schedule": plan.schedule,
         "hash": plan.hash,

@@ -20,7 +20,7 @@ SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "links.js", "idle.js
 def write_report(
     path: str | Path,
     *,
-    plan: Plan,
+    plan: Plan | None,
     predicted: Trace,
     measured: Trace | None = None,
     facts: ReportFacts | None = None,
@@ -29,7 +29,7 @@ def write_report(
 
     Args:
         path: of the file.
-        plan: that both traces ran.
+        plan: that both traces ran; None leaves its part of the page out.
         predicted: the simulated step.
         measured: a measured step; without it the page shows the prediction alone.
         facts: what else is known.
@@ -39,7 +39,7 @@ def write_report(
 
 
 def report_html(
-    *, plan: Plan, predicted: Trace, measured: Trace | None = None, facts: ReportFacts | None = None
+    *, plan: Plan | None, predicted: Trace, measured: Trace | None = None, facts: ReportFacts | None = None
 ) -> str:
     """The report's text; arguments as of ``write_report``."""
     data = report_data(plan, predicted, measured, facts or ReportFacts())

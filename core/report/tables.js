@@ -134,6 +134,10 @@ function checks() {
 }
 
 function plan() {
+  if (!DATA.plan.known) {
+    byId("plan").hidden = true;
+    return;
+  }
   const { stages, schedule, edges, tied, recompute, offload } = DATA.plan;
   const words = [`Schedule ${schedule}.`];
   if (edges.length) words.push(`${plural(edges.length, "edge")} between stages, ${bytes(edges.reduce((sum, e) => sum + e.bytes, 0))} of activations a microbatch.`);

@@ -6,7 +6,12 @@ import pytest
 from panpipe.cli import main
 from panpipe.core.actions import parse_action
 from panpipe.core.perfetto import write_trace
+from panpipe.core.plan import plan_json
 from panpipe.core.trace import MemorySample, Trace, TraceEvent
+from panpipe.simulators.run import simulate
+
+from ..support.browser import Page
+from ..support.plans import scheduled
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def test_for_people(files, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "Step: predicted 2 ms, measured 3 ms, error -33.3%" in out
     backward = next(line for line in out.splitlines() if "0B0" in line)
-    assert all(word in backward for word in ("1 ms", "2 ms", "-50.0%", "device 0"))
+    assert all(word in backward for word in ("1 ms", "2 ms", "-50.0%"))
     assert "2.00 MB" in out
     assert "Order: the same on every queue" in out
 
@@ -45,6 +50,74 @@ def test_for_programs(files, capsys):
     assert result["kinds"][1]["worst"] == {"device": 0, "action": "0B0"}
     assert [action["action"] for action in result["actions"]] == ["0F0", "0B0"]
     assert result["memory"][0]["peak"] == {"predicted": 2e6, "measured": 2e6, "error": 0.0}
+
+
+def test_each_device_and_what_is_furthest_off(files, capsys):
+    assert main(["compare", *files]) == 0
+    out = capsys.readouterr().out
+    table = out[out.index("Computing of each device") :].splitlines()
+    assert table[3].split() == ["0", "2", "ms", "3", "ms", "-33.3%", "0.0%", "0.0%", "+0.0"]
+    worst = out[out.index("Furthest off") :].splitlines()
+    assert worst[3].split() == ["0B0,", "device", "0", "1", "ms", "2", "ms", "-50.0%", "-1", "ms"]
+    assert "Messages" not in out
+
+
+def test_the_report_shows_both(files, capsys, tmp_path):
+    report = tmp_path / "both.html"
+    assert main(["compare", *files, "--report", str(report), "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    data = Page(report.read_text()).data
+    assert [trace["name"] for trace in data["traces"]] == ["predicted", "measured"]
+    assert data["title"] == "Predicted and measured"
+    assert not data["plan"]["known"]
+
+
+def test_the_report_shows_the_plan_of_the_prediction(tmp_path, capsys):
+    plan = scheduled("1f1b", 2, 4)
+    write_trace(simulate(plan).trace, tmp_path / "trace.json")
+    for name, shown in (("plan", plan), ("other", scheduled("gpipe", 2, 4))):
+        (tmp_path / f"{name}.json").write_text(plan_json(shown))
+    report = tmp_path / "report.html"
+    both = ["compare", str(tmp_path / "trace.json"), str(tmp_path / "trace.json")]
+    assert main([*both, "--plan", str(tmp_path / "plan.json"), "--report", str(report)]) == 0
+    assert Page(report.read_text()).data["plan"]["known"]
+    assert main([*both, "--plan", str(tmp_path / "other.json"), "--report", str(report)]) == 2
+    assert "trace.json is of another plan than" in capsys.readouterr().err
+    assert main([*both, "--plan", str(tmp_path / "plan.json")]) == 2
+    assert "give --report FILE.html as well" in capsys.readouterr().err
+
+
+BAD = {
+    "no such trace": (lambda folder: folder / "none.json", "none.json': No such file or directory"),
+    "a folder": (lambda folder: folder, "Is a directory"),
+    "no JSON": (lambda folder: _file(folder, "{"), "is not a whole JSON file"),
+    "a plan": (lambda folder: _file(folder, plan_json(scheduled("gpipe", 1, 1))), "is not a trace"),
+    "not text": (lambda folder: _file(folder, b"\xff\xfe"), "not UTF-8 text"),
+}
+
+
+def _file(folder, content):
+    path = folder / "bad.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(("make", "message"), BAD.values(), ids=BAD)
+def test_bad_traces_are_one_line_and_status_2(files, capsys, tmp_path, make, message):
+    for arguments in ([files[0], str(make(tmp_path))], [str(make(tmp_path)), files[1]]):
+        assert main(["compare", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", ["none/report.html", "."])
+def test_a_report_that_cannot_be_written(files, capsys, tmp_path, where):
+    assert main(["compare", *files, "--report", str(tmp_path / where)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("panpipe: cannot write '")
 
 
 def test_differences_are_named_and_long_lists_cut(files, capsys, tmp_path):
