@@ -30,6 +30,7 @@ from .modes import ModalInterpreter
 from .nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .regions import region_of
+from .sparse_gradients import refuse_sparse_gradients
 
 
 def tensor_bytes(value: Any) -> int:
@@ -152,8 +153,9 @@ def operators_of(
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
             "check requires_grad, and that the step does not detach"
         )
-    counter.note_gradients(step.outputs.loss)
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
+    refuse_sparse_gradients(calls, counter.values)
+    counter.note_gradients(step.outputs.loss)
     live = _live(step)
     local = _local_nodes(step, calls, counter)
     groups = _groups([node for node in calls if node.name not in local and node in live], counter, apart)

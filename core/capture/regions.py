@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from ..errors import RequestError
 from .randomness import KeyedRandom, random_key
+from .sparse_gradients import RULE
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """Takes what a region reads, in order, and returns what it makes."""
@@ -60,6 +61,10 @@ class Region:
     trained: dict[int, Made]
     draws: int
 
+    @property
+    def _who(self) -> str:
+        return f"module '{self.name}'" if self.name else "the step"
+
     def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """What it returns, and its ticket."""
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
@@ -79,6 +84,8 @@ class Region:
             flowed = torch.autograd.grad(
                 [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
             )
+        if any(gradient is not None and gradient.layout is not torch.strided for gradient in flowed):
+            raise RequestError(f"{self.line}: {self._who} asks for sparse gradients: {RULE}")
         return [
             _nothing_flowed(leaf) if gradient is None else _own(gradient)
             for leaf, gradient in zip(leaves, flowed, strict=True)
@@ -88,15 +95,14 @@ class Region:
         """Run it with its own random numbers."""
         with KeyedRandom(random_key(0, 0, 0) if key is None else key, ordinal) as random:
             found = self.run(given)
-        where = f"module '{self.name}'" if self.name else "the step"
         if random.ordinal - ordinal != self.draws:
             raise RequestError(
-                f"{self.line}: {where} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} for "
-                "the example: later random numbers would depend on it; draw the same number each time"
+                f"{self.line}: {self._who} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} "
+                "for the example: later random numbers would depend on it; draw the same number each time"
             )
         if (now := tuple(map(Made.like, found))) != self.made:
             raise RequestError(
-                f"{self.line}: {where} returns tensors of shapes {[m.shape for m in now]} here and returned "
+                f"{self.line}: {self._who} returns tensors of shapes {[m.shape for m in now]} here and returned "
                 f"{[m.shape for m in self.made]} for the example: what leaves it must keep its shape; move the line "
                 "and what depends on it into one module"
             )

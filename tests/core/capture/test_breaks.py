@@ -162,6 +162,21 @@ def test_a_tail_that_reads_something_else_is_refused_with_the_line():
     assert "did not read for the example" in problem
 
 
+def test_a_region_with_sparse_gradients_is_refused_with_the_line():
+    class Picking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(WIDTH, WIDTH, sparse=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table(torch.tensor([int(x.detach().argmax()) % WIDTH]))
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Picking(), nn.Linear(WIDTH, 1))
+    problem = Patient(model, mean_step, batch(4), 2).check(ThreadTeam(2), "1f1b", 1).problem
+    assert "test_breaks.py" in problem
+    assert "module '1' asks for sparse gradients" in problem
+
+
 @pytest.mark.parametrize("step", [mean_step, end_step])
 def test_a_model_without_values_is_captured_like_one_with(step):
     x = batch(2)

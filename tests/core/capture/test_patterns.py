@@ -5,6 +5,7 @@ import random
 import numpy
 import pytest
 import torch
+from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.doctor import Patient
@@ -270,3 +271,42 @@ def test_a_hook_that_is_not_called_is_warned_of():
     model.c.weight.register_hook(lambda gradient: 2 * gradient)
     with pytest.warns(UserWarning, match=r"parameter 'c\.weight' has a hook on its gradient.*does not call it"):
         capture_step(model, step, batch(2))
+
+
+class Looking(nn.Module):
+    """Looks words up in two ways, and picks numbers of what it finds."""
+
+    def __init__(self, table=False, bag=False, picking=False) -> None:
+        super().__init__()
+        self.table, self.bag = nn.Embedding(9, 4, sparse=table), nn.EmbeddingBag(9, 4, sparse=bag)
+        self.head, self.picking = nn.Linear(4, 4), picking
+
+    def forward(self, x):
+        h = self.head(self.table(x).mean(1) + self.bag(x))
+        return torch.gather(h, 1, torch.zeros(h.shape, dtype=torch.int64), sparse_grad=self.picking)
+
+
+WORDS = torch.arange(18).reshape(6, 3) % 9
+
+
+@pytest.mark.parametrize(
+    ("asks", "who"),
+    [
+        ({"table": True}, r"module 'table' asks aten\.embedding\.default"),
+        ({"bag": True}, r"module 'bag' asks aten\.embedding_bag\.padding_idx"),
+        ({"picking": True}, r"the step asks aten\.gather\.default"),
+    ],
+)
+def test_sparse_gradients_are_refused_with_the_line(asks, who):
+    captured = capture_step(Looking(**asks), step, WORDS)
+    with pytest.raises(RequestError, match=rf"test_patterns\.py:\d+: {who} for sparse gradients: .*sparse=False"):
+        operators_of(captured)
+
+
+def test_a_table_that_is_not_trained_may_be_sparse():
+    torch.manual_seed(0)
+    model = Looking(table=True)
+    model.table.weight.requires_grad_(False)
+    check = Patient(model, step, WORDS, 3).check(ThreadTeam(2), "1f1b", 1)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
