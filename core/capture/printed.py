@@ -10,7 +10,8 @@ from unittest import mock
 
 from attrs import define, field
 
-from .values import MARK, LateNumber, filled_in
+from .texts import MARK, filled_in
+from .values import LateNumber
 
 
 @define(eq=False)

@@ -6,15 +6,17 @@ Everything else that asks, such as a branch, is a point where capture must stop:
 
 import operator
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from .texts import number_mark, tensor_mark
 
 
 class NeedsValue(Exception):
@@ -132,13 +134,21 @@ class ValueWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
-        if tensor.numel() != 1 or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
+        if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
         value = tensor.detach().reshape(()).clone()  # the step may write the tensor behind this
         number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
         if func is Tensor.item:
             return number
-        return format(number, args[1] if func is Tensor.__format__ else "")
+        spec = args[1] if func is Tensor.__format__ else ""
+        if func is Tensor.__format__ and tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):
+            return format(number, spec)
+        return tensor_mark(self.late(value), tensor) if not spec else object.__format__(tensor, spec)
+
+    def late(self, value: Tensor) -> int:
+        """Number, among the values in texts, of one of no dimensions."""
+        self.texts.append(value.double())
+        return len(self.texts) - 1
 
 
 def _draws() -> int:
@@ -156,10 +166,6 @@ def _of_unknown_size(value: Any) -> bool:
 
 _NEED_VALUES = {torch.nn.functional.ctc_loss, torch.ctc_loss}
 _DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
-
-
-MARK = "\x00"
-"""Stands around the number of a late value in a text, and its format."""
 
 
 def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any]:
@@ -218,9 +224,7 @@ class LateNumber:
         return float if self.tensor.is_floating_point() else bool if self.tensor.dtype == torch.bool else int
 
     def __format__(self, spec: str) -> str:
-        self.watch.texts.append(self.tensor.double())
-        kind = "f" if self.tensor.is_floating_point() else "b" if self.tensor.dtype == torch.bool else "i"
-        return f"{MARK}{len(self.watch.texts) - 1}{kind}:{spec}{MARK}"
+        return number_mark(self.watch.late(self.tensor), self.tensor.dtype, spec)
 
     def __repr__(self) -> str:
         return format(self, "")
@@ -265,20 +269,3 @@ _OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.s
 def with_late_numbers_as_tensors(result: Any) -> Any:
     """A step's result with tensors where it has late numbers."""
     return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)
-
-
-def filled_in(text: str, values: Sequence[float]) -> str:
-    """A text with the values of its late numbers.
-
-    Args:
-        text: as the step wrote it.
-        values: of the late numbers, by number.
-    """
-    parts = text.split(MARK)
-    for i in range(1, len(parts), 2):
-        number, _, spec = parts[i].partition(":")
-        parts[i] = format(_KINDS[number[-1]](values[int(number[:-1])]), spec)
-    return "".join(parts)
-
-
-_KINDS: dict[str, Callable[[float], Any]] = {"f": float, "i": int, "b": bool}

@@ -52,6 +52,54 @@ def test_says_what_one_process_says(capsys, caplog):
     assert said.count("rows 2") == 2
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def showing_step(model: nn.Module, batch: torch.Tensor):
+    """Prints tensors of one element, in every way in which torch shows them."""
+    out = model(batch)
+    loss = out.pow(2).mean()
+    print(loss, [loss.detach()], {"row": out[:1, :1]}, out[0, 1:2], loss.sum(0, keepdim=True))
+    print(loss.double(), loss.bfloat16() * 1e6, (out > 9).any(), out.argmax(), out.argmax().int(), loss / 0)
+    print(f"{loss} {loss:.3f} {out[0, :1]} {model.scale} {model.scale * 2}", model.scale, repr(model.scale))
+    print(Doubled.apply(loss), torch.nn.functional.binary_cross_entropy_with_logits(out.double(), batch.double()))
+    LOGGER.warning("%s of %s", loss, out.sum())
+    with torch.no_grad():
+        print(out.mean())
+    return loss * model.scale
+
+
+def test_shows_tensors_of_one_element_as_one_process_does(capsys, caplog):
+    batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+    def scaled() -> nn.Module:
+        made = model()
+        made.scale = nn.Parameter(torch.ones(()))
+        return made
+
+    trained = scaled()
+    operators = operators_of(capture_step(trained, showing_step, batch[:2]))
+    assert not operators.step.regions
+    schedule = find_family("1f1b").build(ScheduleProblem(2, 2))
+    pipe = panpipe.pipeline(trained, showing_step, batch, plan=even_plan(operators.graph, schedule, {}))
+    capsys.readouterr()
+    caplog.clear()
+    pipe.step(batch)
+    said, logged = capsys.readouterr().out, [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    panpipe.reference_step(scaled(), showing_step, batch, microbatches=2)
+    assert said == capsys.readouterr().out
+    assert logged == [record.getMessage() for record in caplog.records]
+    assert "grad_fn=<DoubledBackward>" in said
+
+
 def test_numbers_among_the_metrics_are_means():
     batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     pipe = pipeline(talking_step, batch)
