@@ -27,13 +27,13 @@ _TESTS = {
 @contextmanager
 def late_checks_dropped() -> Iterator[None]:
     """Within, assertions about numbers that are known late are left out, too."""
-    original: Any = torch._check  # torch does not annotate it
+    original: Any = torch._check_with  # behind all of torch's own
 
-    def check(condition: Any, *message: Any) -> None:
+    def check(error: Any, condition: Any, *message: Any) -> None:
         if type(condition) is not LateNumber:
-            original(condition, *message)
+            original(error, condition, *message)
 
-    with mock.patch.object(torch, "_check", check):
+    with mock.patch.object(torch, "_check_with", check):
         yield
 
 

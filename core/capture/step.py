@@ -5,7 +5,6 @@ wrote. Export runs the step's Python; where that fails, Dynamo reads it; where t
 Forward and backward programs are derived from a stage's part of it on the machine that runs it.
 """
 
-import contextlib
 import logging
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import RequestError
 from .breaks import Breaks, StepFunction
 from .captured import CapturedStep, captured_step
+from .dynamo import nothing_passed_over, refuse_transforms
 from .functions import own_functions
 from .leftovers import assigned_buffers_written, attributes_kept
 from .modes import modes_as_calls
@@ -127,11 +127,13 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device, strict: bo
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = _fake_state(whole, fake_mode, device)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
-    functions = contextlib.nullcontext() if strict else own_functions()
+    functions = nothing_passed_over() if strict else own_functions()
     with _reparametrize_module(whole, state), functions, modes_as_calls(), warnings.catch_warnings():
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
+    if strict:
+        refuse_transforms(program.graph)
     leaves = len(pytree.tree_leaves(fake_batch))
     return captured_step(program, names, leaves, type(model).__name__, breaks)
 

@@ -119,6 +119,8 @@ class ValueWatch(TorchFunctionMode):
             )
         if func == _SETS_DATA:
             raise Refused("the step assigns .data, which no captured graph can: write into it by .copy_ under no_grad")
+        if func == _GETS_DATA:
+            return args[0].detach()  # tracing would take it for a constant
         if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES:
@@ -157,7 +159,7 @@ def _draws() -> int:
     return hash((random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]))
 
 
-_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_GETS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _of_unknown_size(value: Any) -> bool:

@@ -90,6 +90,19 @@ def set_up_once(m, x):
     return m.c(m.b(h / m.scale))
 
 
+def written_by_its_data(m, x):
+    m.scale.data.mul_(0.9).add_(x.detach().mean(0))
+    h = m.a(x)
+    h.data.mul_(2)
+    return m.c(h * m.scale) + m.d.bias.data
+
+
+def checked_late(m, x):
+    torch._check_tensor_all(x < 1e9)
+    torch._check_value((x.sum() < 1e9).item())
+    return m.c(m.a(x))
+
+
 def batch_written(m, x):
     x.mul_(2)
     x[:, :2] += 1
@@ -103,6 +116,8 @@ RUNS = {
     "a write behind idle dropout": written_behind_dropout,
     "a write behind a view that no schema tells of": written_behind_a_view,
     "detach_": detached_in_place,
+    "a write into data": written_by_its_data,
+    "checks of values": checked_late,
 }
 
 
@@ -310,3 +325,12 @@ def test_a_table_that_is_not_trained_may_be_sparse():
     check = Patient(model, step, WORDS, 3).check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_a_parameter_whose_data_is_written_is_refused_by_name():
+    def clamped(m, x):
+        m.d.bias.data.clamp_(0, 1)
+        return m.d(x)
+
+    with pytest.raises(RequestError, match=r"test_patterns\.py:\d+: the step writes parameter 'd.bias' in place"):
+        capture_step(Model(clamped), step, batch(2))

@@ -1,0 +1,141 @@
+"""Steps that Dynamo would capture, and what it would pass over in them: then another part stays Python instead."""
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.core.planner import even_plan
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.runtimes.doctor import Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import nn
+
+WIDTH = 8
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
+
+
+class Particular(nn.Module):
+    """Wants a plain tensor, which of the two tracers only Dynamo shows it."""
+
+    def forward(self, x):
+        assert type(x) is torch.Tensor
+        return x.tanh()
+
+
+class Tripled(torch.autograd.Function):
+    """The identity, with three times the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+class Model(nn.Module):
+    def __init__(self, run) -> None:
+        super().__init__()
+        self.before, self.particular, self.after = nn.Linear(WIDTH, WIDTH), Particular(), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.run = run
+
+    def forward(self, x):
+        return self.after(self.run(self, self.particular(self.before(x))))
+
+
+def plain(model, x):
+    model.seen.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    return x + model.seen
+
+
+def hooked(model, x):
+    y = x.sin()
+    y.register_hook(lambda gradient: 3 * gradient)
+    return y + x
+
+
+def assigned(model, x):
+    model.seen = 0.9 * model.seen + 0.1 * x.detach().mean(0)
+    return x + model.seen
+
+
+def printing(model, x):
+    print("mean", x.mean(), f"{x.amax().item():.3f}")
+    return x
+
+
+def early(model, x):
+    return x * x.mean().item()
+
+
+def step(model, x):
+    return model(x).pow(2).mean()
+
+
+def numbering(model, x):
+    loss = model(x).pow(2).mean()
+    return loss, {"loss": loss.item()}
+
+
+def batch(rows=6):
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+CASES = {
+    "nothing to pass over": (plain, step, []),
+    "an autograd function": (lambda model, x: Tripled.apply(x), step, ["particular"]),
+    "a hook on a gradient": (hooked, step, ["particular"]),
+    "a buffer assigned anew": (assigned, step, ["particular"]),
+    "a print": (printing, step, ["particular"]),
+    "a number": (early, step, ["particular"]),
+    "a number returned": (lambda model, x: x, numbering, ["particular"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trains_as_one_process_does(case):
+    run, train, regions = CASES[case]
+    torch.manual_seed(0)
+    patient = Patient(Model(run).train(), train, batch(), 3)
+    assert list(patient.operators.step.regions) == regions
+    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
+def test_says_what_one_process_says(capsys):
+    def made():
+        torch.manual_seed(0)
+        return Model(printing)
+
+    schedule = find_family("1f1b").build(ScheduleProblem(2, 2))
+    plan = even_plan(operators_of(capture_step(made(), step, batch(2))).graph, schedule, {})
+    pipe = panpipe.pipeline(made(), step, batch(4), plan=plan)
+    capsys.readouterr()
+    pipe.step(batch(4))
+    said = capsys.readouterr().out
+    panpipe.reference_step(made(), step, batch(4), microbatches=2)
+    assert said == capsys.readouterr().out
+    assert said.count("mean tensor(") == 2
+
+
+def test_assigned_data_is_refused_with_the_line():
+    def exchanged(model, x):
+        model.seen.data = model.seen.data * 0.9 + x.detach().mean(0)
+        return x + model.seen
+
+    with pytest.raises(RequestError, match=r"test_dynamo\.py:\d+ in exchanged: the step assigns \.data"):
+        capture_step(Model(exchanged), step, batch(2))
+
+
+def test_mapped_functions_are_no_crash():
+    torch.manual_seed(0)
+    patient = Patient(Model(lambda model, x: torch.vmap(lambda row: row.sin())(x)), step, batch(), 3)
+    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
