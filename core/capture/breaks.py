@@ -151,6 +151,9 @@ class Breaks:
 
         Returns:
             Whether there was one, and the step runs as it is.
+
+        Raises:
+            RequestError: it does what no region can.
         """
         name = self._innermost_module(error)
         if name is None or name in self._modules.lines:
@@ -159,6 +162,8 @@ class Breaks:
         self._modules.keep(name, line)
         try:
             self._observe(None)
+        except RequestError:
+            raise
         except Exception:  # it is the step itself that fails
             return False
         return True

@@ -12,7 +12,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from ..errors import RequestError
 from .nesting import Nesting, taken_apart, tensors_of
 from .randomness import KeyedRandom, random_key
-from .regions import Made, Region, call_region, trained
+from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
 from .stand_ins import stand_in_for
 
@@ -26,12 +26,14 @@ class _Call:
         made: its tensors, and then the buffers that it wrote.
         written: names of these buffers.
         draws: random draws.
+        shared: what shared memory.
     """
 
     result: Nesting
     made: tuple[Made, ...]
     written: tuple[str, ...]
     draws: int
+    shared: tuple[tuple[Spot, Spot], ...]
 
 
 @define(eq=False)
@@ -74,7 +76,7 @@ class ModuleRegions:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                result, call = _watched(module, original, random, args, kwargs)
+                result, call = _watched(self._who(name), module, original, random, args, kwargs)
                 self._calls[name].append(call)
                 return result
 
@@ -113,13 +115,16 @@ class ModuleRegions:
                 if own[name] is not None:  # somebody wrapped it before us
                     module.forward = own[name]
 
+    def _who(self, name: str) -> str:
+        return f"{self.lines[name]}: module '{name}'"
+
     def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
         calls, bare = self._calls[name], self._bare[name]
         if number == len(calls) and tried:
-            calls.append(_tried(bare, args, kwargs))
+            calls.append(_tried(self._who(name), bare, args, kwargs))
         if number >= len(calls):
             raise RequestError(
-                f"{self.lines[name]}: module '{name}' was called {len(calls)} times for the example and is called more "
+                f"{self._who(name)} was called {len(calls)} times for the example and is called more "
                 "often when captured; call it as often each time"
             )
         call = calls[number]
@@ -136,14 +141,15 @@ class ModuleRegions:
             return [*found, *(state[key] for key in call.written)]
 
         reads = [*tensors, *parameters.values(), *buffers.values()]
-        found = call_region(Region(name, self.lines[name], run, call.made, trained(reads), call.draws), reads)
+        region = Region(name, self.lines[name], run, call.made, trained(reads), call.draws, call.shared)
+        found = call_region(region, reads)
         count = len(found) - len(call.written)
         for key, value in zip(call.written, found[count:], strict=True):
             buffers[key].copy_(value.detach())
         return call.result.filled(found[:count])
 
 
-def _tried(bare: nn.Module, args: Any, kwargs: Any) -> _Call:
+def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
     """What a call returns, with stand-ins in place of all values."""
     tensors, given = taken_apart((args, kwargs))
 
@@ -151,21 +157,45 @@ def _tried(bare: nn.Module, args: Any, kwargs: Any) -> _Call:
         args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
         state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
         with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state):
-            return _watched(bare, bare.forward, random, args, kwargs)[1]
+            return _watched(who, bare, bare.forward, random, args, kwargs)[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
         return elsewhere.submit(try_it).result()
 
 
 def _watched(
-    module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+    who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
 ) -> tuple[Any, _Call]:
-    """Call a module for real; its result, and what is to be known of the call."""
-    before, draws = {key: buffer._version for key, buffer in module.named_buffers()}, random.ordinal
-    old = dict(module.named_buffers())
+    """Call a module for real; its result, and what is to be known of the call.
+
+    Raises:
+        RequestError: it writes what it is given in place, or gives a parameter other data.
+    """
+    given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
+    before = {id(tensor): _state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
+    draws = random.ordinal
     result = forward(*args, **kwargs)
     state = dict(module.named_buffers())
-    written = tuple(key for key, b in state.items() if b is not old.get(key) or b._version != before[key])
+    written = tuple(key for key, b in state.items() if b is not old.get(key) or _state_of(b) != before[id(b)])
+    ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
+    if any(_state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
+        raise RequestError(
+            f"{who} writes what it is given in place: a part that stays Python may not; write a .clone()"
+        )
+    other = next((key for key, p in parameters.items() if _state_of(p)[1:] != before[id(p)][1:]), None)
+    if other is not None:
+        raise RequestError(
+            f"{who} assigns .data of its parameter '{other}': parameters change by the optimizer alone; write it "
+            "between steps, or make it a buffer"
+        )
     tensors, nesting = taken_apart(result)
-    made = tuple(map(Made.like, (*tensors, *(state[key] for key in written))))
-    return result, _Call(nesting, made, written, random.ordinal - draws)
+    results = [*tensors, *(state[key] for key in written)]
+    # A region writes into copies of its buffers.
+    reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
+    shared = tuple(shared_memory(reads, results))
+    return result, _Call(nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared)
+
+
+def _state_of(tensor: Tensor) -> tuple[int, int]:
+    """Changes when a tensor is written in place, and when it is given other data."""
+    return tensor._version, tensor.untyped_storage()._cdata

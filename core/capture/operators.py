@@ -29,6 +29,7 @@ from .functions import called_name
 from .modes import ModalInterpreter
 from .nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
+from .region_writes import note_writes_behind
 from .regions import region_of
 from .sparse_gradients import refuse_sparse_gradients
 
@@ -148,6 +149,7 @@ def operators_of(
     with step.fake_mode:  # or what reads no tensor, such as a range, would be a real one, and so all that reads it
         counter.run(*_fake_inputs(step))
     note_roots(step.graph, counter.values)
+    note_writes_behind(step.graph, counter.values)
     if not counter.values[step.outputs.loss].requires_grad:
         raise RequestError(
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "

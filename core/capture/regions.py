@@ -8,10 +8,10 @@ its *ticket*. Everything around regions is traced, cut and pipelined as ever.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ..errors import RequestError
@@ -41,6 +41,30 @@ class Made:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
+Spot = tuple[Literal["read", "result"], int]
+"""A tensor that a region reads or makes, by position."""
+
+
+def shared_memory(reads: Sequence[Tensor | None], results: Sequence[Tensor]) -> list[tuple[Spot, Spot]]:
+    """Every result that shares memory with what was read or with a result before it, behind the first that does.
+
+    Args:
+        reads: what was read; None for what does not count.
+        results: what was made.
+    """
+    first: dict[int, Spot] = {}
+    for i, tensor in enumerate(reads):
+        if tensor is not None:
+            first.setdefault(tensor.untyped_storage()._cdata, ("read", i))
+    pairs: list[tuple[Spot, Spot]] = []
+    for i, tensor in enumerate(results):
+        spot: Spot = ("result", i)
+        found = first.setdefault(tensor.untyped_storage()._cdata, spot)
+        if found != spot:
+            pairs.append((found, spot))
+    return pairs
+
+
 @define(eq=False)
 class Region:
     """A region.
@@ -52,6 +76,10 @@ class Region:
         made: what it returns.
         trained: what it reads and a gradient goes back to, by position.
         draws: how many random draws it makes.
+        shared: what shared memory in the run that it was learned from.
+
+    Attributes:
+        written: what of it is written in place behind it → the line that does; known when the step is captured.
     """
 
     name: str
@@ -60,6 +88,8 @@ class Region:
     made: tuple[Made, ...]
     trained: dict[int, Made]
     draws: int
+    shared: Sequence[tuple[Spot, Spot]] = ()
+    written: dict[Spot, str] = field(factory=dict, init=False)
 
     @property
     def _who(self) -> str:
@@ -70,9 +100,28 @@ class Region:
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
         with _autograd():
             found = self._drawn(list(leaves), key, ordinal)
+        if self.written:
+            self.refuse_writes(shared_memory(leaves, found))
         ticket = torch.zeros(1, dtype=torch.int64, device=given[0].device if given else None)
         ticket.kept = found, [leaves[i] for i in self.trained]  # type: ignore[attr-defined]
         return [*map(_own, found), ticket]
+
+    def refuse_writes(self, shared: Sequence[tuple[Spot, Spot]]) -> None:
+        """Refuse writes into results that share memory with each other or with what was read, or into that.
+
+        What a region returns is copied, and such a write would reach fewer tensors than in one process.
+
+        Args:
+            shared: what shares memory in a run.
+
+        Raises:
+            RequestError: there is such a write.
+        """
+        for line in filter(None, (self.written.get(spot) for pair in shared for spot in pair)):
+            raise RequestError(
+                f"{line}: this line writes in place what {self._who}, which stays Python ({self.line}), reads and "
+                "returns, or returns twice: the write would not reach both; return a .clone() there"
+            )
 
     def backward(self, gradients: Sequence[Tensor], ticket: Tensor) -> list[Tensor]:
         """Gradients of what it reads and is trained, from those of what it returned."""

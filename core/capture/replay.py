@@ -167,9 +167,11 @@ class Observer(_Calls):
 
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
         leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-        versions = [tensor._version for tensor in leaves]
+        states = [(tensor._version, tensor.untyped_storage()._cdata) for tensor in leaves]
         draws, result = self._drawn(), run()
-        written = tuple(t for t, version in zip(leaves, versions, strict=True) if t._version != version)
+        written = tuple(
+            t for t, before in zip(leaves, states, strict=True) if (t._version, t.untyped_storage()._cdata) != before
+        )
         self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func)))
         flat, spec = pytree.tree_flatten(result)
         places = {id(tensor): i for i, tensor in reversed(list(enumerate(leaves)))}
