@@ -15,6 +15,7 @@ from .randomness import KeyedRandom, random_key
 from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
 from .stand_ins import stand_in_for
+from .storages import state_of
 
 
 @frozen
@@ -172,17 +173,17 @@ def _watched(
         RequestError: it writes what it is given in place, or gives a parameter other data.
     """
     given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
-    before = {id(tensor): _state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
+    before = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
     draws = random.ordinal
     result = forward(*args, **kwargs)
     state = dict(module.named_buffers())
-    written = tuple(key for key, b in state.items() if b is not old.get(key) or _state_of(b) != before[id(b)])
+    written = tuple(key for key, b in state.items() if b is not old.get(key) or state_of(b) != before[id(b)])
     ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
-    if any(_state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
+    if any(state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
         raise RequestError(
             f"{who} writes what it is given in place: a part that stays Python may not; write a .clone()"
         )
-    other = next((key for key, p in parameters.items() if _state_of(p)[1:] != before[id(p)][1:]), None)
+    other = next((key for key, p in parameters.items() if state_of(p)[1:] != before[id(p)][1:]), None)
     if other is not None:
         raise RequestError(
             f"{who} assigns .data of its parameter '{other}': parameters change by the optimizer alone; write it "
@@ -194,8 +195,3 @@ def _watched(
     reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
     shared = tuple(shared_memory(reads, results))
     return result, _Call(nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared)
-
-
-def _state_of(tensor: Tensor) -> tuple[int, int]:
-    """Changes when a tensor is written in place, and when it is given other data."""
-    return tensor._version, tensor.untyped_storage()._cdata

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from .nodes import line_of, written_arguments
-from .regions import region_of
+from .regions import Spot, region_of
+from .storages import storage_of
 
 
 def note_writes_behind(graph: fx.Graph, values: Mapping[str, Any]) -> None:
@@ -28,11 +29,12 @@ def note_writes_behind(graph: fx.Graph, values: Mapping[str, Any]) -> None:
     for node in reversed(graph.nodes):
         region = region_of(node)
         if region is not None:
-            results = [("result", i, tensor) for i, tensor in enumerate(values[node.name][: len(region.made)])]
-            reads = [("read", i, values[source.name]) for i, source in enumerate(node.args[0])]
-            spots = {(kind, i): tensor.untyped_storage()._cdata for kind, i, tensor in (*results, *reads)}
+            results, reads = values[node.name][: len(region.made)], [values[source.name] for source in node.args[0]]
+            spots: dict[Spot, int | None] = {("result", i): storage_of(tensor) for i, tensor in enumerate(results)}
+            spots |= {("read", i): storage_of(tensor) for i, tensor in enumerate(reads)}
             region.written = {spot: written[key] for spot, key in spots.items() if key in written}
             region.refuse_writes(region.shared)
         for argument in written_arguments(node):
-            if isinstance(value := values[argument.name], Tensor):
-                written[value.untyped_storage()._cdata] = line_of(node)
+            key = storage_of(value) if isinstance(value := values[argument.name], Tensor) else None
+            if key is not None:
+                written[key] = line_of(node)

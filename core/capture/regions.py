@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from ..errors import RequestError
 from .randomness import KeyedRandom, random_key
 from .sparse_gradients import RULE
+from .storages import storage_of
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """Takes what a region reads, in order, and returns what it makes."""
@@ -54,13 +55,12 @@ def shared_memory(reads: Sequence[Tensor | None], results: Sequence[Tensor]) -> 
     """
     first: dict[int, Spot] = {}
     for i, tensor in enumerate(reads):
-        if tensor is not None:
-            first.setdefault(tensor.untyped_storage()._cdata, ("read", i))
+        if tensor is not None and (key := storage_of(tensor)) is not None:
+            first.setdefault(key, ("read", i))
     pairs: list[tuple[Spot, Spot]] = []
     for i, tensor in enumerate(results):
         spot: Spot = ("result", i)
-        found = first.setdefault(tensor.untyped_storage()._cdata, spot)
-        if found != spot:
+        if (key := storage_of(tensor)) is not None and (found := first.setdefault(key, spot)) != spot:
             pairs.append((found, spot))
     return pairs
 

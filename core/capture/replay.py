@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from .alignment import aligned
+from .storages import state_of
 from .values import NeedsValue, depends_on_value, reads_values
 
 Place = tuple[int, int]
@@ -167,11 +168,9 @@ class Observer(_Calls):
 
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
         leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-        states = [(tensor._version, tensor.untyped_storage()._cdata) for tensor in leaves]
+        states = [state_of(tensor) for tensor in leaves]
         draws, result = self._drawn(), run()
-        written = tuple(
-            t for t, before in zip(leaves, states, strict=True) if (t._version, t.untyped_storage()._cdata) != before
-        )
+        written = tuple(t for t, before in zip(leaves, states, strict=True) if state_of(t) != before)
         self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func)))
         flat, spec = pytree.tree_flatten(result)
         places = {id(tensor): i for i, tensor in reversed(list(enumerate(leaves)))}

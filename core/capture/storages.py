@@ -19,6 +19,20 @@ def storage_sizes(values: Iterable[Any]) -> dict[int, int]:
     return sizes
 
 
+def storage_of(tensor: Tensor) -> int | None:
+    """Identity of the storage behind a tensor; None where there is none: sparse tensors, and those of `torch.vmap`."""
+    try:
+        found: int = tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return None
+    return found
+
+
+def state_of(tensor: Tensor) -> tuple[int, int | None]:
+    """Changes when a tensor is written in place, and when it is given other data."""
+    return tensor._version, storage_of(tensor)
+
+
 class StorageMeter:
     """Counts the bytes of watched storages that are alive, from their own finalizers.
 

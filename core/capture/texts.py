@@ -68,5 +68,5 @@ def _shown(value: float, how: str) -> str:
     text = repr(torch.tensor(value, dtype=getattr(torch, dtype)).reshape(sizes))
     if gradient:
         indent = len("tensor(")
-        text = _tensor_str._add_suffixes(text[:-1], [gradient], indent, force_newline=False)  # type: ignore[no-untyped-call]
+        text = _tensor_str._add_suffixes(text[:-1], [gradient], indent, force_newline=False)
     return before + text
