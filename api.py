@@ -99,6 +99,7 @@ def pipeline(
         backend=backend,
         cluster=find_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
         families=chosen,
+        anneal=schedule == "auto",
         oracle=simulated,
         cut_oracle=longest_path,
         max_chunks=max_chunks,

@@ -10,8 +10,7 @@ import os
 import pytest
 from panpipe.core.cluster import fully_connected
 from panpipe.core.graph import OpEdge, OpGraph, OpNode, read_graph
-from panpipe.core.partition import PartitionProblem, RangeTables, device_limits, in_flight_1f1b, partition, round_robin
-from panpipe.core.planner import longest_path, plan
+from panpipe.core.planner.choose import search_plans
 from panpipe.core.schedules.registry import families
 
 ROWS = {
@@ -38,8 +37,8 @@ def test_plan(benchmark, row):
     path = os.environ.get("PANPIPE_OPGRAPH")
     graph = read_graph(path) if path else graph_like_gpt2()
     cluster = fully_connected(devices, int(0.85 * memory), 100e9, 10e-6)
-    arguments = {"families": list(families().values()), "oracle": longest_path}
-    chosen = benchmark.pedantic(plan, (graph, cluster, microbatches), arguments, rounds=1)
+    arguments = {"families": list(families().values())}
+    chosen = benchmark.pedantic(search_plans, (graph, cluster, microbatches), arguments, rounds=1).best
     compute_s = sum(node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
     efficiency = microbatches * compute_s / (devices * chosen.prediction.step_s)
     benchmark.extra_info.update(
@@ -50,15 +49,3 @@ def test_plan(benchmark, row):
         graph="file" if path else "made",
     )
     assert max(chosen.prediction.peak_memory_bytes) <= 0.85 * memory
-
-
-def test_partition_of_2000_operators_into_64_stages(benchmark):
-    nodes = tuple(OpNode(f"n{i}", 1.0 + (i * 7919 % 13), saved_bytes=1) for i in range(2000))
-    graph = OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(1999)))
-    cluster = fully_connected(64, 10**6, 1e9, 0.0)
-
-    def run():
-        limits = device_limits(cluster)
-        return partition(PartitionProblem(RangeTables(graph), cluster, round_robin(64), in_flight_1f1b(64, 64), limits))
-
-    assert len(benchmark.pedantic(run, rounds=1)) == 65

@@ -34,7 +34,7 @@ from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
 from panpipe.core.graph import OpNode
 from panpipe.core.plan import plan_json, read_plan
-from panpipe.core.planner import choose_schedule
+from panpipe.core.planner.choose import choose_schedule
 from panpipe.core.schedules.registry import find_family
 from panpipe.runtimes.compiled import compile_stages
 from panpipe.runtimes.link_profile import measured_cluster

@@ -19,7 +19,7 @@ from ..core.planner.infeasible import (
 )
 from .output import bytes_text, seconds_text
 
-BUDGET = 150
+BUDGET = 5_000
 """Most evaluations of each further search; its plan is one that fits, and not the fastest."""
 
 

@@ -11,15 +11,14 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
-from ..core.planner import BUDGET, longest_path
-from ..core.planner import plan as search_plan
+from ..core.planner import longest_path
 from ..core.planner.infeasible import NothingFits
 from ..core.planner.unlimited import unlimited_step_s
-from ..core.schedules.registry import families
+from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
-from .output import check_writable, print_json, write_text
+from .output import check_writable, note, print_json, write_text
 from .plan_answer import PlanAnswer
 from .progress import search_progress
 
@@ -71,7 +70,23 @@ def plan(
         float | None,
         typer.Option(help="Bytes that a device may hold, where less than its memory.", show_default=False),
     ] = None,
-    budget: Annotated[int, typer.Option(help="Most candidate plans to evaluate.")] = BUDGET,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|auto",
+            help="Search cuts for this schedule alone; auto takes any, and orders of its own that start from them.",
+        ),
+    ] = "auto",
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            help="Candidate plans to evaluate; by default what takes a few seconds on one core.", show_default=False
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End the search after so long, with the best so far.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search's random numbers.", min=0, max=2**31 - 1)] = 0,
     samples: Annotated[
         int | None, typer.Option(help="Rows of the batch of one step, for the throughput.", min=1, show_default=False)
     ] = None,
@@ -86,25 +101,27 @@ def plan(
     A transfer takes the latencies of its path plus its bytes at the path's rate, and contends with no other.
     """
     check_writable(out)
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
     machine = find_cluster(cluster)
     limits = device_limits(machine, memory_limit)
     costs = _costs(graph, ModelRequest(model, batch, sequence, dtype, optimizer) if model else None, machine, cluster,
                    microbatches, Work(samples, tokens))  # fmt: skip
     known = list(families().values())
 
-    def planned(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int) -> Plan:
-        with search_progress(budget) as progress:
-            return search_plan(
-                graph,
-                cluster,
-                microbatches,
-                families=known,
-                oracle=longest_path,
-                memory_limit=memory_limit,
-                budget=budget,
-                progress=progress,
-                parameter_sizes=costs.parameter_sizes,
-            )
+    wanted = known if schedule == "auto" else [find_family(schedule)]
+
+    def planned(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int | None) -> Plan:
+        from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
+
+        with search_progress() as progress:
+            result = search_plans(
+                graph, cluster, microbatches, families=wanted, anneal=schedule == "auto", memory_limit=memory_limit,
+                budget=budget, seconds=seconds, seed=seed, progress=progress, parameter_sizes=costs.parameter_sizes,
+            )  # fmt: skip
+        if result.stopped:
+            note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
+        return result.best
 
     try:
         chosen = planned(costs.graph, machine, microbatches, budget)
@@ -123,7 +140,13 @@ def plan(
 
 
 def _refuse(
-    nothing: NothingFits, graph: OpGraph, planned: Callable[..., Plan], *, budget: int, rows: int | None, json: bool
+    nothing: NothingFits,
+    graph: OpGraph,
+    planned: Callable[..., Plan],
+    *,
+    budget: int | None,
+    rows: int | None,
+    json: bool,
 ) -> NoReturn:
     """Tell what does not fit, and what would."""
     from .infeasible import BUDGET as FURTHER
@@ -131,7 +154,7 @@ def _refuse(
 
     def replan(graph: OpGraph, cluster: Cluster, microbatches: int) -> Plan | None:
         try:
-            return planned(graph, cluster, microbatches, min(budget, FURTHER))
+            return planned(graph, cluster, microbatches, FURTHER if budget is None else min(budget, FURTHER))
         except (InfeasibleError, RequestError):
             return None
 

@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..core.planner.score import Progress as SearchProgress
+from ..core.planner.meter import Progress as SearchProgress
 from .output import seconds_text
 
 
 @contextmanager
-def search_progress(budget: int) -> Iterator[SearchProgress | None]:
-    """A bar for a search of ``budget`` evaluations, gone when it ends; None where nobody watches."""
+def search_progress() -> Iterator[SearchProgress | None]:
+    """A bar for a search, gone when it ends; None where nobody watches."""
     if not sys.stderr.isatty():
         yield None
         return
     columns = (TextColumn("planning"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=budget)
+        task = bar.add_task("", total=None)
 
-        def tell(done: int, _: int, step_s: float) -> None:
+        def tell(done: int, budget: int, step_s: float) -> None:
             best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
-            bar.update(task, completed=done, description=best)
+            bar.update(task, total=budget, completed=done, description=best)
 
         yield tell

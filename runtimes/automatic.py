@@ -22,8 +22,9 @@ from ..core.derive import Recompute, recomputing
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.plan import Plan
-from ..core.planner import Oracle, Score, choose_schedule
-from ..core.planner import plan as search_plan
+from ..core.planner import Oracle, Score
+from ..core.planner.choose import choose_schedule
+from ..core.planner.choose import plan as search_plan
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
 from .compute import compute_device
@@ -34,8 +35,10 @@ from .stage_profile import profile_stages
 from .state import OptimizerFactory, state_share
 from .team import Team
 
-CUT_EVALUATIONS = 300
+CUT_EVALUATIONS = 20_000
 """Evaluations of the search for cuts, for each number of stages a device."""
+ORDER_EVALUATIONS = 100_000
+"""Evaluations of the search for a schedule of measured stages."""
 CORRECTIONS = 1
 """How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
@@ -54,6 +57,7 @@ class Planning:
         microbatches: how many a step has.
         team: the devices.
         families: the schedules to choose among.
+        anneal: whether orders may depart from theirs.
         oracle: scores a plan whose stages are measured.
         cut_oracle: scores a plan while cuts are searched; a quick one.
         optimizer: makes each stage's optimizer.
@@ -70,6 +74,7 @@ class Planning:
     microbatches: int
     team: Team
     families: Sequence[ScheduleFamily]
+    anneal: bool
     oracle: Oracle
     cut_oracle: Oracle
     optimizer: OptimizerFactory | None
@@ -210,8 +215,9 @@ class Cutting:
         p = self.planning
         try:
             found = search_plan(
-                self.graph, self.cluster, p.microbatches, families=p.families, oracle=p.asked(p.cut_oracle),
-                budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks, parameter_sizes=p.sizes,
+                self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal,
+                oracle=p.asked(p.cut_oracle), budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
+                parameter_sizes=p.sizes,
             )  # fmt: skip
         except RequestError:
             return None
@@ -234,7 +240,7 @@ class Choosing:
         try:
             found = choose_schedule(
                 self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
-                oracle=p.asked(p.oracle), parameter_sizes=p.sizes,
+                anneal=p.anneal, oracle=p.asked(p.oracle), budget=ORDER_EVALUATIONS, parameter_sizes=p.sizes,
             )  # fmt: skip
         except (InfeasibleError, RequestError):
             return None

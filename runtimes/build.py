@@ -34,14 +34,16 @@ BACKENDS = ("gloo", "memcpy")
 def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
     microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
-    families: Sequence[ScheduleFamily], oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int, max_shapes: int,
-    report: Report | None, weights: str | Path | ModuleInit | None = None, recompute: Recompute | None = None,
+    families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int,
+    max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
+    recompute: Recompute | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
     Args:
         devices: along the pipeline; None for the ranks there are, or two threads.
         families: the schedules an automatic plan chooses among.
+        anneal: whether its orders may depart from theirs.
         oracle, cut_oracle: score plans (see :class:`Planning`).
         max_shapes: for how many shapes of microbatches programs are kept.
         weights: where values come from that the model does not hold.
@@ -76,8 +78,8 @@ def build_pipeline(
         else:
             planning = Planning(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
-                families=families, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer, max_chunks=max_chunks,
-                cluster=cluster, report=report or (lambda _: None), recompute=recompute,
+                families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
+                max_chunks=max_chunks, cluster=cluster, report=report or (lambda _: None), recompute=recompute,
             )  # fmt: skip
             pipe = best_rehearsed(planning, ready, example_batch)
         pipe.load(source)

@@ -1,10 +1,9 @@
-"""The planner: from a graph of operators with their costs to a plan."""
+"""The planner: from a graph of operators with their costs to a plan.
+
+The search itself (`choose`) is imported from its own module: it loads what is compiled.
+"""
 
 from .assemble import assemble as assemble
-from .choose import BUDGET as BUDGET
-from .choose import choose_schedule as choose_schedule
-from .choose import partition_stages as partition_stages
-from .choose import plan as plan
 from .even import even_plan as even_plan
 from .oracle import longest_path as longest_path
 from .score import Oracle as Oracle

@@ -1,73 +1,89 @@
-"""The planner's entries: from a graph to a plan, or from its parts to the next part."""
+"""The planner's entries: from a graph to plans, or from stages to a schedule."""
 
 from collections.abc import Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ..cluster import Cluster
 from ..costs import StageCosts, stage_edges
-from ..errors import InfeasibleError, RequestError
+from ..errors import RequestError
 from ..graph import OpGraph
-from ..partition import (
-    Held,
-    PartitionProblem,
-    RangeTables,
-    device_limits,
-    in_flight_1f1b,
-    partition,
-    refuse_above,
-    round_robin,
-    stages_of,
-)
-from ..plan import Plan, Prediction
-from ..schedules.early import early_gradients
-from ..schedules.problem import ScheduleFamily, ScheduleProblem
-from .assemble import assemble
-from .infeasible import NothingFits
-from .options import MAX_CHUNKS, options, schedule_problem
-from .score import Candidate, Judge, Oracle, Progress
-from .search import Search
+from ..partition import device_limits
+from ..plan import Plan
+from ..schedules.problem import ScheduleFamily
+from .finish import Candidate, predicted, refuse_above, rescored, scored
+from .meter import Meter, Progress
+from .options import MAX_CHUNKS
+from .oracle import longest_path
+from .score import Oracle
+from .search import Freedom, search
+from .setting import FixedStages, Setting, one_setting
+from .walk import frontier
 
-BUDGET = 2000
-"""Evaluations of a search unless told."""
-EARLY = 4
-"""Most evaluations for gradients sent early, once all else is chosen."""
-SPARED = 10
-"""A search spends at least this many times as many on all else."""
+EFFORT = 400_000_000
+"""Compute actions that a search evaluates unless told: some seconds on one core."""
+LEAST, MOST = 20_000, 400_000
+"""Evaluations that this comes to, at least and at most."""
+RESCORED = 8
+"""Plans that an oracle scores which is not the one that the search works with."""
 
 
-def plan(
+@frozen
+class SearchResult:
+    """What a search found.
+
+    Args:
+        plans: with their predictions: the fastest first, then those that hold less on their fullest device than every
+            faster one, each slower than the one before.
+        evaluations: places that were evaluated.
+        stopped: whether time or an interrupt cut the search short.
+    """
+
+    plans: tuple[Plan, ...]
+    evaluations: int
+    stopped: bool = False
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan."""
+        return self.plans[0]
+
+
+def search_plans(
     graph: OpGraph,
     cluster: Cluster,
     microbatches: int,
     *,
     families: Sequence[ScheduleFamily],
-    oracle: Oracle,
+    oracle: Oracle = longest_path,
+    anneal: bool = True,
     memory_limit: float | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
     min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
-) -> Plan:
-    """Choose cuts, schedule and its parameters together: the fastest found that every device has the memory for.
+) -> SearchResult:
+    """Choose cuts, schedule and its parameters together, and orders of its own: the fastest that memory allows.
 
-    Deterministic: the same arguments give the same plan.
+    Deterministic for a seed and a budget: the same arguments give the same plans, unless ``seconds`` cuts the search.
 
     Args:
         graph: operators with their times and sizes for one microbatch.
         cluster: the devices; all of them are used.
         microbatches: in one step.
         families: the schedules to choose among.
-        oracle: scores a plan.
+        oracle: the last word on the best plans. The search itself counts a transfer as a pure delay.
+        anneal: whether a device's order may depart from the family's (the schedule ``auto``).
         memory_limit: bytes a device may hold, where less than its memory.
-        budget: most evaluations.
+        budget: evaluations; by default what a few seconds on one core are enough for.
+        seconds: a cap on the time; the best so far counts then.
+        seed: of all random numbers.
         min_chunks, max_chunks: fewest and most stages a device.
-        progress: told after each evaluation.
+        progress: told now and then.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
-
-    Returns:
-        The plan with its prediction, which counts the evaluations made.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
@@ -75,63 +91,21 @@ def plan(
     """
     _check(graph, cluster, microbatches, budget=budget, chunks=min_chunks)
     limits = device_limits(cluster, memory_limit)
-    judge = Judge(oracle, cluster, limits, budget, progress)
-    devices = len(cluster.devices)
-    choices = [
-        option
-        for chunks in range(min_chunks, min(max_chunks, len(graph.nodes) // devices) + 1)
-        for option in options(families, ScheduleProblem(devices, microbatches, chunks))
-    ]
-    counts = _early_counts(microbatches) if budget >= SPARED * EARLY else ()
-    judge.reserved = len(counts)
-    Search(graph, cluster, microbatches, judge, parameter_sizes).run(choices)
-    judge.reserved = 0
-    _send_early(judge, counts)
-    return _predicted(judge.best, judge)
+    setting = one_setting(graph, cluster, microbatches, limits, parameter_sizes)
+    freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks))
+    return _searched([setting], freedom, _meter([setting], budget, seconds, progress), oracle, seed)
 
 
-def partition_stages(
-    graph: OpGraph,
-    cluster: Cluster,
-    microbatches: int,
-    *,
-    chunks: int = 1,
-    memory_limit: float | None = None,
-    slack: float = 0.0,
-    device_s_per_byte: float = 0.0,
-) -> tuple[tuple[str, ...], ...]:
-    """Cut a graph of measured operators into ``chunks`` stages for each device, placed round robin.
-
-    Memory is counted as 1F1B holds it; with several chunks, which every schedule holds in its own way, each device is
-    counted to hold ``min(devices, microbatches)`` of each of its stages.
-
-    Args:
-        graph, cluster, microbatches, memory_limit: as in :func:`plan`.
-        chunks: stages a device.
-        slack, device_s_per_byte: see :class:`PartitionProblem`.
-
-    Returns:
-        Names of the operators of each stage.
-
-    Raises:
-        RequestError: more stages than operators.
-        InfeasibleError: no cuts keep every device within its limit.
-    """
-    _check(graph, cluster, microbatches, chunks=chunks)
-    devices = len(cluster.devices)
-    flight = in_flight_1f1b(devices, microbatches)
-    if chunks > 1:
-        flight = (float(min(devices, microbatches)),) * (devices * chunks)
-    problem = PartitionProblem(
-        RangeTables(graph),
-        cluster,
-        round_robin(devices, chunks),
-        flight,
-        device_limits(cluster, memory_limit),
-        slack,
-        device_s_per_byte,
-    )
-    return stages_of(graph, partition(problem))
+def plan(
+    graph: OpGraph, cluster: Cluster, microbatches: int, *, families: Sequence[ScheduleFamily], oracle: Oracle,
+    memory_limit: float | None = None, budget: int | None = None, min_chunks: int = 1, max_chunks: int = MAX_CHUNKS,
+    progress: Progress | None = None, parameter_sizes: Mapping[str, int] | None = None, anneal: bool = True,
+) -> Plan:  # fmt: skip
+    """The best plan alone. Arguments and errors as in :func:`search_plans`."""
+    return search_plans(
+        graph, cluster, microbatches, families=families, oracle=oracle, memory_limit=memory_limit, budget=budget,
+        min_chunks=min_chunks, max_chunks=max_chunks, progress=progress, parameter_sizes=parameter_sizes, anneal=anneal,
+    ).best  # fmt: skip
 
 
 def choose_schedule(
@@ -143,8 +117,10 @@ def choose_schedule(
     *,
     families: Sequence[ScheduleFamily],
     oracle: Oracle,
+    anneal: bool = True,
     memory_limit: float | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
+    seed: int = 0,
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
 ) -> Plan:
@@ -154,7 +130,8 @@ def choose_schedule(
         graph: what the stages cut.
         stages: names of the operators of each stage, as many as devices or a multiple.
         costs: measured, one for each stage.
-        cluster, microbatches, families, oracle, memory_limit, budget, progress, parameter_sizes: as in :func:`plan`.
+        cluster, microbatches, families, oracle, anneal, memory_limit, budget, seed, progress, parameter_sizes: as in
+            :func:`search_plans`.
 
     Returns:
         The plan with its prediction from ``costs``.
@@ -171,40 +148,57 @@ def choose_schedule(
             "multiple, and costs for each"
         )
     limits = device_limits(cluster, memory_limit)
-    judge = Judge(oracle, cluster, limits, budget, progress)
-    edges = stage_edges(graph, stages)
-    bare = ScheduleProblem(devices, microbatches, len(stages) // devices, tuple(costs))
-    for option in options(families, bare)[:budget]:
-        placement = option.placement(devices)
-        problem = schedule_problem(cluster, microbatches, placement=placement, costs=costs, edges=edges, limits=limits)
-        schedule = option.build(problem)
-        if schedule is not None:
-            draft = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)
-            judge.score(draft, tuple(costs))
-    _send_early(judge, _early_counts(microbatches))
-    return _predicted(judge.best, judge)
+    fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
+    setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes), fixed=fixed)
+    chunks = len(stages) // devices
+    freedom = Freedom(tuple(families), anneal, (chunks, chunks))
+    return _searched([setting], freedom, _meter([setting], budget, None, progress), oracle, seed).best
 
 
-def _early_counts(microbatches: int) -> tuple[int, ...]:
-    """Numbers of backwards to try in halves: 1, 2, 4 and so on, and all."""
-    return (*(1 << n for n in range(EARLY - 1) if 1 << n < microbatches), microbatches)
+def _meter(
+    settings: Sequence[Setting], budget: int | None, seconds: float | None, progress: Progress | None
+) -> Meter:  # fmt: skip
+    """A meter; by default for as many evaluations of the largest setting as ``EFFORT`` pays for."""
+    if budget is None:
+        actions = max(6 * setting.devices * setting.microbatches for setting in settings)
+        budget = min(max(EFFORT // actions, LEAST), MOST)
+    return Meter(budget, seconds, progress)
 
 
-def _send_early(judge: Judge, counts: Sequence[int]) -> None:
-    """Try the best plan with its last backwards in halves, where they are whole; the judge keeps what is better."""
-    best = judge.best
-    if best is None:
-        return
-    for count in counts[: judge.left]:
-        orders = early_gradients(best.plan.device_actions, best.plan.placement, count)
-        if orders == best.plan.device_actions:
-            return
-        name = f"{best.plan.schedule}+early({count})"
-        judge.score(evolve(best.plan, schedule=name, device_actions=orders), best.costs)
+def _searched(
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
+) -> SearchResult:  # fmt: skip
+    """Search, and have the oracle score what is best."""
+    walks, stopped = search(settings, freedom, meter, seed)
+    if not walks:
+        raise RequestError(
+            f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
+            "microbatches: give other families or another number of microbatches"
+        )
+    for walk in walks[:1]:
+        walk.tidy()
+    best = rescored(walks, oracle, 1 if oracle is longest_path else RESCORED)[0]
+    refuse_above(best, meter.spent)
+    others = [walk for walk in frontier(walks) if walk.step_s > walks[0].step_s]
+    plans = [best, *(scored(walk, oracle) for walk in others)]
+    return SearchResult(tuple(predicted(each, meter.spent) for each in _descending(plans)), meter.spent, stopped)
 
 
-def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int = 1, chunks: int = 1) -> None:
-    wanted = ((microbatches, "microbatches: a step"), (budget, "evaluations: a search"), (chunks, "chunks: a device"))
+def _descending(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that hold less than every faster one, fastest first, by the oracle's own word."""
+    kept: list[Candidate] = []
+    for candidate in sorted(found, key=lambda candidate: candidate.rank):
+        most = max(candidate.score.peak_memory_bytes)
+        if not kept or (candidate.rank[0] == 0 and most < max(kept[-1].score.peak_memory_bytes)):
+            kept.append(candidate)
+    return kept
+
+
+def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int | None, chunks: int = 1) -> None:
+    wanted = (
+        (microbatches, "microbatches: a step"), (1 if budget is None else budget, "evaluations: a search"),
+        (chunks, "chunks: a device"),
+    )  # fmt: skip
     for count, what in wanted:
         if count < 1:
             raise RequestError(f"{count} {what} needs at least 1")
@@ -215,42 +209,3 @@ def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int =
             f"{devices} devices{each} for {len(graph.nodes)} operators: a stage needs at least one operator; "
             f"use at most {len(graph.nodes) // chunks} devices"
         )
-
-
-def _predicted(best: Candidate | None, judge: Judge) -> Plan:
-    """The best plan with its prediction, or the reason why nothing fits."""
-    if best is None:
-        raise RequestError(
-            f"none of the schedules is made for {len(judge.cluster.devices)} devices and these microbatches: "
-            "give other families or another number of microbatches"
-        )
-    score = best.score
-    plan = evolve(
-        best.plan,
-        prediction=Prediction(
-            costs=best.costs,
-            cluster=judge.cluster,
-            step_s=score.step_s,
-            peak_memory_bytes=score.peak_memory_bytes,
-            peak_saved_bytes=score.peak_saved_bytes,
-            bubble_ratio=score.bubble_ratio,
-            evaluations=judge.evaluations,
-        ),
-    )
-    if best.rank[0] > 0:
-        try:
-            refuse_above(judge.cluster, judge.limits, _held(best))
-        except InfeasibleError as error:
-            raise NothingFits(str(error), plan, judge.limits) from None
-    return plan
-
-
-def _held(candidate: Candidate) -> tuple[Held, ...]:
-    result = []
-    for device, (peak, saved) in enumerate(
-        zip(candidate.score.peak_memory_bytes, candidate.score.peak_saved_bytes, strict=True)
-    ):
-        state = sum(candidate.costs[stage.index].state_bytes for stage in candidate.plan.stages_on(device))
-        held = f"by {candidate.plan.schedule}, {candidate.plan.microbatches} microbatches"
-        result.append(Held(state, saved, max(peak - state - saved, 0.0), held))
-    return tuple(result)

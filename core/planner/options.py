@@ -5,7 +5,6 @@ from typing import Any
 
 from attrs import frozen
 
-from ..actions import Kind
 from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge
 from ..errors import InfeasibleError, RequestError
@@ -52,14 +51,17 @@ def schedule_problem(
     costs: Sequence[StageCosts],
     edges: Sequence[StageEdge],
     limits: Sequence[float],
+    positions: Sequence[int] | None = None,
 ) -> ScheduleProblem:
     """The problem that a builder sees for stages with known costs.
 
     A hop takes the mean over the edges between devices; the memory for saved tensors is that of the device with the
-    least to spare beside its state and its largest workspace.
+    least to spare beside its state and its largest workspace. ``positions`` are the cluster's devices along the
+    pipeline; by default all in their order.
     """
+    devices = range(len(cluster.devices)) if positions is None else positions
     hops = [
-        cluster.transfer_s(placement[edge.src], placement[edge.dst], edge.bytes)
+        cluster.transfer_s(devices[placement[edge.src]], devices[placement[edge.dst]], edge.bytes)
         for edge in edges
         if placement[edge.src] != placement[edge.dst]
     ]
@@ -68,30 +70,10 @@ def schedule_problem(
         own = [cost for cost, place in zip(costs, placement, strict=True) if place == device]
         spare.append(limit - sum(c.state_bytes for c in own) - max((c.workspace_bytes for c in own), default=0))
     return ScheduleProblem(
-        devices=len(cluster.devices),
+        devices=len(devices),
         microbatches=microbatches,
-        chunks=len(costs) // len(cluster.devices),
+        chunks=len(costs) // len(devices),
         costs=tuple(costs),
         hop_s=sum(hops) / len(hops) if hops else 0.0,
         memory_limit=max(min(spare), 0.0),
     )
-
-
-def in_flight(schedule: Schedule) -> tuple[float, ...]:
-    """Per stage, how many microbatches its device holds of it when it holds the most of all its stages."""
-    held = [0.0] * len(schedule.placement)
-    most = list(held)
-    for device, actions in enumerate(schedule.device_actions):
-        own = [stage for stage, place in enumerate(schedule.placement) if place == device]
-        peak = 0.0
-        for action in actions:
-            if action.kind is Kind.F:
-                held[action.stage] += 1
-            elif action.kind in (Kind.B, Kind.W):
-                held[action.stage] -= 1
-            now = sum(held[stage] for stage in own)
-            if now > peak:
-                peak = now
-                for stage in own:
-                    most[stage] = held[stage]
-    return tuple(most)

@@ -1,201 +1,157 @@
-"""Search over schedules and cuts together: a survey, short climbs from its best points, then one long climb."""
+"""The search: every schedule on cuts of its own, then cuts and orders together, by successive halving.
 
-from collections.abc import Iterable, Mapping, Sequence
-from random import Random
+1. Starts: every family with every set of parameters that it offers and every number of stages a device, on even cuts.
+   Their cuts climb downhill. (Pfeife's algorithm 1 takes a beam of cuts for each set of parameters; this is its floor.)
+2. The better ones go on annealing, cuts and orders together, each on its own costs, edges and memory limits; fewer and
+   fewer of them with more and more moves (successive halving, Karnin et al. 2013).
 
-from attrs import Factory, define, evolve, frozen
+Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
+"""
 
-from ..actions import Action
-from ..cluster import Cluster
-from ..costs import stage_costs, stage_edges
-from ..graph import OpGraph
-from ..partition import Cuts, PartitionProblem, RangeTables, nearest_cuts, stages_of
-from ..schedules.problem import Schedule
-from .assemble import assemble, with_replicas
-from .options import Option, in_flight, schedule_problem
-from .score import Candidate, Judge, Rank
-from .shapes import Prefix, looped_cuts, moves, prefix_of, seeds
+from collections.abc import Iterable, Sequence
 
-SHAPED = 2
-"""Schedules of each number of chunks that are tried with other shapes."""
-STARTS = 5
-"""Numbers of chunks whose best point starts a short climb. Points with as many chunks meet again where their schedules
-are exchanged."""
-FINALISTS = 2
-"""Points that go on to a longer climb."""
-SEED = 0
-ROUNDS = 20
-WANDERINGS = 400
-"""How often, at most, the search wanders from where no single move helps, and how many random moves it then tries."""
-STEPS = (1, 1, 1, 2, 2, 3, 5, 8)
-"""Operators that a random move steps over."""
-LONGER = 0.003
-"""Share by which a random move may lengthen the step, at first; less and less towards the end."""
+from attrs import frozen
 
-Order = tuple[tuple[Action, ...], ...]
+from ..partition import Cuts
+from ..schedules.decode import INFINITY
+from ..schedules.problem import ScheduleFamily, ScheduleProblem
+from .anneal import Ways
+from .meter import Meter, Stopped
+from .options import MAX_CHUNKS, Option, options, schedule_problem
+from .setting import Setting
+from .shapes import looped_cuts, spread
+from .walk import Walk, start_walk, varied
 
 
 @frozen
-class Point:
-    """A place in the search: a schedule, the cuts it is applied to, and how good they are together."""
+class Round:
+    """One round of successive halving.
 
-    option: Option
-    schedule: Schedule
-    cuts: Cuts
-    rank: Rank
+    Args:
+        keep: walks that take part, the best of those before.
+        each: most of them with the same placement.
+        share: of the budget for all of them together, in proportion to the other rounds'.
+        warmth: of the annealing; 0 is straight downhill.
+        cut: share of the moves that move cuts.
+    """
 
-
-@define
-class Search:
-    """One search. It is over when the judge's budget is spent, or nothing around its best points is left to score."""
-
-    graph: OpGraph
-    cluster: Cluster
-    microbatches: int
-    judge: Judge
-    parameter_sizes: Mapping[str, int] | None = None
-    prefix: Prefix = Factory(lambda self: prefix_of(self.graph), takes_self=True)
-    tables: RangeTables = Factory(lambda self: RangeTables(self.graph), takes_self=True)
-    partitions: dict[tuple[tuple[int, ...], tuple[float, ...]], Cuts] = Factory(dict)
-    schedules: dict[Order, Schedule] = Factory(dict)
-    """One schedule for each compute order: two names for the same order are the same schedule."""
-    scored: dict[tuple[int, Cuts], Rank] = Factory(dict)
-    """By the identity of the schedule, which ``schedules`` keeps alive, and cuts."""
-
-    @property
-    def devices(self) -> int:
-        return len(self.cluster.devices)
-
-    def run(self, options: Sequence[Option]) -> Candidate | None:
-        """Search among ``options``; the best candidate, or None where no option could be built."""
-        points = self.survey(options)[:STARTS]
-        points = _ranked(self.climb(point, self.judge.left // (3 * STARTS)) for point in points)[:FINALISTS]
-        points = _ranked(self.climb(point, self.judge.left // (2 * FINALISTS)) for point in points)
-        for point in points:
-            self.finish(point, options)
-        return self.judge.best
-
-    def survey(self, options: Sequence[Option]) -> list[Point]:
-        """Score each option with its own partition, and the best of each number of chunks with other shapes too.
-
-        Returns:
-            The best point of each number of chunks, best first.
-        """
-        firsts = (self.first(option) for option in options)
-        points = _ranked({point.schedule.device_actions: point for point in firsts if point is not None}.values())
-        leaders = []
-        for chunks in dict.fromkeys(point.option.chunks for point in points):
-            shaped = [point for point in points if point.option.chunks == chunks][:SHAPED]
-            for point in list(shaped):
-                for cuts in seeds(self.prefix, self.devices, chunks):
-                    if self.judge.left > 0:
-                        shaped.append(self.at(point, cuts))
-            leaders.append(_ranked(shaped)[0])
-        return _ranked(leaders)
-
-    def first(self, option: Option) -> Point | None:
-        """An option with the partition that suits what it holds in flight, or None where it cannot be built."""
-        if self.judge.left <= 0:
-            return None
-        schedule = self.build(option, looped_cuts(self.prefix, self.devices, [1.0] * option.chunks))
-        if schedule is None:
-            return None
-        flight = in_flight(schedule)
-        key = schedule.placement, flight
-        if key not in self.partitions:
-            limits = tuple(self.judge.limits)
-            problem = PartitionProblem(self.tables, self.cluster, schedule.placement, flight, limits)
-            self.partitions[key] = nearest_cuts(problem)
-        return self.at(Point(option, schedule, (), (0.0, 0.0)), self.partitions[key])
-
-    def build(self, option: Option, cuts: Cuts) -> Schedule | None:
-        """The option's schedule for stages of these cuts."""
-        stages, placement = stages_of(self.graph, cuts), option.placement(self.devices)
-        costs, edges = stage_costs(self.graph, stages), stage_edges(self.graph, stages)
-        problem = schedule_problem(
-            self.cluster, self.microbatches, placement=placement, costs=costs, edges=edges, limits=self.judge.limits
-        )
-        schedule = option.build(problem)
-        return None if schedule is None else self.schedules.setdefault(schedule.device_actions, schedule)
-
-    def at(self, point: Point, cuts: Cuts) -> Point:
-        """The point with other cuts, scored unless it was before."""
-        key = id(point.schedule), cuts
-        if key not in self.scored:
-            stages = stages_of(self.graph, cuts)
-            plan = assemble(self.graph, stages, point.schedule, parameter_sizes=self.parameter_sizes)
-            costs = with_replicas(self.graph, stage_costs(self.graph, stages), plan.tied)
-            self.scored[key] = self.judge.score(plan, costs).rank
-        return evolve(point, cuts=cuts, rank=self.scored[key])
-
-    def climb(self, point: Point, allowance: int) -> Point:
-        """Take every move that improves, with steps of about a stage first and of one operator last."""
-        end = max(self.judge.left - allowance, 0)
-        step = 1 << max((len(self.graph.nodes) // len(point.cuts)).bit_length() - 1, 0)
-        while step >= 1:
-            before = point.rank
-            for move in moves(self.devices, point.option.chunks):
-                if self.judge.left <= end:
-                    return point
-                cuts = move.of(self.prefix, point.cuts, self.devices, step)
-                if cuts is not None:
-                    point = min(point, self.at(point, cuts), key=_rank)
-            if point.rank >= before:
-                step //= 2
-        return point
-
-    def finish(self, point: Point, options: Sequence[Option]) -> Point:
-        """Climb to where neither a move nor another schedule helps, then wander about and climb from there again."""
-        random = Random(SEED)
-        for _ in range(ROUNDS):
-            before = self.judge.left
-            point = self.settle(point, options)
-            point = min(point, self.climb(self.wander(point, random), self.judge.left), key=_rank)
-            if self.judge.left in (before, 0):
-                break  # the budget is spent, or there is nothing around that was not scored yet
-        return point
-
-    def settle(self, point: Point, options: Sequence[Option]) -> Point:
-        """Climb to where no move helps, see whether another schedule is better there, and go on from it."""
-        while self.judge.left > 0:
-            point = self.climb(point, self.judge.left)
-            other = self.reschedule(point, options)
-            if other.rank >= point.rank:
-                break
-            point = other
-        return point
-
-    def wander(self, point: Point, random: Random) -> Point:
-        """Random moves, one to three at a time, taken unless they make the step much longer; the best point met."""
-        best, choices = point, moves(self.devices, point.option.chunks)
-        for left in range(WANDERINGS, 0, -1):
-            cuts = point.cuts
-            for _ in range(random.choice((1, 1, 2, 3)) if choices else 0):
-                cuts = random.choice(choices).of(self.prefix, cuts, self.devices, random.choice(STEPS)) or cuts
-            if self.judge.left <= 0:
-                break
-            other = self.at(point, cuts)
-            room = 1 + LONGER * random.random() * left / WANDERINGS
-            if other.rank[0] <= point.rank[0] and other.rank[1] <= point.rank[1] * room:
-                point = other
-            best = min(best, point, key=_rank)
-        return best
-
-    def reschedule(self, point: Point, options: Sequence[Option]) -> Point:
-        """The best of all options with as many chunks at this point's cuts."""
-        best = point
-        for option in options:
-            if option.chunks == point.option.chunks and self.judge.left > 0:
-                schedule = self.build(option, point.cuts)
-                if schedule is not None and schedule is not best.schedule:
-                    other = self.at(Point(option, schedule, (), (0.0, 0.0)), point.cuts)
-                    best = min(best, other, key=_rank)
-        return best
+    keep: int
+    each: int
+    share: float
+    warmth: float
+    cut: float
 
 
-def _rank(point: Point) -> Rank:
-    return point.rank
+CLIMBS = (Round(1000, 1000, 0.04, 0.0, 1.0), Round(40, 6, 0.04, 0.0, 1.0))
+"""Rounds for cuts alone."""
+START = Round(1000, 1000, 0.0, 0.0, 0.0)
+"""Every start as it is."""
+ANNEALINGS = (
+    Round(16, 3, 0.17, 0.002, 0.08), Round(5, 2, 0.30, 0.002, 0.08), Round(1, 1, 0.45, 0.002, 0.08),
+)  # fmt: skip
+"""Rounds for cuts and orders."""
+
+SPLITS = 0.15
+"""Share of the moves that split backwards or make them whole, where that makes a difference."""
 
 
-def _ranked(points: Iterable[Point]) -> list[Point]:
-    return sorted(points, key=_rank)
+@frozen
+class Freedom:
+    """What a search may change.
+
+    Args:
+        families: the schedules to choose among.
+        anneal: whether orders may depart from the families'.
+        chunks: fewest and most stages a device.
+        recompute: whether stages may recompute.
+    """
+
+    families: tuple[ScheduleFamily, ...]
+    anneal: bool = True
+    chunks: tuple[int, int] = (1, MAX_CHUNKS)
+    recompute: bool = False
+
+
+def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0) -> tuple[list[Walk], bool]:
+    """Search for the fastest step among settings.
+
+    Args:
+        settings: to choose among; their steps are compared as they are.
+        freedom: see :class:`Freedom`.
+        meter: what may be spent.
+        seed: of all random numbers.
+
+    Returns:
+        The walks, of which the best is first; and whether time or an interrupt cut the search short. No walks where no
+        family is made for any setting.
+    """
+    walks: list[Walk] = []
+    try:
+        walks += starts(settings, freedom)
+        rounds = _rounds(settings, freedom)
+        for number, each in enumerate(rounds):
+            allowance = meter.budget * each.share / max(sum(other.share for other in rounds), 1e-9)
+            _round(walks, each, number, int(allowance), meter, seed)
+    except (Stopped, KeyboardInterrupt):
+        if not any(walk.value < INFINITY for walk in walks):
+            raise
+        return _ranked(walks), True
+    return _ranked(walks), False
+
+
+def _rounds(settings: Sequence[Setting], freedom: Freedom) -> tuple[Round, ...]:
+    climbs = (START,) if all(setting.fixed is not None for setting in settings) else CLIMBS
+    return climbs + (ANNEALINGS if freedom.anneal else ())
+
+
+def _round(walks: list[Walk], plan: Round, number: int, allowance: int, meter: Meter, seed: int) -> None:
+    """One round, of ``allowance`` evaluations in all; each start is looked at once at least."""
+    taking_part = varied(walks, plan.keep, plan.each)
+    moves = max(allowance // max(len(taking_part), 1), 1)
+    for place, walk in enumerate(taking_part):
+        cuts = plan.cut if walk.setting.fixed is None else 0.0
+        ways = Ways(cuts, split=SPLITS if walk.setting.mixes and plan.warmth else 0.0)
+        walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, plan.warmth, ways)
+        walk.rest()
+
+
+def _ranked(walks: list[Walk]) -> list[Walk]:
+    return sorted(walks, key=lambda walk: walk.value)
+
+
+def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
+    """A walk for every setting, family, set of parameters and number of stages a device."""
+    walks = []
+    for setting in settings:
+        seen = set()
+        for option in _options(setting, freedom):
+            placement = option.placement(setting.devices)
+            cuts = even_cuts(setting, placement)
+            schedule = option.build(_problem(setting, placement, cuts))
+            if schedule is not None and schedule.device_actions not in seen:
+                seen.add(schedule.device_actions)
+                walks.append(start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes))
+    return walks
+
+
+def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
+    fewest, most = freedom.chunks
+    for chunks in range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1):
+        yield from options(freedom.families, ScheduleProblem(setting.devices, setting.microbatches, chunks))
+
+
+def _problem(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
+    """What a builder is told: the costs of these stages."""
+    _, costs, edges = setting.staged(cuts, placement)
+    return schedule_problem(
+        setting.cluster, setting.microbatches, placement=placement, costs=costs, edges=edges, limits=setting.limits,
+        positions=setting.positions,
+    )  # fmt: skip
+
+
+def even_cuts(setting: Setting, placement: Sequence[int]) -> Cuts:
+    """Stages of as much work as their devices are fast: even within each loop where these are all the same."""
+    chunks, extra = divmod(len(placement), setting.devices)
+    if len(set(setting.speeds)) == 1 and not extra:
+        return looped_cuts(setting.prefix, setting.devices, [1.0] * chunks)
+    return tuple(spread(setting.prefix, 0, len(setting.prefix) - 1, [setting.speeds[d] for d in placement]))

@@ -9,8 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from attrs import frozen
-
 from ..graph import OpGraph
 from ..partition import Cuts
 
@@ -112,42 +110,3 @@ def seeds(prefix: Prefix, devices: int, chunks: int) -> Iterator[Cuts]:
             loops[heavy] *= share
             loops[0] *= first
             yield looped_cuts(prefix, devices, loops)
-
-
-@frozen
-class Move:
-    """One way to change cuts.
-
-    Args:
-        cut: the first cut that moves.
-        width: how many cuts move together: one; two, which hands load to a device further on; or 0 for a bound between
-            loops, on both sides of which stages are evened again.
-        direction: 1 or −1.
-    """
-
-    cut: int
-    width: int
-    direction: int
-
-    def of(self, prefix: Prefix, cuts: Cuts, devices: int, step: int) -> Cuts | None:
-        """The cuts after this move by ``step`` operators, or None where a stage would be empty."""
-        by = self.direction * step
-        if self.width == 0:
-            first, last = self.cut - devices, self.cut + devices
-            bound = cuts[self.cut] + by
-            if bound - cuts[first] < devices or cuts[last] - bound < devices:
-                return None
-            before, after = evened(prefix, cuts[first], bound, devices), evened(prefix, bound, cuts[last], devices)
-            return (*cuts[:first], *before[:-1], *after, *cuts[last + 1 :])
-        end = self.cut + self.width
-        if cuts[self.cut - 1] >= cuts[self.cut] + by or cuts[end - 1] + by >= cuts[end]:
-            return None
-        return (*cuts[: self.cut], *(cut + by for cut in cuts[self.cut : end]), *cuts[end:])
-
-
-def moves(devices: int, chunks: int) -> list[Move]:
-    """All moves for so many stages, the widest first."""
-    stages = devices * chunks
-    bounds = [(cut, 0) for cut in range(devices, stages, devices)]
-    cuts = [(cut, width) for width in (1, 2) for cut in range(1, stages - width + 1)]
-    return [Move(cut, width, direction) for cut, width in bounds + cuts for direction in (1, -1)]

@@ -218,7 +218,7 @@ def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
 
 def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_file):
     cluster = cluster_file(tmp_path, memory_bytes=850)
-    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 20)
+    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
     assert (status, out) == (3, "")
     summary, *block = err.splitlines()
     assert re.fullmatch(
@@ -230,6 +230,7 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
     assert all(kind in block[1] for kind in ("parameters", "gradients", "optimizer", "saved", "workspace"))
     assert [re.split("  +", line)[1] for line in block[3:]] == [
         "smaller microbatches",
+        "offload",
         "more memory",
         "more devices",
     ]
@@ -238,7 +239,7 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
 def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file):
     def planned(devices, microbatches, limit, graph=graph_file):
         cluster = cluster_file(tmp_path, devices, 850)
-        flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 20)
+        flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 300)
         status, out, _ = run(capsys, *flags, *limit, "--json")
         return status, json.loads(out)
 
@@ -267,9 +268,9 @@ def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file)
 
     more = changes["more memory"]["bytes"]
     cluster = cluster_file(tmp_path, 2, 850 + int(more))
-    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 20)
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
     assert run(capsys, *flags)[0] == 0
-    assert "offload" not in changes  # it lacks more than there are saved tensors to spare
+    assert 0 < changes["offload"]["bytes"] <= nothing["holds_bytes"]["saved"] * 2
 
 
 def test_the_plan_is_written_with_its_prediction(tmp_path, capsys, graph_file):

@@ -11,18 +11,11 @@ from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.partition import device_limits, stages_of
 from panpipe.core.plan import TiedWeight, plan_json
-from panpipe.core.planner import (
-    Score,
-    assemble,
-    choose_schedule,
-    longest_path,
-    partition_stages,
-    plan,
-)
-from panpipe.core.planner.choose import EARLY
-from panpipe.core.planner.options import in_flight
-from panpipe.core.planner.shapes import evened, looped_cuts, moves, prefix_of, seeds
+from panpipe.core.planner import Score, assemble, longest_path
+from panpipe.core.planner.choose import choose_schedule, plan, search_plans
+from panpipe.core.planner.shapes import evened, looped_cuts, prefix_of, seeds
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 
@@ -40,7 +33,7 @@ CLUSTER = fully_connected(2, 1000, 80.0, 0.01)
 
 
 def planned(**changes):
-    arguments = {"families": ALL, "oracle": longest_path, "budget": 200} | changes
+    arguments = {"families": ALL, "oracle": longest_path, "budget": 5000} | changes
     return plan(arguments.pop("graph", GRAPH), arguments.pop("cluster", CLUSTER), 4, **arguments)
 
 
@@ -68,39 +61,70 @@ def test_the_same_request_gives_the_same_bytes():
     assert plan_json(planned()) == plan_json(planned())
 
 
-def test_the_search_beats_its_first_partition_with_1f1b():
-    stages = partition_stages(GRAPH, CLUSTER, 4)
-    first = choose_schedule(GRAPH, stages, stage_costs(GRAPH, stages), CLUSTER, 4, families=PLAIN, oracle=longest_path)
-    assert planned().prediction.step_s < 0.95 * first.prediction.step_s
+def test_orders_of_its_own_beat_the_families():
+    cluster = fully_connected(4, 1000, 80.0, 0.01)
+    free, published = (planned(cluster=cluster, anneal=anneal).prediction.step_s for anneal in (True, False))
+    assert free < published
+    assert planned(families=PLAIN, anneal=False).schedule == "1f1b"
 
 
-@pytest.mark.parametrize("budget", [1, 7, 40])
+@pytest.mark.parametrize("budget", [1, 7, 40, 500])
 def test_the_budget_is_kept_and_counted(budget):
-    asked, told = [], []
+    told = []
+    chosen = planned(budget=budget, progress=lambda *state: told.append(state))
+    assert 1 <= chosen.prediction.evaluations <= budget
+    assert [state[1] for state in told] == [budget] * len(told)
+    assert told[-1][0] == chosen.prediction.evaluations
+    assert told[-1][2] == pytest.approx(chosen.prediction.step_s)
+
+
+def test_another_seed_searches_elsewhere():
+    arguments = {"families": ALL, "budget": 5000}
+    plans = [search_plans(GRAPH, CLUSTER, 4, seed=seed, **arguments).best for seed in (0, 0, 1)]
+    assert plan_json(plans[0]) == plan_json(plans[1]) != plan_json(plans[2])
+
+
+def test_a_longer_search_is_better():
+    cluster = fully_connected(4, 1000, 80.0, 0.01)
+    short, long = (planned(cluster=cluster, budget=budget).prediction.step_s for budget in (50, 20_000))
+    assert long < short
+
+
+def test_time_and_interrupts_end_a_search_with_the_best_so_far():
+    calls = []
+
+    def interrupt(*state):
+        calls.append(state)
+        if len(calls) == 30:
+            raise KeyboardInterrupt
+
+    stopped = search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=10**6, progress=interrupt)
+    assert stopped.stopped
+    assert stopped.evaluations < 10**6
+    assert stopped.best.prediction.step_s == longest_path(stopped.best, stopped.best.prediction.costs, CLUSTER).step_s
+    assert search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=10**8, seconds=0.2).stopped
+    assert not search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=100, seconds=100).stopped
+
+
+def test_an_oracle_of_its_own_has_the_last_word():
+    asked = []
 
     def oracle(draft, costs, cluster):
         assert draft.prediction is None
         asked.append(draft)
-        return longest_path(draft, costs, cluster)
+        return Score(float(len(draft.stages)), (0.0,) * 2, (0.0,) * 2, 0.0)
 
-    chosen = planned(oracle=oracle, budget=budget, progress=lambda *state: told.append(state))
-    # What is set aside for gradients sent early is left where backwards are in halves already.
-    assert budget - EARLY < len(asked) <= budget
-    assert len(asked) == chosen.prediction.evaluations
-    assert [state[:2] for state in told] == [(n + 1, budget) for n in range(len(asked))]
-    assert told[-1][2] == chosen.prediction.step_s
+    chosen = planned(oracle=oracle)
+    assert len(asked) > 1
+    assert len(chosen.stages) == min(len(draft.stages) for draft in asked) == chosen.prediction.step_s
 
 
-def test_a_longer_search_is_better():
-    short, long = (planned(budget=budget).prediction.step_s for budget in (10, 1000))
-    assert long < short
-
-
-def test_the_oracle_alone_decides():
-    fewest = planned(oracle=lambda draft, *_: Score(float(len(draft.stages)), (0.0,) * 2, (0.0,) * 2, 0.0))
-    most = planned(oracle=lambda draft, *_: Score(-float(len(draft.stages)), (0.0,) * 2, (0.0,) * 2, 0.0))
-    assert len(fewest.stages) == 2
-    assert len(most.stages) == 14
+def test_runners_up_hold_less_and_take_longer():
+    plans = [plan.prediction for plan in search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=5000).plans]
+    assert len(plans) > 1
+    for one, other in pairwise(plans):
+        assert one.step_s <= other.step_s
+        assert max(one.peak_memory_bytes) > max(other.peak_memory_bytes)
 
 
 def test_the_memory_limit_is_hard():
@@ -189,16 +213,14 @@ def test_each_replica_of_a_tied_weight_takes_memory():
     assert sum(cost.state_bytes for cost in chosen.prediction.costs) == 64 + 4 * replicas
 
 
-# Composable parts.
+# Stages that are cut already.
 
-
-def test_partition_stages_are_even_and_cover_the_graph():
-    stages = partition_stages(chain([1] * 8), CLUSTER, 4, chunks=2)
-    assert [len(stage) for stage in stages] == [2, 2, 2, 2]
+HALVES = stages_of(GRAPH, (0, 7, 14))
+QUARTERS = stages_of(GRAPH, (0, 4, 8, 12, 14))
 
 
 def test_choose_schedule_uses_the_measured_costs():
-    stages = partition_stages(GRAPH, CLUSTER, 4, chunks=2)
+    stages = QUARTERS
     costs = tuple(StageCosts(1.0, 1.0, 1.0, backward_s=1.5, saved_bytes=3) for _ in stages)
     chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path)
     assert chosen.prediction.costs == costs
@@ -206,21 +228,22 @@ def test_choose_schedule_uses_the_measured_costs():
     assert chosen.prediction.step_s == longest_path(chosen, costs, CLUSTER).step_s
 
 
-def test_gradients_are_sent_early_where_that_is_faster():
-    stages = partition_stages(GRAPH, CLUSTER, 4)
+def test_backwards_are_split_where_that_is_faster():
+    stages = HALVES
     costs = stage_costs(GRAPH, stages)
-    one = [family for family in PLAIN if family.name == "1f1b"]
-    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=one, oracle=longest_path)
-    assert chosen.schedule.startswith("1f1b+early(")
+    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=PLAIN, oracle=longest_path, budget=5000)
+    assert chosen.schedule == "auto(1f1b)"
     assert sum(a.kind is Kind.W for row in chosen.device_actions for a in row) >= 1
     # Halves that take longer than the whole by more than they save are left whole.
-    slow = [evolve(cost, backward_s=0.1 * cost.full_backward_s) for cost in costs]
-    plain = choose_schedule(GRAPH, stages, slow, CLUSTER, 4, families=one, oracle=longest_path)
+    fast = [evolve(cost, backward_s=0.1 * cost.full_backward_s) for cost in costs]
+    whole = choose_schedule(GRAPH, stages, fast, CLUSTER, 4, families=PLAIN, oracle=longest_path, budget=5000)
+    assert {a.kind for row in whole.device_actions for a in row} == {Kind.F, Kind.B}
+    plain = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=PLAIN, oracle=longest_path, anneal=False)
     assert plain.schedule == "1f1b"
 
 
 def test_choose_schedule_keeps_to_memory():
-    stages = partition_stages(GRAPH, CLUSTER, 4)
+    stages = HALVES
     costs = tuple(StageCosts(1.0, 1.0, 1.0, saved_bytes=10) for _ in stages)
     chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=20)
     assert max(chosen.prediction.peak_memory_bytes) <= 20
@@ -239,25 +262,25 @@ def test_assemble_refuses_a_schedule_for_other_stages():
         assemble(TIED, [["embed"], ["mid"], ["head"]], schedule)
 
 
-def test_in_flight_of_1f1b():
-    schedule = find_family("1f1b").build(ScheduleProblem(4, 8))
-    assert in_flight(schedule) == (4, 3, 2, 1)
-
-
 # Shapes.
 
 
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 2))
 @settings(max_examples=50)
-def test_shapes_and_moves_leave_no_stage_empty(times, devices, chunks):
+def test_shapes_leave_no_stage_empty(times, devices, chunks):
     prefix = prefix_of(chain(times))
-    shapes = [looped_cuts(prefix, devices, [1.0] * chunks), *seeds(prefix, devices, chunks)]
-    for cuts in shapes:
-        after = [move.of(prefix, cuts, devices, step) for move in moves(devices, chunks) for step in (1, 4)]
-        for result in [cuts, *(moved for moved in after if moved is not None)]:
-            assert len(result) == devices * chunks + 1
-            assert (result[0], result[-1]) == (0, len(times))
-            assert all(a < b for a, b in pairwise(result))
+    for cuts in [looped_cuts(prefix, devices, [1.0] * chunks), *seeds(prefix, devices, chunks)]:
+        assert len(cuts) == devices * chunks + 1
+        assert (cuts[0], cuts[-1]) == (0, len(times))
+        assert all(a < b for a, b in pairwise(cuts))
+
+
+def test_a_memory_limit_is_above_zero_and_never_above_the_device():
+    cluster = fully_connected(2, 100, 1.0, 0.0)
+    assert device_limits(cluster, 50) == (50, 50)
+    assert device_limits(cluster, 500) == (100, 100)
+    with pytest.raises(RequestError, match="-1"):
+        device_limits(cluster, -1)
 
 
 def test_evened_stages_of_equal_operators():

@@ -1,0 +1,313 @@
+"""Costs of stages, and the edges between them, from cuts: compiled, from sums over the graph made once.
+
+A search looks at many thousands of cuts; a stage's times and sizes are differences of prefix sums, its workspace the
+largest of a sparse table's two overlapping halves, and an edge's bytes those of each tensor that crosses, once for each
+later stage that reads it. Memory is linear in operators and edges (times the logarithm of the operators).
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ..cluster import Cluster
+from ..costs import StageCosts, StageEdge
+from ..graph import OpGraph
+from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ..shortcut.path import BOTH, KINDS, StageArrays
+
+OPTIMIZER, STATE, SAVED, PARAMETERS = 3, 4, 5, 6
+"""Rows of ``GraphArrays.sums`` behind those of F, I and W."""
+SUMS = (
+    "forward_s",
+    "backward_input_s",
+    "backward_weight_s",
+    "optimizer_s",
+    "state_bytes",
+    "saved_bytes",
+    "parameter_bytes",
+)
+
+
+class GraphArrays(NamedTuple):
+    """A graph, once for each type of device where they differ.
+
+    Args:
+        sums: prefix sums over the nodes, (types, 7, nodes + 1).
+        largest: the largest workspace of the 2^k nodes from each on, (types, levels, nodes).
+        source: producer of each tensor that is read, ascending.
+        first: where each tensor's readers begin in the next three, (tensors + 1).
+        reader, size, back: node, bytes, and bytes of the gradient that comes back, ascending by node.
+        shared_first: where the readers of each shared parameter begin, (parameters + 1).
+        shared_reader: nodes, ascending.
+        shared_size: bytes of a replica's state, by parameter.
+    """
+
+    sums: Floats
+    largest: Floats
+    source: Integers
+    first: Integers
+    reader: Integers
+    size: Floats
+    back: Floats
+    shared_first: Integers
+    shared_reader: Integers
+    shared_size: Floats
+
+
+class MachineArrays(NamedTuple):
+    """A cluster without contention, by pipeline position.
+
+    Args:
+        kind: which of the graph's types each device is.
+        limits: bytes that each device may hold.
+        latency, rate: of every path in seconds and bytes a second, (devices, devices).
+        reduce: of the reduction of a stage's gradients over the data dimension: seconds for any, and for each byte,
+            (2, devices).
+    """
+
+    kind: Integers
+    limits: Floats
+    latency: Floats
+    rate: Floats
+    reduce: Floats
+
+
+def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = None) -> GraphArrays:
+    """The arrays of graphs that differ in costs alone, one for each type of device."""
+    first = graphs[0]
+    count = len(first.nodes)
+    sums = np.zeros((len(graphs), len(SUMS), count + 1))
+    for t, graph in enumerate(graphs):
+        for row, name in enumerate(SUMS):
+            np.cumsum([getattr(node, name) for node in graph.nodes], out=sums[t, row, 1:])
+    return GraphArrays(sums, _largest(graphs), *_tensors(first), *_shared(first, sizes or {}))
+
+
+def _largest(graphs: Sequence[OpGraph]) -> Floats:
+    count = len(graphs[0].nodes)
+    levels = max(count.bit_length(), 1)
+    table = np.zeros((len(graphs), levels, count))
+    table[:, 0] = [[node.workspace_bytes for node in graph.nodes] for graph in graphs]
+    for level in range(1, levels):
+        half = 1 << (level - 1)
+        table[:, level] = table[:, level - 1]
+        table[:, level, : count - half] = np.maximum(table[:, level - 1, : count - half], table[:, level - 1, half:])
+    return table
+
+
+def _tensors(graph: OpGraph) -> tuple[Integers, Integers, Integers, Floats, Floats]:
+    found: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    for edge in graph.edges:
+        readers = found.setdefault((graph.index[edge.src], edge.tensor), {})
+        node = graph.index[edge.dst]
+        size, back = readers.get(node, (0, 0))
+        readers[node] = max(size, edge.bytes), max(back, edge.bytes if edge.gradient else 0)
+    source, first, rows = [], [0], []
+    for (node, _), readers in sorted(found.items()):
+        source.append(node)
+        rows += [(reader, *readers[reader]) for reader in sorted(readers)]
+        first.append(len(rows))
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return (
+        np.array(source, dtype=np.int64), np.array(first, dtype=np.int64), np.array(columns[0], dtype=np.int64),
+        np.array(columns[1], dtype=float), np.array(columns[2], dtype=float),
+    )  # fmt: skip
+
+
+def _shared(graph: OpGraph, sizes: Mapping[str, int]) -> tuple[Integers, Integers, Floats]:
+    readers: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in node.parameters:
+            readers.setdefault(name, []).append(i)
+    first, rows, found = [0], [], []
+    share = replica_share(graph)
+    for name, nodes in readers.items():
+        if len(nodes) > 1 and name in sizes:
+            rows += nodes
+            first.append(len(rows))
+            found.append(2 * sizes[name] + round(share * sizes[name]))
+    return np.array(first, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(found, dtype=float)
+
+
+def replica_share(graph: OpGraph) -> float:
+    """Bytes of optimizer state for each byte of parameters, as the graph has it."""
+    parameters = sum(node.parameter_bytes for node in graph.nodes)
+    state = sum(node.state_bytes for node in graph.nodes)
+    return max(state / parameters - 2, 0.0) if parameters else 0.0
+
+
+def machine_arrays(
+    cluster: Cluster, positions: Sequence[int], limits: Sequence[float], kinds: Sequence[int], reduce: Floats
+) -> MachineArrays:
+    """The arrays of the cluster's devices at ``positions``; ``limits``, ``kinds`` and ``reduce`` by position."""
+    count = len(positions)
+    latency, rate = np.zeros((count, count)), np.full((count, count), np.inf)
+    for a, b in itertools.permutations(range(count), 2):
+        links = [link for link, _ in cluster.path(positions[a], positions[b])]
+        latency[a, b] = sum(link.latency_s for link in links)
+        rate[a, b] = min(link.bytes_per_s for link in links)
+    return MachineArrays(np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce)
+
+
+def stage_room(edges: int, stages: int) -> StageArrays:
+    """Arrays for :func:`cost_stages` or :func:`fill_fixed` to fill, for at most so many edges."""
+
+    def floats() -> Floats:
+        return np.zeros(stages)
+
+    def edge_arrays() -> tuple[Integers, Integers, Floats]:
+        return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
+
+    return StageArrays(
+        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), floats(), floats(), floats(), floats(),
+        *edge_arrays(), *edge_arrays(),
+    )  # fmt: skip
+
+
+def fill_fixed(
+    costs: Sequence[StageCosts], edges: Sequence[StageEdge], placement: Integers, machine: MachineArrays,
+    out: StageArrays,
+) -> None:  # fmt: skip
+    """Costs and edges that are known already, into ``out``."""
+    for s, cost in enumerate(costs):
+        out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
+        out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
+        out.saved[s], out.kept[s], out.made[s] = cost.saved_bytes, cost.kept_bytes, 0.0
+        bytes_s, latency = machine.reduce[1, placement[s]], machine.reduce[0, placement[s]]
+        out.reduce[s] = latency + cost.gradient_bytes * bytes_s if cost.gradient_bytes else 0.0
+    forward = sorted((e.dst, e.src, e.bytes) for e in edges)
+    back = sorted((e.src, e.dst, e.gradient_bytes) for e in edges if e.gradient_bytes > 0)
+    for rows, first, sources, delays in (
+        (forward, out.forward_first, out.forward_from, out.forward_delay),
+        (back, out.back_first, out.back_from, out.back_delay),
+    ):
+        first[:] = 0
+        for e, (reader, source, size) in enumerate(rows):
+            a, b = placement[source], placement[reader]
+            first[reader + 1] += 1
+            sources[e], delays[e] = source, machine.latency[a, b] + size / machine.rate[a, b]
+        np.cumsum(first, out=first)
+
+
+@njit(cache=True)
+def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: Any, out: Any) -> None:
+    """Costs and edges of the stages of some cuts.
+
+    Args:
+        graph: :class:`GraphArrays`.
+        machine: :class:`MachineArrays`.
+        placement: device of every stage.
+        cuts: (stages + 1).
+        recompute: whether a stage runs its forward again in front of its backward.
+        out: :class:`StageArrays`, filled.
+    """
+    stages = placement.shape[0]
+    stage_of = np.empty(cuts[stages], dtype=np.int64)
+    for s in range(stages):
+        low, high = cuts[s], cuts[s + 1]
+        stage_of[low:high] = s
+        t = machine.kind[placement[s]]
+        sums = graph.sums[t]
+        for kind in range(3):
+            out.times[kind, s] = sums[kind, high] - sums[kind, low]
+        out.times[BOTH, s] = out.times[INPUT, s] + out.times[WEIGHT, s]
+        out.optimizer[s] = sums[OPTIMIZER, high] - sums[OPTIMIZER, low]
+        out.state[s] = sums[STATE, high] - sums[STATE, low]
+        out.saved[s] = out.kept[s] = sums[SAVED, high] - sums[SAVED, low]
+        out.made[s] = out.again[s] = 0.0
+        gradients = sums[PARAMETERS, high] - sums[PARAMETERS, low]
+        out.reduce[s] = 0.0
+        if gradients > 0:
+            out.reduce[s] = machine.reduce[0, placement[s]] + gradients * machine.reduce[1, placement[s]]
+        level = 0
+        while (2 << level) <= high - low:
+            level += 1
+        out.workspace[s] = max(graph.largest[t, level, low], graph.largest[t, level, high - (1 << level)])
+    for p in range(graph.shared_size.shape[0]):
+        last = -1
+        for r in range(graph.shared_first[p], graph.shared_first[p + 1]):
+            s = stage_of[graph.shared_reader[r]]
+            if last >= 0 and s != last:
+                out.state[s] += graph.shared_size[p]
+            last = s
+    received = _edges(graph, machine, placement, stage_of, out)
+    for s in range(stages):
+        if recompute[s]:
+            out.again[s] = out.times[FORWARD, s]
+            out.saved[s] = received[s]
+            out.made[s] = out.kept[s] - received[s]
+
+
+@njit(cache=True)
+def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) -> Any:
+    """Edges into ``out``, by reading stage: gathered by source stage first, then sorted by counting.
+
+    Returns:
+        Bytes that each stage receives.
+    """
+    stages, most = placement.shape[0], out.forward_from.shape[0]
+    source, target = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    size, back = np.empty(most), np.empty(most)
+    slot = np.full(stages, -1, dtype=np.int64)
+    found, begun, current = 0, 0, -1
+    for t in range(graph.source.shape[0]):
+        s = stage_of[graph.source[t]]
+        low, high = graph.first[t], graph.first[t + 1]
+        if stage_of[graph.reader[high - 1]] == s:
+            continue
+        if s != current:
+            for e in range(begun, found):
+                slot[target[e]] = -1
+            begun, current = found, s
+        r = low
+        while r < high:
+            reader = stage_of[graph.reader[r]]
+            forward, gradient = 0.0, 0.0
+            while r < high and stage_of[graph.reader[r]] == reader:
+                forward = max(forward, graph.size[r])
+                gradient = max(gradient, graph.back[r])
+                r += 1
+            if reader == s:
+                continue
+            if slot[reader] < 0:
+                slot[reader] = found
+                source[found], target[found], size[found], back[found] = s, reader, 0.0, 0.0
+                found += 1
+            size[slot[reader]] += forward
+            back[slot[reader]] += gradient
+    return _by_reader(machine, placement, source[:found], target[:found], size, back, out)
+
+
+@njit(cache=True)
+def _by_reader(
+    machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any
+) -> Any:  # fmt: skip
+    """Sort edges by who reads them, forward and back, into ``out``; bytes that each stage receives."""
+    stages = placement.shape[0]
+    received = np.zeros(stages)
+    out.forward_first[:] = 0
+    out.back_first[:] = 0
+    for e in range(source.shape[0]):
+        received[target[e]] += size[e]
+        out.forward_first[target[e] + 1] += 1
+        if back[e] > 0:
+            out.back_first[source[e] + 1] += 1
+    for s in range(stages):
+        out.forward_first[s + 1] += out.forward_first[s]
+        out.back_first[s + 1] += out.back_first[s]
+    forward_at, back_at = out.forward_first.copy(), out.back_first.copy()
+    for e in range(source.shape[0]):
+        a, b = placement[source[e]], placement[target[e]]
+        at = forward_at[target[e]]
+        out.forward_from[at] = source[e]
+        out.forward_delay[at] = machine.latency[a, b] + size[e] / machine.rate[a, b]
+        forward_at[target[e]] += 1
+        if back[e] > 0:
+            at = back_at[source[e]]
+            out.back_from[at] = target[e]
+            out.back_delay[at] = machine.latency[b, a] + back[e] / machine.rate[b, a]
+            back_at[source[e]] += 1
+    return received

@@ -1,0 +1,56 @@
+"""What a search may spend, and what it has spent: evaluations, and at most some seconds."""
+
+import time
+from collections.abc import Callable
+
+from attrs import define, field
+
+Progress = Callable[[int, int, float], None]
+"""Told now and then: evaluations done, the budget, and the best step time that fits (infinite while none does)."""
+
+
+class Stopped(Exception):
+    """The search has no time left, or was interrupted; what was found so far counts."""
+
+
+@define
+class Meter:
+    """The count of a search's evaluations.
+
+    Args:
+        budget: evaluations it may spend.
+        seconds: a cap on its time, counted from when the meter is made; None is none.
+        progress: see :data:`Progress`.
+        clock: seconds from any start.
+        spent: evaluations so far.
+        step_s: the best step time that fits.
+    """
+
+    budget: int
+    seconds: float | None = None
+    progress: Progress | None = None
+    clock: Callable[[], float] = time.monotonic
+    spent: int = 0
+    step_s: float = float("inf")
+    _start: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._start = self.clock()
+
+    @property
+    def left(self) -> int:
+        """Evaluations not yet spent."""
+        return max(self.budget - self.spent, 0)
+
+    def spend(self, evaluations: int, step_s: float = float("inf")) -> None:
+        """Count evaluations, the best of which that fits took ``step_s``.
+
+        Raises:
+            Stopped: the time is up.
+        """
+        self.spent += evaluations
+        self.step_s = min(self.step_s, step_s)
+        if self.progress is not None:
+            self.progress(min(self.spent, self.budget), self.budget, self.step_s)
+        if self.seconds is not None and self.clock() - self._start > self.seconds:
+            raise Stopped

@@ -1,0 +1,144 @@
+"""One start of a search, and how far it has come."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import define, field
+
+from ..actions import Action
+from ..partition import Cuts
+from ..schedules.decode import INFINITY
+from ..schedules.problem import Schedule
+from ..shortcut.coding import decode_orders, encode
+from ..shortcut.path import make_room
+from .anneal import Bench, Place, Ways, anneal, judge, make_bench
+from .costing import stage_room
+from .meter import Meter
+from .setting import Setting
+from .tidy import join_halves
+
+SLICE = 4_000_000
+"""Actions that a slice of a walk may evaluate: some hundredths of a second, in which nothing can stop it."""
+
+
+@define(eq=False)
+class Walk:
+    """A schedule on some cuts, and the best that was found from there.
+
+    Args:
+        setting: what it is for.
+        schedule: the family's name with its parameters.
+        chunks: stages a device.
+        best: the best place so far.
+        name: of the order of ``best``.
+        step_s, excess, value: of ``best`` (see :func:`~.anneal.judge`).
+    """
+
+    setting: Setting
+    schedule: str
+    chunks: int
+    best: Place
+    annealed: bool = False
+    step_s: float = INFINITY
+    excess: float = INFINITY
+    value: float = INFINITY
+    peaks: tuple[float, ...] = ()
+    _bench: Bench | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        """Of the best order: the family's, where the order is still as the family has it."""
+        return f"auto({self.schedule})" if self.annealed else self.schedule
+
+    @property
+    def actions(self) -> int:
+        """Compute actions in a step."""
+        return int(self.best.lengths.sum())
+
+    def orders(self) -> tuple[tuple[Action, ...], ...]:
+        """The best compute order, per position."""
+        return decode_orders(self.best.orders, self.best.lengths, self.setting.microbatches)
+
+    def go(self, meter: Meter, moves: int, seed: int, warmth: float, ways: Ways) -> "Walk":
+        """Anneal from the best place for so many moves; the walk itself.
+
+        Raises:
+            Stopped: the meter says so; what was found by then is kept.
+        """
+        place, setting = self.best.copy(), self.setting
+        done, each = 0, max(SLICE // max(self.actions, 1), 1)
+        shifts = ways.cut + ways.recompute < 1
+        while done < moves:
+            now = min(each, moves - done)
+            before, bench = self.value, self._working(place)
+            self.value = anneal(
+                seed + done, now, done / moves, (done + now) / moves, warmth, ways, setting.bound_s,
+                setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, bench,
+            )  # fmt: skip
+            done += now
+            if self.value < before:
+                self.annealed |= shifts and before < INFINITY
+                self.judge()
+            meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
+        return self
+
+    def judge(self) -> None:
+        """What the best place gives."""
+        bench, setting = self._working(self.best), self.setting
+        self.step_s, self.excess, _ = judge(setting.microbatches, self.best, setting.machine, bench)
+        self.peaks = tuple(bench.peaks.tolist())
+
+    def _working(self, place: Place) -> Bench:
+        """A bench with the costs of the place's stages."""
+        setting, stages = self.setting, len(place.placement)
+        if self._bench is None:
+            room = make_room(stages, setting.microbatches, setting.devices)
+            self._bench = make_bench(stage_room(setting.edges(stages), stages), room, place)
+        setting.fill(place, self._bench.costs)
+        return self._bench
+
+    def tidy(self) -> None:
+        """Join halves of backwards that stand next to each other, where that is no slower."""
+        join_halves(self.setting, self.best, self._working(self.best))
+        self.judge()
+
+    def rest(self) -> None:
+        """Give back what only walking needs."""
+        self._bench = None
+
+
+def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool) -> Walk:
+    """A walk that begins with a family's order on some cuts."""
+    stages = len(schedule.placement)
+    orders, lengths = encode(schedule.device_actions, stages, setting.microbatches, split=split)
+    place = Place(
+        np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
+        orders, lengths,
+    )  # fmt: skip
+    return Walk(setting, schedule.name, stages // setting.devices, place)
+
+
+def varied(walks: list[Walk], most: int, each: int) -> list[Walk]:
+    """The best walks, best first: at most ``each`` of those with the same placement in the same setting."""
+    kept: list[Walk] = []
+    counts: dict[tuple[int, bytes], int] = {}
+    for walk in _ranked(walks):
+        key = id(walk.setting), walk.best.placement.tobytes()
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= each and len(kept) < most:
+            kept.append(walk)
+    return kept
+
+
+def _ranked(walks: list[Walk]) -> list[Walk]:
+    return sorted(walks, key=lambda walk: walk.value)
+
+
+def frontier(walks: list[Walk]) -> Iterator[Walk]:
+    """Of walks that fit, fastest first, those that hold less on the fullest device than every faster one."""
+    least = INFINITY
+    for walk in _ranked([walk for walk in walks if walk.excess == 0]):
+        most = max(walk.peaks)
+        if most < least:
+            least = most
+            yield walk

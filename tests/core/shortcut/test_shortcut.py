@@ -1,0 +1,137 @@
+"""The compiled short-cut says what ``longest_path`` says, for stages of any cuts of any graph and measured stages."""
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+from panpipe.core.cluster import fully_connected
+from panpipe.core.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.errors import RequestError
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.partition import stages_of
+from panpipe.core.plan import MemoryPolicy
+from panpipe.core.planner import assemble, longest_path
+from panpipe.core.planner.assemble import with_replicas
+from panpipe.core.planner.setting import FixedStages, one_setting
+from panpipe.core.planner.walk import start_walk
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families
+from panpipe.core.shortcut.coding import decode_orders, encode
+
+RATE, LATENCY = 4.0, 0.5
+NUMBER = st.integers(0, 9)
+
+
+@st.composite
+def graphs(draw, least=3, most=10):
+    size = draw(st.integers(least, most))
+    nodes = tuple(
+        OpNode(
+            f"n{i}", draw(NUMBER), draw(NUMBER), draw(NUMBER), draw(NUMBER), draw(NUMBER), draw(NUMBER) + 18,
+            draw(NUMBER), draw(NUMBER), ("w",) if draw(st.integers(0, 3)) == 0 else (),
+        )
+        for i in range(size)
+    )  # fmt: skip
+    pairs = draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)), max_size=12))
+    sizes = draw(st.lists(NUMBER, min_size=size, max_size=size))
+    edges = tuple(
+        OpEdge(f"n{min(a, b)}", f"n{max(a, b)}", sizes[min(a, b)], draw(st.booleans()), draw(st.integers(0, 1)))
+        for a, b in pairs
+        if a != b
+    )
+    return OpGraph(nodes, edges)
+
+
+@st.composite
+def schedules(draw, stages):
+    """Any schedule of at most so many stages, with any of its parameters."""
+    family = draw(st.sampled_from([f for f in families().values() if f.name not in ("building-block", "v-min")]))
+    chunks = draw(st.sampled_from(family.chunks or (1, 2, 3)))
+    devices = draw(st.integers(1, max(stages // chunks, 1)))
+    problem = ScheduleProblem(devices, draw(st.integers(1, 6)), chunks)
+    candidates = [dict(parameters) for parameters in family.candidates(problem)]
+    assume(candidates)
+    try:
+        return family.build(problem, **draw(st.sampled_from(candidates)))
+    except RequestError:
+        reject()
+
+
+def same(walk, plan, costs, cluster):
+    score = longest_path(plan, costs, cluster)
+    assert walk.step_s == pytest.approx(score.step_s, rel=1e-12, abs=1e-12)
+    assert walk.peaks == pytest.approx(score.peak_memory_bytes, rel=1e-12)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_stages_of_any_cuts(data):
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(len(graph.nodes)))
+    stages, devices = len(schedule.placement), len(schedule.device_actions)
+    if stages > len(graph.nodes):
+        return
+    inner = data.draw(
+        st.lists(st.integers(1, len(graph.nodes) - 1), unique=True, min_size=stages - 1, max_size=stages - 1)
+    )
+    cuts = (0, *sorted(inner), len(graph.nodes))
+    again = ()
+    cluster = fully_connected(devices, 10**6, RATE, LATENCY)
+    setting = one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, {"w": 5})
+    walk = start_walk(setting, schedule, cuts, split=False)
+    walk.best.recompute[list(again)] = True
+    walk.judge()
+    names = stages_of(graph, cuts)
+    plan = evolve(assemble(graph, names, schedule, parameter_sizes={"w": 5}), memory=MemoryPolicy(recompute=again))
+    same(walk, plan, with_replicas(graph, stage_costs(graph, names), plan.tied), cluster)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_measured_stages(data):
+    schedule = data.draw(schedules(8))
+    stages, devices = len(schedule.placement), len(schedule.device_actions)
+    costs = tuple(
+        StageCosts(
+            data.draw(NUMBER), data.draw(NUMBER), data.draw(NUMBER), data.draw(st.none() | NUMBER),
+            optimizer_s=data.draw(NUMBER), parameter_bytes=data.draw(NUMBER), saved_bytes=10 + data.draw(NUMBER),
+            freed_by_input_bytes=data.draw(NUMBER), created_by_input_bytes=data.draw(NUMBER),
+            workspace_bytes=data.draw(NUMBER),
+        )
+        for _ in range(stages)
+    )  # fmt: skip
+    graph = OpGraph(
+        tuple(OpNode(f"n{i}") for i in range(stages)), tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(stages - 1))
+    )
+    names = stages_of(graph, range(stages + 1))
+    cluster = fully_connected(devices, 10**6, RATE, LATENCY)
+    fixed = FixedStages(names, costs, stage_edges(graph, names))
+    setting = evolve(one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, None), fixed=fixed)
+    walk = start_walk(setting, schedule, tuple(range(stages + 1)), split=False)
+    walk.judge()
+    same(walk, assemble(graph, names, schedule), costs, cluster)
+
+
+def test_a_deadlock_has_a_negative_step():
+    graph = OpGraph((OpNode("a", 1, 1, 1), OpNode("b", 1, 1, 1)), (OpEdge("a", "b", 8),))
+    schedule = families()["1f1b"].build(ScheduleProblem(2, 2))
+    walk = start_walk(
+        one_setting(graph, fully_connected(2, 9, 1.0, 0.0), 2, (9.0, 9.0), None), schedule, (0, 1, 2), split=False
+    )
+    walk.best.orders[0, :4] = walk.best.orders[0, 3::-1]
+    walk.judge()
+    assert walk.step_s < 0
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_codes_are_actions(data):
+    schedule = data.draw(schedules(8))
+    stages, count = len(schedule.placement), schedule.microbatches
+    orders, lengths = encode(schedule.device_actions, stages, count)
+    assert decode_orders(orders, lengths, count) == schedule.device_actions
+    split, lengths = encode(schedule.device_actions, stages, count, split=True)
+    assert lengths.sum() == 3 * stages * count
+    assert split.shape[1] == max(lengths)
+    assert np.all(np.sort(split[0, : lengths[0]]) == np.unique(split[0, : lengths[0]]))
