@@ -44,6 +44,7 @@ bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/two_workers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/schedule_memory.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/bench_simulator.py
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_search.py

@@ -4,7 +4,6 @@ Each is a function that returns (model, step, batch), the batch being cut into `
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import transformers

@@ -58,8 +58,9 @@ class Frame:
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
         results: (name, microbatch) → the part of the step's result computed here.
+        traced: whether arrivals are recorded.
         arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
-        meter: of the saved tensors, when the step is traced.
+        meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
     """
 
@@ -70,6 +71,7 @@ class Frame:
     seeds: list[Tensor] = field(factory=list)
     weights: Sequence[str | None] = ()
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
+    traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
     meter: StorageMeter | None = None
     reduced: bool = False
@@ -155,7 +157,7 @@ class Binder:
                 handle, mail.handle = mail.handle, None
                 assert handle is not None
                 handle.wait()
-                if frame.meter is not None:
+                if frame.traced:
                     frame.arrivals[receive] = mark()
                 for sent in finished:
                     sent.settle()

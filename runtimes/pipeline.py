@@ -15,15 +15,17 @@ from ..core.plan import Plan
 from ..core.trace import Trace
 from .compiled import compile_stages
 from .compute import compute_device
+from .executor import StepRecord
 from .microbatches import Shape, split_batch
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
+from .rehearsed import Rehearsal
 from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
 from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
-from .tracing import measured_trace
+from .tracing import measured_trace, message_times
 from .weights import Weights, weights_from
 from .weights.vacant import occupy, vacate
 
@@ -97,8 +99,8 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        done = self._run(batch, trace=True)
-        return done.loss, self._gather(done)
+        done = self._run(batch, trace=True, watch=True)
+        return done.loss, measured_trace(done.plan, self._gather(done))
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
@@ -160,17 +162,19 @@ class Pipeline:
 
     # One step
 
-    def rehearse(self, batch: Any, steps: int) -> list[Trace]:
-        """Run some steps that change nothing; the same traces on every rank.
+    def rehearse(self, batch: Any, steps: int) -> list[Rehearsal]:
+        """Run some steps that change nothing; what is seen of them is the same on every rank.
 
         Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
         would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
         """
         self._take_stand_ins()
         buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
-        count, traces = self.steps, []
+        count, seen = self.steps, list[Rehearsal]()
         for _ in range(steps):
-            traces.append(self._gather(self._run(batch, trace=True, update=False)))
+            done = self._run(batch, trace=True, update=False)
+            records = self._gather(done)
+            seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
         for buffer, value in buffers:
             buffer.copy_(value)
         for state in self._states.values():
@@ -178,7 +182,7 @@ class Pipeline:
         self.steps = count
         if not self._loaded:  # another plan's pipeline comes next
             vacate(self._without_memory())
-        return traces
+        return seen
 
     def _take_stand_ins(self) -> None:
         """Take memory for what has no values yet, with numbers to rehearse on, and for gradients."""
@@ -187,8 +191,8 @@ class Pipeline:
             for tensor in self._without_memory():
                 stand_in(tensor.detach())
 
-    def _gather(self, done: StepResult) -> Trace:
-        return measured_trace(done.plan, self._team.everywhere(lambda device: done.records[device]))
+    def _gather(self, done: StepResult) -> list[StepRecord]:
+        return self._team.everywhere(lambda device: done.records[device])
 
     def _refuse_other_modes(self) -> None:
         """A captured step keeps the modes that its modules had; dropout that goes on would be silent."""
@@ -200,7 +204,7 @@ class Pipeline:
                     f"its model had; put it back, or build another pipeline"
                 )
 
-    def _run(self, batch: Any, trace: bool, update: bool = True) -> StepResult:
+    def _run(self, batch: Any, trace: bool, watch: bool = False, update: bool = True) -> StepResult:
         self._refuse_other_modes()
         if update and not self._loaded:
             self.load(weights_from(None, self.model, self._seed))
@@ -208,7 +212,7 @@ class Pipeline:
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and 0 in self._team.local:
             warnings.warn(remark, stacklevel=3)
-        done = self._runner.run(prepared, pieces, self.steps, trace, update)
+        done = self._runner.run(prepared, pieces, self.steps, trace, watch, update)
         self.steps += 1
         self.metrics = done.metrics
         return done

@@ -8,25 +8,21 @@ they share memory bandwidth and caches. A rehearsal is the profile that a predic
 2. The plans left take turns, so that a machine whose speed drifts is as fast for one as for the next.
    The fastest stays.
 
-A program's time is its mean over a step's microbatches, because a step is a sum and means add up where medians fall
-short. Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one
-program or another for a while, and a stage that met one must not look heavier. The prediction looks at the median.
+Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one program or
+another for a while, and a stage that met one must not look heavier. The prediction looks at the median.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy
 from attrs import define, evolve, field
 
-from ..core.actions import Kind
 from ..core.costs import StageCosts
 from ..core.plan import Plan
 from ..core.planner import Oracle
-from ..core.trace import Trace
 from .automatic import Planning, Stages, step_s
 from .pipeline import Pipeline
+from .rehearsed import Rehearsal, rehearsed_profile
 
 STEPS = 3
 """Steps of a first rehearsal, after one that does not count."""
@@ -40,43 +36,6 @@ TYPICAL, UNDISTURBED = 0.5, 0.25
 """Quantiles of a program's times over steps: for predicting, and for weighing stages against each other."""
 
 
-def rehearsed_costs(
-    plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace], quantile: float = TYPICAL
-) -> tuple[StageCosts, ...]:
-    """Stage costs with times taken from traces of the plan itself, over microbatches and steps.
-
-    Args:
-        plan: the plan that was run.
-        costs: what was known of its stages; everything that no trace tells stays.
-        traces: of steps that ran as planned.
-        quantile: of a program's times over steps, between 0 and 1.
-    """
-    series: dict[tuple[int, Kind], list[float]] = {}
-    for trace in traces:
-        step: dict[tuple[int, Kind], list[float]] = {}
-        for event in trace.events:
-            step.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
-        for program, times in step.items():
-            series.setdefault(program, []).append(statistics.mean(times))
-
-    def time(stage: int, kind: Kind, known: float) -> float:
-        return float(numpy.quantile(series.get((stage, kind), [known]), quantile))
-
-    return tuple(
-        evolve(
-            cost,
-            forward_s=time(stage.index, Kind.F, cost.forward_s),
-            backward_s=time(stage.index, Kind.B, cost.full_backward_s),
-            backward_input_s=time(stage.index, Kind.I, cost.backward_input_s),
-            backward_weight_s=time(stage.index, Kind.W, cost.backward_weight_s),
-            recompute_s=time(stage.index, Kind.RECOMPUTE, cost.second_forward_s)
-            if stage.index in plan.memory.recompute
-            else cost.recompute_s,
-        )
-        for stage, cost in zip(plan.stages, costs, strict=True)
-    )
-
-
 @define(eq=False)
 class _Candidate:
     """A plan that is ready to run, and what was seen of it."""
@@ -84,17 +43,17 @@ class _Candidate:
     pipe: Pipeline
     oracle: Oracle
     batch: Any
-    traces: list[Trace] = field(factory=list)
+    seen: list[Rehearsal] = field(factory=list)
 
     def rehearse(self, steps: int, skip: int = 0) -> None:
-        self.traces += self.pipe.rehearse(self.batch, skip + steps)[skip:]
+        self.seen += self.pipe.rehearse(self.batch, skip + steps)[skip:]
 
     def plan(self, quantile: float) -> Plan:
         """The plan, predicted from what was seen."""
         plan = self.pipe.plan
         assert plan.prediction is not None
-        costs = rehearsed_costs(plan, plan.prediction.costs, self.traces, quantile)
-        return with_costs(plan, costs, self.oracle)
+        profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], quantile)
+        return with_costs(plan, profile.of(plan), self.oracle)
 
 
 def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:

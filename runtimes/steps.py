@@ -59,7 +59,9 @@ class StepRunner:
         self._queues = {local: compute_queue(device) for local in team.local}
         self._executors: dict[int, Executor] = {}
 
-    def run(self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, update: bool) -> StepResult:
+    def run(
+        self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, watch: bool, update: bool
+    ) -> StepResult:  # fmt: skip
         """Run one step.
 
         Args:
@@ -67,6 +69,7 @@ class StepRunner:
             pieces: the microbatches.
             index: number of the step, for random numbers.
             trace: record every action.
+            watch: record the saved tensors.
             update: step the optimizers.
         """
         inputs = self._inputs(prepared, pieces, index)
@@ -93,8 +96,9 @@ class StepRunner:
                 prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
             with self._queues[device].active():
                 record = executor.run(
-                    prepared.bound[device], inputs, trace=trace, update=update, before_update=before_update
-                )
+                    prepared.bound[device], inputs, trace=trace, watch=watch, update=update,
+                    before_update=before_update,
+                )  # fmt: skip
                 if device not in rows:
                     rows[device] = shared.collect()
             record.results.clear()

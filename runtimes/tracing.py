@@ -1,8 +1,10 @@
-"""From what the devices of a pipeline recorded to one measured trace."""
+"""From what the devices of a pipeline recorded to one measured trace, and to what messages cost the devices."""
 
+import statistics
 from collections.abc import Sequence
 
-from ..core.actions import COMM_KINDS, RECV_KINDS, Action
+from ..core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
+from ..core.message_times import MessageTimes
 from ..core.plan import Plan
 from ..core.trace import MemorySample, Trace, TraceEvent
 from .executor import StepRecord
@@ -38,3 +40,21 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     memory.sort(key=lambda sample: sample.time_s)
     step_s = (max(record.end_ns for record in records) - origin) / 1e9
     return Trace("measured", plan.hash, plan.devices, tuple(events), tuple(memory), step_s)
+
+
+def message_times(records: Sequence[StepRecord]) -> MessageTimes:
+    """What the calls that send and receive took, by bytes; means over the step.
+
+    Waiting for a message is no part of it: then the device is free.
+
+    Args:
+        records: one for each device.
+    """
+    sent: dict[int, list[float]] = {}
+    received: dict[int, list[float]] = {}
+    for record in records:
+        for action, _, issued, returned, size in record.events:
+            if action.kind in COMM_KINDS:
+                found = sent if action.kind in SEND_KINDS else received
+                found.setdefault(size, []).append((returned - issued) / 1e9)
+    return MessageTimes(*({size: statistics.fmean(took) for size, took in each.items()} for each in (sent, received)))

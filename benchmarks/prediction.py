@@ -1,0 +1,399 @@
+"""Predicted against measured: six models by five schedules over gloo, on two workers of one thread each.
+
+For each model, on two workers that live for the whole run:
+
+1. The step is captured, operators and links are measured, and the model is cut into 2 stages and into 4.
+2. Profile. One step of each cut is rehearsed some times, in turns; both devices compute, and nothing is updated. Its
+   order is none of the five: 1F1B whose later half of backwards is in halves, so that it tells of F, B, I and W alike.
+   What messages cost the devices and what an optimizer step takes is measured, too.
+3. The five plans are made and their steps predicted from this one profile. Plans and predictions are written down with
+   their hash: from here on, nothing changes any more. None of these plans has run yet.
+4. The plans take turns, step by step. Every step counts, from the first: the time between barriers around
+   ``pipe.step``, optimizer included. Measured is the median.
+5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
+
+Beside it stand the devices' busy times: predicted, and the processor time that a worker's thread really took. And what
+other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
+
+    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--rounds 11] [--traces FOLDER]
+                                    [--record benchmarks/results/prediction.md]
+
+It exits with 1 where a bound is missed.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from attrs import evolve, frozen
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.core.compare import peak_memory
+from panpipe.core.graph import OpGraph
+from panpipe.core.plan import Plan, plan_json
+from panpipe.core.planner import choose_schedule, longest_path
+from panpipe.core.schedules.early import early_gradients
+from panpipe.core.schedules.registry import find_family
+from panpipe.runtimes.automatic import Cutting, Planning, Stages
+from panpipe.runtimes.heap import keep_freed_memory
+from panpipe.runtimes.link_profile import measured_cluster
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.rehearsal import TYPICAL, with_costs
+from panpipe.runtimes.rehearsed import RehearsedProfile, rehearsed_profile
+from panpipe.runtimes.team import RankTeam
+from panpipe.simulators.oracle import simulated
+from panpipe.simulators.run import simulate
+from prediction_models import MICROBATCHES, MODELS
+from recording import machine, record
+from torch.utils import _pytree as pytree
+
+PORT = 29690
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "interleaved-1f1b": 2, "zb-v": 2}
+"""Schedules, and how many stages each device holds."""
+CUTS = {1: "1f1b", 2: "interleaved-1f1b"}
+"""Stages a device, and the schedule that cuts are searched for and rehearsed with."""
+REHEARSALS, STEPS = 4, 2
+"""Turns of rehearsals of each cut, and steps of a turn after one that does not count."""
+MEDIAN, WORST, SAVED = 0.05, 0.12, 0.05
+"""Bounds: of the median and the worst error of the step, and of the worst error of the saved tensors' peak."""
+
+
+@frozen
+class Row:
+    """One case.
+
+    Args:
+        model, schedule: which.
+        frozen: of the plan with its prediction, SHA-256.
+        predicted_s, steps_s: the step as predicted, and as measured.
+        predicted_saved, measured_saved: peak of saved tensors by device, in bytes.
+        predicted_busy_s, processor_s: by device; the second is the median over steps.
+        foreign: what other processes took of all processors while the model was measured, as a share of their time.
+    """
+
+    model: str
+    schedule: str
+    frozen: str
+    predicted_s: float
+    steps_s: tuple[float, ...]
+    predicted_saved: tuple[float, ...]
+    measured_saved: tuple[float, ...]
+    predicted_busy_s: tuple[float, ...]
+    processor_s: tuple[float, ...]
+    foreign: float
+
+    @property
+    def measured_s(self) -> float:
+        """The median."""
+        return statistics.median(self.steps_s)
+
+    @property
+    def error(self) -> float:
+        """Of the step: above 0 the prediction is too long."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def saved_error(self) -> float:
+        """Of the peak of saved tensors, on the device where it is largest."""
+        errors = [p / m - 1 for p, m in zip(self.predicted_saved, self.measured_saved, strict=True)]
+        return max(errors, key=abs)
+
+    @property
+    def busy_error(self) -> float:
+        """Of the busy time, on the device where it is largest."""
+        return max((p / m - 1 for p, m in zip(self.predicted_busy_s, self.processor_s, strict=True)), key=abs)
+
+
+class ProcessorTimes:
+    """What the whole machine and this run's workers have computed.
+
+    Args:
+        team: the workers.
+    """
+
+    def __init__(self, team: RankTeam) -> None:
+        self._team = team
+        self._since = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """All processors' seconds, those not idle, and those of the workers."""
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        tick = os.sysconf("SC_CLK_TCK")
+        own = sum(self._team.everywhere(lambda _: time.process_time()))
+        return sum(fields) / tick, (sum(fields) - fields[3] - fields[4]) / tick, own
+
+    def foreign(self) -> float:
+        """The share of all processors that others took since this was made."""
+        everything, busy, own = (now - then for now, then in zip(self._now(), self._since, strict=True))
+        return max(0.0, (busy - own) / everything)
+
+
+class Case:
+    """One model on the workers.
+
+    Args:
+        name: of the model.
+        team: the workers.
+    """
+
+    def __init__(self, name: str, team: RankTeam) -> None:
+        self.name, self.team = name, team
+        torch.manual_seed(0)
+        model, self.step, self.batch = MODELS[name]()
+        pieces, spec = split_batch(self.batch, MICROBATCHES)
+        self.shape = pieces[0].shape
+        example = pytree.tree_unflatten(list(pieces[0].leaves), spec)
+        self.operators = operators_of(capture_step(model, self.step, example))
+        self.planning = Planning(
+            self.operators, dict(model.named_parameters()), dict(model.named_buffers()), pieces[0], MICROBATCHES, team,
+            families=(), oracle=simulated, cut_oracle=longest_path, optimizer=torch.optim.AdamW,
+        )  # fmt: skip
+        self.cluster = measured_cluster(team, torch.device("cpu"))
+        self.graph = self.planning.measured_graph()
+
+    def plan(self, schedule: str, graph: OpGraph, stages: Stages, costs: Sequence[Any]) -> Plan:
+        """The plan of a schedule."""
+        families = [find_family(schedule)]
+        return self.team.decide(
+            lambda: choose_schedule(
+                graph, stages, costs, self.cluster, MICROBATCHES, families=families, oracle=simulated, budget=1,
+                parameter_sizes=self.planning.sizes,
+            )
+        )  # fmt: skip
+
+    def ready(self, plan: Plan) -> Pipeline:
+        """The pipeline of a plan, with a model of its own."""
+        torch.manual_seed(0)
+        model = MODELS[self.name]()[0]
+        return Pipeline(model, self.step, self.team, plan, self.operators, self.shape, torch.optim.AdamW)
+
+    def profile(self, chunks: Sequence[int]) -> tuple[RehearsedProfile, dict[int, Stages]]:
+        """Rehearse a step of each cut. Returns the profile and the cuts, by stages a device."""
+        rehearsed, pipes = [], []
+        cuts: dict[int, Stages] = {}
+        for count in chunks:
+            cutting = evolve(self.planning, families=[find_family(CUTS[count])])
+            stages = self.team.decide(Cutting(cutting, self.graph, self.cluster, count).run)
+            assert stages is not None
+            costs = self.planning.measured_stages(stages)
+            plan = self.plan(CUTS[count], self.graph, stages, costs)
+            orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
+            pipes.append(self.ready(evolve(plan, schedule="rehearsal", device_actions=orders)))
+            rehearsed.append((pipes[-1].plan, costs, []))
+            cuts[count] = stages
+        for _ in range(REHEARSALS):
+            for pipe, (_, _, seen) in zip(pipes, rehearsed, strict=True):
+                seen.extend(pipe.rehearse(self.batch, 1 + STEPS)[1:])
+        return rehearsed_profile(rehearsed, TYPICAL), cuts
+
+    def predicted(self, schedules: Sequence[str]) -> dict[str, Plan]:
+        """The plans of schedules with their predictions, none of which has run."""
+        profile, cuts = self.profile(sorted({SCHEDULES[name] for name in schedules}))
+        found = {}
+        for name in schedules:
+            stages = cuts[SCHEDULES[name]]
+            plan = self.plan(name, self.graph, stages, profile.costs[stages])
+            found[name] = with_costs(plan, profile.of(plan), simulated)
+        return found
+
+    def measured(
+        self, pipes: dict[str, Pipeline], rounds: int
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Times of steps, and the processor time of this worker's thread in them."""
+        wall: dict[str, list[float]] = {name: [] for name in pipes}
+        own: dict[str, list[float]] = {name: [] for name in pipes}
+        names = list(pipes)
+        for turn in range(rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                dist.barrier()
+                start, before = time.perf_counter(), time.thread_time()
+                pipes[name].step(self.batch)
+                own[name].append(time.thread_time() - before)
+                dist.barrier()
+                wall[name].append(time.perf_counter() - start)
+        return wall, own
+
+
+def run_case(name: str, schedules: Sequence[str], rounds: int, folder: str | None, team: RankTeam, wire: Any) -> None:
+    """Predict, freeze, measure; rank 0 tells."""
+    case = Case(name, team)
+    plans = case.predicted(schedules)
+    hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, plan in plans.items()}
+    if wire is not None:
+        wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, plan in plans.items()})
+    pipes = {schedule: case.ready(plan) for schedule, plan in plans.items()}
+    load = ProcessorTimes(team)
+    wall, own = case.measured(pipes, rounds)
+    foreign = load.foreign()
+    processor = team.everywhere(lambda _: {s: statistics.median(times) for s, times in own.items()})
+    rows = []
+    for schedule, pipe in pipes.items():
+        plan = plans[schedule]
+        _, trace = pipe.trace_step(case.batch)
+        result = simulate(plan)
+        peaks = peak_memory(trace, ["saved"])
+        busy = [sum(ends) - sum(starts) for starts, ends in result.operation_times]
+        rows.append(
+            Row(name, schedule, hashes[schedule], plan.prediction.step_s, tuple(wall[schedule]),
+                plan.prediction.peak_saved_bytes, tuple(peak["saved"] for peak in peaks), tuple(busy),
+                tuple(each[schedule] for each in processor), foreign)
+        )  # fmt: skip
+        if folder is not None and wire is not None:
+            write_traces(Path(folder), f"{name}-{schedule}", result.trace, trace)
+    if wire is not None:
+        wire.send(rows)
+
+
+def write_traces(folder: Path, name: str, predicted: Any, measured: Any) -> None:
+    """Two files for ``panpipe compare``."""
+    from panpipe.core.perfetto import write_trace
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_trace(predicted, folder / f"{name}-predicted.json")
+    write_trace(measured, folder / f"{name}-measured.json")
+
+
+def worker(
+    rank: int, models: Sequence[str], schedules: Sequence[str], rounds: int, folder: str | None, wire: Any
+) -> None:
+    """One of the two processes."""
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
+    )
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    team = RankTeam()
+    keep_freed_memory()
+    for name in models:
+        run_case(name, schedules, rounds, folder, team, wire if rank == 0 else None)
+    if rank == 0:
+        wire.send(None)
+    # Nobody waits for the group to be torn down in order; what a worker had to tell is told.
+    dist.barrier()
+    os._exit(0)
+
+
+def percent(value: float) -> str:
+    """With sign."""
+    return f"{100 * value:+.1f} %"
+
+
+def megabytes(sizes: Sequence[float]) -> str:
+    """By device."""
+    return "/".join(f"{size / 1e6:.1f}" for size in sizes)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A line of the table."""
+    low, _, high = statistics.quantiles(row.steps_s, n=4)
+    return (
+        row.model, row.schedule, f"{row.predicted_s:.3f}", f"{row.measured_s:.3f}", f"{low:.3f}–{high:.3f}",
+        percent(row.error), megabytes(row.predicted_saved), megabytes(row.measured_saved), percent(row.saved_error),
+        percent(row.busy_error), row.frozen[:12],
+    )  # fmt: skip
+
+
+def facts(row: Row) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "model": row.model, "schedule": row.schedule, "predicted_s": round(row.predicted_s, 4),
+        "measured_s": round(row.measured_s, 4), "error": round(row.error, 4),
+        "predicted_saved_bytes": row.predicted_saved, "measured_saved_bytes": row.measured_saved,
+        "saved_error": round(row.saved_error, 4), "busy_error": round(row.busy_error, 4),
+        "foreign_share": round(row.foreign, 3), "frozen": row.frozen,
+    }  # fmt: skip
+
+
+HEADER = (
+    "model", "schedule", "predicted s", "measured s", "quartiles", "error", "saved peak predicted MB", "measured MB",
+    "error", "busy time against processor time", "frozen as",
+)  # fmt: skip
+
+
+def summary(rows: Sequence[Row]) -> tuple[list[str], bool]:
+    """Lines for people, and whether every bound is kept."""
+    errors = [abs(row.error) for row in rows]
+    worst = max(rows, key=lambda row: abs(row.error))
+    saved = max(rows, key=lambda row: abs(row.saved_error))
+    median = statistics.median(errors)
+    lines = [
+        f"step: median error {100 * median:.1f} % (bound {100 * MEDIAN:.0f} %), bias "
+        f"{percent(statistics.median(row.error for row in rows))}, worst {percent(worst.error)} in {worst.model} "
+        f"{worst.schedule} (bound {100 * WORST:.0f} %)",
+        f"saved tensors: worst error of the peak {percent(saved.saved_error)} in {saved.model} {saved.schedule} "
+        f"(bound {100 * SAVED:.0f} %)",
+        "busy time against processor time: median "
+        f"{100 * statistics.median(abs(row.busy_error) for row in rows):.1f} % on the device where it is worse",
+        f"other processes took {100 * max(row.foreign for row in rows):.0f} % of the machine while a model was "
+        "measured, at most",
+    ]
+    return lines, median <= MEDIAN and abs(worst.error) <= WORST and abs(saved.saved_error) <= SAVED
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
+    parser.add_argument("--rounds", type=int, default=11, help="timed steps of each plan")
+    parser.add_argument("--traces", help="write predicted and measured traces to this folder")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    models, schedules = arguments.models.split(","), arguments.schedules.split(",")
+    for known, given, what in ((MODELS, models, "model"), (SCHEDULES, schedules, "schedule")):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"there is no {what} '{unknown[0]}': known are {', '.join(known)}")
+    if arguments.rounds < 2:
+        parser.error(f"{arguments.rounds} rounds: quartiles need at least 2")
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    given = (models, schedules, arguments.rounds, arguments.traces, theirs)
+    processes = [context.Process(target=worker, args=(rank, *given), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    rows: list[Row] = []
+    start = time.perf_counter()
+    while (told := answer(ours, processes)) is not None:
+        if isinstance(told, dict):
+            for schedule, (model, digest, step_s) in told.items():
+                print(f"frozen: {model} {schedule} {step_s:.4f} s {digest}", file=sys.stderr, flush=True)
+            continue
+        rows += told
+        for row in told:
+            print(json.dumps(facts(row)), flush=True)
+    lines, kept = summary(rows)
+    lines.append(f"{time.perf_counter() - start:.0f} s in all, {arguments.rounds} steps of each plan")
+    print("\n".join(lines))
+    if arguments.record:
+        title = "Predicted against measured, two gloo workers"
+        record(arguments.record, title, machine(), HEADER, [cells(row) for row in rows])
+        with Path(arguments.record).open("a", encoding="utf-8") as file:
+            file.write("\n".join(f"- {line}" for line in lines) + "\n\n")
+    sys.exit(0 if kept else 1)
+
+
+def answer(wire: Any, processes: Sequence[Any]) -> Any:
+    """What the workers tell next."""
+    while not wire.poll(1):
+        dead = next((p for p in processes if not p.is_alive() and p.exitcode != 0), None)
+        if dead is not None:
+            raise SystemExit(f"a worker has stopped with {dead.exitcode}")
+    return wire.recv()
+
+
+if __name__ == "__main__":
+    main()
