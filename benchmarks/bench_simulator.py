@@ -2,15 +2,22 @@
 
     python benchmarks/bench_simulator.py [--repeats N]
 
-1F1B, 16 devices, 64 microbatches: 2048 compute actions and 3840 sends and receives. Once with a link of its own between
-every two devices, and once with every device behind one port of a switch, where all its transfers share the port.
+1F1B, 16 devices, 64 microbatches, 2048 compute actions:
+
+- *own links*: a chain, 3840 sends and receives, and a link of its own between every two devices;
+- *one switch*: the same, with every device behind one port of a switch, which all its transfers share;
+- *two nodes*: 8 devices a node behind ports of its switch and PCIe switches of two, and one NIC a node. Beside the
+  chain the first half of the stages sends to the second half as a U-Net does, stage i to stage 15 − i: 5632 sends and
+  receives, of which those across share the NICs and PCIe switches, which are full most of the time;
+- *replicas*: a chain of 8 devices and two replicas of it on the same two nodes, each half in one and half in the other,
+  whose gradients are reduced over the same NICs.
 """
 
 import argparse
 import statistics
 import time
 
-from panpipe.core.cluster import Cluster, Device, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.plan import Mesh, Plan, Stage
 from panpipe.core.schedules.one_f_one_b import one_f_one_b
@@ -21,18 +28,27 @@ from recording import machine, record
 DEVICES, MICROBATCHES = 16, 64
 
 
-def build_plan() -> Plan:
-    schedule = one_f_one_b(ScheduleProblem(DEVICES, MICROBATCHES))
+def build_plan(mesh: Mesh, edges: list[StageEdge]) -> Plan:
+    schedule = one_f_one_b(ScheduleProblem(mesh.pipeline, MICROBATCHES))
     return Plan(
         model="bench",
         graph_hash="",
-        mesh=Mesh(DEVICES),
+        mesh=mesh,
         microbatches=MICROBATCHES,
         schedule=schedule.name,
-        stages=tuple(Stage(index, index, (f"stage{index}",)) for index in range(DEVICES)),
-        edges=tuple(StageEdge(index, index + 1, 1_000_000, 1_000_000) for index in range(DEVICES - 1)),
+        stages=tuple(Stage(index, index, (f"stage{index}",)) for index in range(mesh.pipeline)),
+        edges=tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst))),
         device_actions=schedule.device_actions,
     )
+
+
+def chain(stages: int, size: int) -> list[StageEdge]:
+    return [StageEdge(index, index + 1, size, size) for index in range(stages - 1)]
+
+
+def skips(stages: int, size: int) -> list[StageEdge]:
+    """As of a U-Net, without the innermost, which is an edge of the chain."""
+    return [StageEdge(index, stages - 1 - index, size, size) for index in range(stages // 2 - 1)]
 
 
 def switched() -> Cluster:
@@ -40,17 +56,32 @@ def switched() -> Cluster:
     return Cluster(devices, ("switch",), tuple(Link(device.name, "switch", 100e9, 5e-6) for device in devices))
 
 
-def rate(plan: Plan, cluster: Cluster, repeats: int) -> tuple[float, float]:
-    """Median and best compute actions per second."""
-    costs = (StageCosts(1e-3, 1e-3, 1e-3, saved_bytes=10**7, parameter_bytes=10**8, workspace_bytes=10**6),) * DEVICES
-    actions = sum(len(order) for order in plan.device_actions)
+def two_nodes() -> Cluster:
+    numbers = range(DEVICES)
+    links = [Link(f"device{i}", f"switch{i // 8}", 100e9, 5e-6) for i in numbers]
+    links += [Link(f"device{i}", f"pcie{i // 2}", 24e9, 2e-6) for i in numbers]
+    links += [Link(f"pcie{i}", f"nic{i // 4}", 24e9, 2e-6) for i in range(DEVICES // 2)]
+    links += [Link(f"nic{i}", "network", 24e9, 2e-6) for i in range(2)]
+    hubs = [*(Hub(f"switch{i}") for i in range(2)), *(Hub(f"pcie{i}", "pcie") for i in range(DEVICES // 2))]
+    hubs += [*(Hub(f"nic{i}", "nic") for i in range(2)), Hub("network")]
+    return Cluster(tuple(Device(f"device{i}", 10**12) for i in numbers), tuple(hubs), tuple(links))
+
+
+def rate(plan: Plan, cluster: Cluster, repeats: int) -> tuple[float, float, str]:
+    """Median and best compute actions per second, and how much is shared."""
+    cost = StageCosts(1e-3, 1e-3, 1e-3, saved_bytes=10**7, parameter_bytes=10**8, gradient_bytes=10**8)
+    costs = (cost,) * len(plan.stages)
+    actions = sum(len(order) for order in plan.device_actions) * plan.mesh.data
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
         result = simulate(plan, costs, cluster)
         _ = result.step_s, result.busy_s, result.peak_memory_bytes, result.peak_saved_bytes
         seconds.append(time.perf_counter() - start)
-    return actions / statistics.median(seconds), actions / min(seconds)
+    slowed = sum(any(piece.held_by for piece in flow.all_pieces) for flow in result.flows) / len(result.flows)
+    fullest = max(use.utilisation for use in result.links)
+    shared = f"{slowed:.0%} of the transfers slowed, fullest link {fullest:.0%}"
+    return actions / statistics.median(seconds), actions / min(seconds), shared
 
 
 def main() -> None:
@@ -58,14 +89,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--record", default="benchmarks/results/simulator.md")
     arguments = parser.parse_args()
-    plan = build_plan()
-    clusters = {"own links": fully_connected(DEVICES, 10**12, 100e9, 10e-6), "one switch": switched()}
+    line = build_plan(Mesh(DEVICES), chain(DEVICES, 10**6))
+    cases = {
+        "own links": (line, fully_connected(DEVICES, 10**12, 100e9, 10e-6)),
+        "one switch": (line, switched()),
+        "two nodes": (
+            build_plan(Mesh(DEVICES), chain(DEVICES, 20 * 10**6) + skips(DEVICES, 10 * 10**6)),
+            two_nodes(),
+        ),
+        "replicas": (
+            build_plan(Mesh(8, 2, ((0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))), chain(8, 20 * 10**6)),
+            two_nodes(),
+        ),
+    }
     rows = []
-    for name, cluster in clusters.items():
-        median, best = rate(plan, cluster, arguments.repeats)
-        rows.append([name, f"{median:,.0f}", f"{best:,.0f}"])
-        print(f"{name}: {median:,.0f} compute actions/s (best {best:,.0f})")
-    header = ("cluster", "compute actions/s, median", "best")
+    for name, (plan, cluster) in cases.items():
+        median, best, shared = rate(plan, cluster, arguments.repeats)
+        rows.append([name, f"{median:,.0f}", f"{best:,.0f}", shared])
+        print(f"{name}: {median:,.0f} compute actions/s (best {best:,.0f}); {shared}")
+    header = ("cluster", "compute actions/s, median", "best", "sharing")
     record(arguments.record, f"1F1B, {DEVICES} devices, {MICROBATCHES} microbatches", machine(), header, rows)
 
 

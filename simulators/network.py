@@ -324,9 +324,8 @@ def _connected(seeds: Iterable[Flow], now: float) -> list[Flow]:
     frontier = list(found)
     while frontier:
         for link in frontier.pop().route.crossed:
-            link.drop_drained(now)
             for flow in link.flows:
-                if flow not in found:
+                if flow not in found and flow.drained_s > now:
                     found[flow] = None
                     frontier.append(flow)
     return list(found)

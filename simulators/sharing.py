@@ -32,15 +32,16 @@ def fair_rates(
                 crossing[link] = crossing.get(link, 0) + 1
         shares = {link: left[link] / count for link, count in crossing.items()}
         level = min([*shares.values(), *(limits[flow] for flow in growing)])
-        full = {link for link, share in shares.items() if share <= level}
         grow_on = []
         for flow in growing:
             if limits[flow] > level:
-                stop = next((link for link in routes[flow] if link in full), None)
-                if stop is None:
+                for link in routes[flow]:
+                    if shares[link] <= level:
+                        held_by[flow] = link
+                        break
+                else:
                     grow_on.append(flow)
                     continue
-                held_by[flow] = stop
             rates[flow] = level
             for link in routes[flow]:
                 left[link] -= level

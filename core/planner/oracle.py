@@ -3,8 +3,9 @@
 from ..actions import Kind
 from ..cluster import Cluster
 from ..costs import StageCosts
-from ..evaluate import evaluate
+from ..evaluate import Evaluation, evaluate
 from ..plan import Plan
+from ..reduction import reduction_time, step_ends
 from .score import Score
 
 
@@ -12,24 +13,43 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     """Score a plan where no two transfers contend (an :data:`~.score.Oracle`).
 
     A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only
-    who reads it. The step ends on each device with its own optimizer time behind its last action, with no barrier.
+    who reads it. The step ends on each device with its own optimizer time behind its last action, with no barrier;
+    over a data dimension each stage's behind the reduction of its gradients, which takes as long as it does alone.
     Memory is the device's state, the saved tensors that it holds, and the largest workspace of the stage that runs.
 
     Raises:
         RequestError: the plan's orders deadlock.
     """
-    times = evaluate(
-        plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=cluster.transfer_s,
-        recompute=plan.memory.recompute,
-    )  # fmt: skip
-    ends, peaks = [], []
-    for device, end in enumerate(times.ends):
-        own = [costs[stage.index] for stage in plan.stages_on(device)]
-        ends.append((end[-1] if end else 0.0) + sum(cost.optimizer_s for cost in own))
-        peaks.append(sum(cost.state_bytes for cost in own) + _working_peak(plan, costs, device))
+    cluster = plan.mesh.arrange(cluster)
+    replicas = _replicas(plan, costs, cluster)
+    times = replicas[0]
+    ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster))
+    peaks = [
+        sum(costs[stage.index].state_bytes for stage in plan.stages_on(device)) + _working_peak(plan, costs, device)
+        for device in range(plan.devices)
+    ]
     step_s = max(ends)
     busiest = max(times.busy, default=0.0)
     return Score(step_s, tuple(peaks), times.peak_memory, 1 - busiest / step_s if step_s else 0.0)
+
+
+def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> list[Evaluation]:
+    """Every replica on its own devices; those whose messages take as long are evaluated once."""
+    place = plan.placement
+    pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
+    pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
+    found: dict[tuple[float, ...], Evaluation] = {}
+    result = []
+    for first in range(0, plan.mesh.ranks, plan.devices):
+        hops = {pair: cluster.transfer_s(first + pair[0], first + pair[1], pair[2]) for pair in pairs}
+        key = tuple(hops.values())
+        if key not in found:
+            found[key] = evaluate(
+                plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
+                recompute=plan.memory.recompute,
+            )  # fmt: skip
+        result.append(found[key])
+    return result
 
 
 def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> float:

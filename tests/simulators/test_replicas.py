@@ -1,14 +1,21 @@
 """A data dimension by hand: replicas on their own devices, gradients reduced behind the last backward."""
 
+import itertools
+
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.plan import TiedWeight
+from panpipe.core.plan import Mesh, TiedWeight
+from panpipe.core.planner import longest_path
 from panpipe.simulators.optimizer import OptimizerStep
 from panpipe.simulators.run import simulate
 
-from ..support.plans import orders, plan_of
+from ..support.plans import orders, plan_of, plans
+
+INFINITE = float("inf")
 
 COST = StageCosts(1.0, 1.0, 1.0, optimizer_s=0.25, gradient_bytes=40)
 
@@ -111,3 +118,36 @@ def test_no_gradients_take_no_time():
     result = simulate(two_stages(costs=[evolve(COST, gradient_bytes=0)] * 2))
     assert {r.end_s - r.start_s for r in result.reductions} == {0.0}
     assert result.step_s == 9.25
+
+
+# The short cut
+
+
+@given(plans(), st.integers(1, 3), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([1.0, 16.0, INFINITE]), st.data())
+def test_where_nothing_contends_the_longest_path_is_the_simulator_s_step(plan, data, latency_s, rate, draw):
+    # Messages are delays alone, and reductions have links of their own: those between replicas.
+    edges = tuple(evolve(edge, bytes=0, gradient_bytes=edge.gradient_bytes and 1) for edge in plan.edges)
+    edges = edges if rate != INFINITE else plan.edges
+    ranks = plan.devices * data
+    order = draw.draw(st.permutations(range(ranks)))
+    places = tuple(tuple(order[first : first + plan.devices]) for first in range(0, ranks, plan.devices))
+    plan = evolve(plan, mesh=Mesh(plan.devices, data, places), edges=edges, tied=())
+    cluster = mixed(plan, rate, latency_s)
+    short = longest_path(plan, plan.prediction.costs, cluster)
+    assert short.step_s == pytest.approx(simulate(plan, cluster=cluster, eager=True, memory=False).step_s)
+
+
+def mixed(plan, rate, latency_s):
+    """Own links between every two devices: without limit where messages go, some of them longer than others."""
+    within = {frozenset(pair) for replica in plan.mesh.devices for pair in itertools.combinations(replica, 2)}
+    names = [f"device{i}" for i in range(plan.mesh.ranks)]
+    links = [
+        Link(names[a], names[b], INFINITE if {a, b} in within else rate, latency_s * (1 + (a + b) % 3 / 8))
+        for a, b in itertools.combinations(range(plan.mesh.ranks), 2)
+    ]
+    return Cluster(tuple(Device(name, 10**9) for name in names), (), tuple(links))
+
+
+def test_the_longest_path_of_two_stages_and_two_replicas():
+    plan = two_stages()
+    assert longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s == simulate(plan).step_s == 14.25
