@@ -19,7 +19,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     return idle_time(
         result.plan,
         result.costs,
-        result.plan.mesh.arrange(result.cluster),
+        result.cluster,
         lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
         unlimited_s=unlimited_s,
         waits=_waits(result),

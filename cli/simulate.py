@@ -168,7 +168,8 @@ def _print(result: "SimulationResult") -> None:
     print(
         f"{plan.model or 'the plan'}: step {seconds_text(result.step_s)}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
-        f"{len(plan.stages)} stages on {plan.devices} devices, {plan.microbatches} microbatches, {plan.schedule}"
+        f"{len(plan.stages)} stages on {f'{plan.mesh.data} × ' * (plan.mesh.data > 1)}{plan.devices} devices, "
+        f"{plan.microbatches} microbatches, {plan.schedule}"
     )
     _print_bubbles(result)
     print_memory(result, [device.memory_bytes for device in result.devices])

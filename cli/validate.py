@@ -43,23 +43,17 @@ def validate(
         f"{actions} compute actions"
     )
     if report.peak_memory_bytes and plan.prediction is not None:
+        devices = plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]
+        limits = plan.mesh.memory_bytes(plan.prediction.cluster)
         rows = [
             (
-                f"{number} {device.name}",
-                bytes_text(saved),
-                bytes_text(peak),
-                str(action),
-                bytes_text(device.memory_bytes),
+                f"{number} {', '.join(device.name for device in devices[number :: plan.devices])}",
+                bytes_text(report.peak_saved_bytes[number]),
+                bytes_text(report.peak_memory_bytes[number]),
+                str(report.peak_actions[number]),
+                bytes_text(limits[number]),
             )
-            for number, (device, saved, peak, action) in enumerate(
-                zip(
-                    plan.prediction.cluster.devices,
-                    report.peak_saved_bytes,
-                    report.peak_memory_bytes,
-                    report.peak_actions,
-                    strict=False,
-                )
-            )
+            for number in range(plan.devices)
         ]
         print_table("Memory", ("device", "peak saved", "peak of everything", "at", "memory"), rows)
 

@@ -1,8 +1,10 @@
 """Matching of sends and receives on lowered lists: what is found, and every way in which they do not match."""
 
 import pytest
+from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.messages import match_messages
+from panpipe.core.plan import Mesh
 
 from ..support.plans import orders, plan_of
 
@@ -68,3 +70,34 @@ def test_positions_between_operations():
 def test_what_does_not_match_is_refused(first, second, message):
     with pytest.raises(RequestError, match=message):
         match_messages(PLAN, orders(first, second))
+
+
+REPLICAS = evolve(PLAN, mesh=Mesh(2, 2))
+REDUCED = FIRST.replace("0STEP", "0REDUCE_GRAD 0STEP"), SECOND.replace("1STEP", "1REDUCE_GRAD 1STEP")
+
+
+def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
+    exchange = match_messages(REPLICAS, orders(*REDUCED))
+    assert exchange.gradients == (((4, 0),), ((4, 1),))
+    both = exchange.replicated(2)
+    assert both.operations == exchange.operations * 2
+    assert both.gradients == exchange.gradients * 2
+    assert list(both.queues) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert both.queues[2, 3] is exchange.queues[0, 1]
+    assert exchange.replicated(1) is exchange
+
+
+@pytest.mark.parametrize(
+    ("plan", "first", "message"),
+    [
+        (PLAN, REDUCED[0], r"device 0 issues 0REDUCE_GRAD and the plan has one replica: .*; remove it"),
+        (REPLICAS, FIRST, r"device 0 issues REDUCE_GRAD of stages \[\] and holds \[0\]: .* each stage reduces once"),
+        (REPLICAS, REDUCED[0] + " 0REDUCE_GRAD", r"of stages \[0, 0\] and holds \[0\]"),
+        (REPLICAS, FIRST.replace("0B1", "0REDUCE_GRAD 0B1"), "0REDUCE_GRAD stands in front of 0B1: move it behind"),
+        (REPLICAS, FIRST + " 0REDUCE_GRAD", "0REDUCE_GRAD stands behind 0STEP: move it in front"),
+    ],
+)
+def test_gradients_that_are_reduced_elsewhere_are_refused(plan, first, message):
+    with pytest.raises(RequestError, match=message) as refusal:
+        match_messages(plan, orders(first, SECOND if plan is PLAN else REDUCED[1]))
+    assert "\n" not in str(refusal.value)

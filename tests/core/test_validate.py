@@ -275,3 +275,14 @@ def test_recompute_out_of_place_is_refused(old, new, said):
 def test_a_memory_policy_of_no_such_stages_is_refused(stages):
     with pytest.raises(RequestError, match=r"memory\.recompute names stages .* stages go from 0 to 1"):
         validate(attrs.evolve(PLAN, memory=MemoryPolicy(recompute=stages)))
+
+
+def test_replicas_are_checked_with_the_memory_of_the_smaller_one():
+    cluster = fully_connected(4, 1000, float("inf"), 0.0)
+    small = attrs.evolve(cluster, devices=(*cluster.devices[:3], attrs.evolve(cluster.devices[3], memory_bytes=50)))
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), data=2, cluster=cluster)
+    assert validate(plan).peak_saved_bytes == (100, 100)
+    with pytest.raises(InfeasibleError, match="device 1 holds 107 bytes at 1F0 and has 50"):
+        validate(attrs.evolve(plan, prediction=attrs.evolve(plan.prediction, cluster=small)))
+    with pytest.raises(RequestError, match="device 1 twice"):
+        validate(attrs.evolve(plan, mesh=Mesh(2, 2, ((0, 1), (1, 2)))))

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from panpipe.cli.idle import idle_of
 from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.plan import Mesh, TiedWeight
@@ -151,3 +152,18 @@ def mixed(plan, rate, latency_s):
 def test_the_longest_path_of_two_stages_and_two_replicas():
     plan = two_stages()
     assert longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s == simulate(plan).step_s == 14.25
+
+
+def test_why_it_is_not_faster_is_told_of_the_same_step():
+    cluster = Cluster(
+        tuple(Device(name, 10**6) for name in "abcd"),
+        ("left", "right"),
+        (
+            *(Link(name, "left" if name in "ab" else "right", 100.0, 0.25) for name in "abcd"),
+            Link("left", "right", 10.0, 0.5),
+        ),
+    )
+    result = simulate(two_stages(cluster=cluster, mesh_devices=((3, 1), (0, 2))))
+    idle = idle_of(result)
+    assert idle.step_s == result.step_s
+    assert idle.compute_s + sum(idle.causes.values()) == pytest.approx(result.step_s)
