@@ -5,22 +5,25 @@ from typing import Any
 from ..core.cluster import Cluster
 from ..core.graph import OpGraph
 from ..core.plan import Plan
+from ..core.planner import longest_path
 from ..core.planner.infeasible import (
     MORE_DEVICES,
     MORE_MEMORY,
     OFFLOAD,
+    RECOMPUTE,
     SMALLER_MICROBATCHES,
     Change,
     NothingFits,
     Replan,
+    closest,
     excess,
     holding,
     smallest_changes,
 )
 from .output import bytes_text, seconds_text
 
-BUDGET = 5_000
-"""Most evaluations of each further search; its plan is one that fits, and not the fastest."""
+BUDGET = 20_000
+"""Most evaluations of each further search, which ends with the first plan that fits: not with the fastest."""
 
 
 class InfeasibleAnswer:
@@ -36,38 +39,41 @@ class InfeasibleAnswer:
     def __init__(self, nothing: NothingFits, graph: OpGraph, replan: Replan, rows: int | None) -> None:
         from ..simulators.run import simulate
 
-        timelines = simulate(nothing.closest).timelines
-        self.nothing = nothing
-        self.held = holding(nothing, timelines)
-        self.changes = smallest_changes(nothing, graph, timelines, replan, rows=rows)
+        self.limits = nothing.limits
+        self.plan = closest(nothing, graph, replan)
+        timelines = simulate(self.plan).timelines
+        self.held = holding(self.plan, self.limits, timelines)
+        self.changes = smallest_changes(
+            self.plan, self.limits, graph, timelines, replan, oracle=longest_path, rows=rows
+        )
 
     def plain(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        held, closest = self.held, self.nothing.closest
+        held = self.held
         return {
             "feasible": False,
             "device": held.device,
             "action": None if held.action is None else str(held.action),
             "needs_bytes": held.bytes,
             "limit_bytes": held.limit,
-            "excess_bytes": list(excess(self.nothing)),
+            "excess_bytes": list(excess(self.plan, self.limits)),
             "holds_bytes": held.kinds,
-            "schedule": closest.schedule,
-            "stages": len(closest.stages),
+            "schedule": self.plan.schedule,
+            "stages": len(self.plan.stages),
             "changes": [self._plain_change(change) for change in self.changes],
         }
 
     def text(self) -> str:
         """What people read; the first line says it all in short."""
-        held, closest = self.held, self.nothing.closest
+        held = self.held
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in held.kinds.items() if size)
         width = max(len(change.what) for change in self.changes)
         return "\n".join(
             (
-                f"nothing found fits: device {held.device} ('{_cluster(closest).devices[held.device].name}') needs "
+                f"nothing found fits: device {held.device} ('{_cluster(self.plan).devices[held.device].name}') needs "
                 f"{bytes_text(held.bytes)} at {held.action} and may hold {bytes_text(held.limit)}; "
                 f"smallest change that fits: {self._words(self.changes[0])}",
-                f"  comes closest: {closest.schedule} of {len(closest.stages)} stages",
+                f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
                 *(f"    {change.what:<{width}}  {self._words(change)}" for change in self.changes),
@@ -75,23 +81,28 @@ class InfeasibleAnswer:
         )
 
     def _words(self, change: Change) -> str:
-        closest, value = self.nothing.closest, change.value
+        value = change.value
         step = f", step at most {seconds_text(_step_s(change.found))}"
         if change.what == MORE_DEVICES:
-            return f"{value:.0f} devices in place of {closest.devices}{step}"
+            return f"{value:.0f} devices in place of {self.plan.devices}{step}"
         if change.what == SMALLER_MICROBATCHES:
-            parts = value / closest.microbatches
-            return f"{value:.0f} microbatches in place of {closest.microbatches}, each 1/{parts:.0f} the size{step}"
+            parts = value / self.plan.microbatches
+            return f"{value:.0f} microbatches in place of {self.plan.microbatches}, each 1/{parts:.0f} the size{step}"
+        if change.what == RECOMPUTE:
+            stages = [stage for stage in change.found.memory.recompute if stage not in self.plan.memory.recompute]
+            return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of the closest plan{step}"
         if change.what == OFFLOAD:
             return f"{bytes_text(value)} of saved tensors to the host, by hand: no runner of this version does it"
         assert change.what == MORE_MEMORY
         return f"{bytes_text(value)} more a device{step}"
 
     def _plain_change(self, change: Change) -> dict[str, Any]:
-        unit = {MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches"}.get(change.what, "bytes")
+        units = {MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages"}
+        unit = units.get(change.what, "bytes")
+        value = list(change.found.memory.recompute) if change.what == RECOMPUTE else change.value
         return {
             "change": change.what,
-            unit: change.value,
+            unit: value,
             "step_s": _step_s(change.found),
             "schedule": change.found.schedule,
         }

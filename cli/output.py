@@ -48,6 +48,11 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def wide() -> bool:
+    """Whether the terminal has room for more than 100 characters in a line."""
+    return Console().width > 100
+
+
 def readable(value: object) -> str:
     """A number with four significant digits, anything else as it is written."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

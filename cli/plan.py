@@ -1,8 +1,8 @@
 """``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -12,7 +12,7 @@ from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
 from ..core.planner import longest_path
-from ..core.planner.infeasible import NothingFits
+from ..core.planner.infeasible import NothingFits, roomier
 from ..core.planner.unlimited import unlimited_step_s
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
@@ -21,6 +21,9 @@ from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .output import check_writable, note, print_json, write_text
 from .plan_answer import PlanAnswer
 from .progress import search_progress
+
+if TYPE_CHECKING:
+    from ..core.planner.choose import SearchResult
 
 
 def plan(
@@ -93,7 +96,18 @@ def plan(
     tokens: Annotated[
         int | None, typer.Option(help="Tokens in the batch of one step, for the throughput.", min=1, show_default=False)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan here.", show_default=False)] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            help="Show so many plans: the fastest, and slower ones that hold less on their fullest device.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the plan here, and further ones beside it: plan.2.json, …", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Choose stages, schedule and its parameters, and predict time and memory.
@@ -111,54 +125,77 @@ def plan(
 
     wanted = known if schedule == "auto" else [find_family(schedule)]
 
-    def planned(graph: OpGraph, cluster: Cluster, microbatches: int, budget: int | None) -> Plan:
+    def searched(
+        graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any
+    ) -> "SearchResult":
         from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
 
-        with search_progress() as progress:
-            result = search_plans(
-                graph, cluster, microbatches, families=wanted, anneal=schedule == "auto", memory_limit=memory_limit,
-                budget=budget, seconds=seconds, seed=seed, progress=progress, parameter_sizes=costs.parameter_sizes,
-            )  # fmt: skip
-        if result.stopped:
-            note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
-        return result.best
+        return search_plans(
+            graph, cluster, microbatches, families=wanted, anneal=schedule == "auto", memory_limit=limit, seed=seed,
+            parameter_sizes=costs.parameter_sizes, **options,
+        )  # fmt: skip
 
     try:
-        chosen = planned(costs.graph, machine, microbatches, budget)
+        with search_progress() as progress:
+            result = searched(
+                costs.graph, machine, microbatches, memory_limit, budget=budget, seconds=seconds, progress=progress
+            )
     except NothingFits as nothing:
-        _refuse(nothing, costs.graph, planned, budget=budget, rows=costs.work.samples, json=json)
-    if out is not None:
-        write_text(out, plan_json(chosen))
-    unlimited_s = unlimited_step_s(chosen, known, longest_path, limits)
-    answer = PlanAnswer(chosen, limits, costs.work, unlimited_s, costs.peak_flops_per_s)
+        _refuse(nothing, costs, searched, memory_limit=memory_limit, budget=budget, json=json)
+    if result.stopped:
+        note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
+    plans = result.plans[: top or 1]
+    written = [] if out is None else _write(out, plans)
+    unlimited_s = unlimited_step_s(plans[0], known, longest_path, limits)
+    answer = PlanAnswer(plans[0], limits, costs.work, unlimited_s, costs.peak_flops_per_s, plans[1:])
     if json:
         print_json(answer.plain())
-    else:
-        answer.show()
-        if out is not None:
-            print(f"\nWritten to {out}.")
+        return
+    answer.show()
+    if top is not None and top > len(plans):
+        print(f"{len(plans)} of {top}: every other plan found is slower, and holds no less on its fullest device.")
+    if written:
+        print(f"\nWritten to {', '.join(map(str, written))}.")
+
+
+def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
+    """The best plan, and the others beside it: ``plan.json``, ``plan.2.json`` and so on."""
+    paths = [out, *(out.with_suffix(f".{number}{out.suffix}") for number in range(2, len(plans) + 1))]
+    check_writable(*paths)
+    for path, plan in zip(paths, plans, strict=True):
+        write_text(path, plan_json(plan))
+    return paths
 
 
 def _refuse(
     nothing: NothingFits,
-    graph: OpGraph,
-    planned: Callable[..., Plan],
+    costs: PlanningCosts,
+    searched: "Callable[..., SearchResult]",
     *,
+    memory_limit: float | None,
     budget: int | None,
-    rows: int | None,
     json: bool,
 ) -> NoReturn:
     """Tell what does not fit, and what would."""
+    from ..core.planner.meter import Stopped
     from .infeasible import BUDGET as FURTHER
     from .infeasible import InfeasibleAnswer
 
-    def replan(graph: OpGraph, cluster: Cluster, microbatches: int) -> Plan | None:
+    def stop_when_it_fits(_: int, __: int, step_s: float) -> None:
+        if step_s < float("inf"):
+            raise Stopped
+
+    def replan(graph: OpGraph, cluster: Cluster, microbatches: int, extra_bytes: float) -> Plan | None:
+        limit = None if memory_limit is None else memory_limit + extra_bytes
+        most = FURTHER if budget is None else min(budget, FURTHER)
         try:
-            return planned(graph, cluster, microbatches, FURTHER if budget is None else min(budget, FURTHER))
+            return searched(
+                graph, roomier(cluster, extra_bytes), microbatches, limit, budget=most, progress=stop_when_it_fits
+            ).best
         except (InfeasibleError, RequestError):
             return None
 
-    answer = InfeasibleAnswer(nothing, graph, replan, rows)
+    answer = InfeasibleAnswer(nothing, costs.graph, replan, costs.work.samples)
     if json:
         print_json(answer.plain())
     raise InfeasibleError(answer.text())

@@ -14,7 +14,7 @@ from ..core.plan import Plan, Prediction
 from ..core.throughput import Throughput, Work, throughput
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
-from .output import bytes_text, print_table, seconds_text, share_text
+from .output import bytes_text, print_table, seconds_text, share_text, wide
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
@@ -30,6 +30,7 @@ class PlanAnswer:
         work: what one step works on.
         unlimited_s: the step that a schedule which lacks nothing but memory would take, if it is known.
         peak_flop_per_s: of every device; None where one is not known.
+        others: slower plans that hold less on their fullest device, the fastest first.
     """
 
     plan: Plan
@@ -37,11 +38,11 @@ class PlanAnswer:
     work: Work
     unlimited_s: float | None = None
     peak_flop_per_s: Sequence[float] | None = None
+    others: Sequence[Plan] = ()
 
     @property
     def prediction(self) -> Prediction:
-        assert self.plan.prediction is not None  # the planner always makes one
-        return self.plan.prediction
+        return _prediction(self.plan)
 
     @cached_property
     def run(self) -> "SimulationResult":
@@ -65,23 +66,13 @@ class PlanAnswer:
 
     def plain(self) -> dict[str, Any]:
         """What ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
-        prediction = self.prediction
-        modules = module_ranges([stage.nodes for stage in self.plan.stages])
         return {
-            "stages": [
-                {"index": s.index, "device": s.device, "nodes": list(s.nodes), "modules": modules[s.index]}
-                for s in self.plan.stages
-            ],
-            "device_actions": as_plain(self.plan.device_actions),
-            "predicted_step_s": prediction.step_s,
-            "peak_memory_bytes": list(prediction.peak_memory_bytes),
-            "schedule": self.plan.schedule,
-            "evaluations": prediction.evaluations,
-            "efficiency": efficiency(self.plan),
+            **plain_plan(self.plan),
             "memory_limit_bytes": list(self.limits),
             "memory_at_peak_bytes": list(self.run.memory_at_peak),
             "throughput": as_plain(self.rates),
             "idle": idle_answer(self.idle),
+            "runners_up": [plain_plan(other) for other in self.others],
         }
 
     def show(self) -> None:
@@ -102,6 +93,28 @@ class PlanAnswer:
         self._show_devices()
         print_memory(self.run, self.limits)
         print_idle(self.idle)
+        if self.others:
+            self._show_others()
+
+    def _show_others(self) -> None:
+        best = self.prediction
+        rows = []
+        for number, plan in enumerate((self.plan, *self.others), start=1):
+            prediction = _prediction(plan)
+            most = max(prediction.peak_memory_bytes)
+            rows.append(
+                (
+                    str(number),
+                    plan.schedule,
+                    len(plan.stages),
+                    seconds_text(prediction.step_s),
+                    f"{prediction.step_s / best.step_s - 1:+.1%}" if best.step_s else "–",
+                    bytes_text(most),
+                    f"{most / max(best.peak_memory_bytes) - 1:+.1%}",
+                )
+            )
+        columns = ("plan", "schedule", "stages", "step", "slower", "fullest device", "memory")
+        print_table("The fastest plan, and slower ones that hold less", columns, rows, texts=("schedule",))
 
     def _show_stages(self) -> None:
         received = [0] * len(self.plan.stages)
@@ -114,14 +127,17 @@ class PlanAnswer:
                 stage.device,
                 modules[stage.index],
                 seconds_text(compute_s(cost)),
-                bytes_text(cost.parameter_bytes),
                 bytes_text(cost.saved_bytes),
                 bytes_text(received[stage.index]),
+                bytes_text(cost.parameter_bytes),
             )
             for stage, cost in zip(self.plan.stages, self.prediction.costs, strict=True)
         ]
-        columns = ("stage", "on", "modules", "F + B", "parameters", "saved", "reads")
-        print_table("Stages (F + B, saved and reads for each microbatch)", columns, rows, texts=("modules",))
+        columns = ("stage", "on", "modules", "F + B", "saved", "reads", "parameters")
+        # The parameters stand with the devices, too: where it is narrow the modules' names have the room.
+        shown = len(columns) if wide() else len(columns) - 2
+        title = "Stages (F + B, saved and reads for each microbatch)"
+        print_table(title, columns[:shown], [row[:shown] for row in rows], texts=("modules",))
 
     def _show_devices(self) -> None:
         step_s, rows = self.prediction.step_s, []
@@ -143,10 +159,33 @@ class PlanAnswer:
         print_table("Devices", ("device", "stages", "busy", "peak saved", "peak memory", "limit", "used"), rows)
 
 
+def plain_plan(plan: Plan) -> dict[str, Any]:
+    """Everything needed to evaluate a plan again."""
+    prediction = _prediction(plan)
+    modules = module_ranges([stage.nodes for stage in plan.stages])
+    return {
+        "stages": [
+            {"index": s.index, "device": s.device, "nodes": list(s.nodes), "modules": modules[s.index]}
+            for s in plan.stages
+        ],
+        "device_actions": as_plain(plan.device_actions),
+        "recompute": list(plan.memory.recompute),
+        "predicted_step_s": prediction.step_s,
+        "peak_memory_bytes": list(prediction.peak_memory_bytes),
+        "schedule": plan.schedule,
+        "evaluations": prediction.evaluations,
+        "efficiency": efficiency(plan),
+    }
+
+
+def _prediction(plan: Plan) -> Prediction:
+    assert plan.prediction is not None  # the planner always makes one
+    return plan.prediction
+
+
 def efficiency(plan: Plan) -> float:
     """Σ compute ÷ (devices × predicted step); compute is F, I and W of all operators and microbatches."""
-    prediction = plan.prediction
-    assert prediction is not None
+    prediction = _prediction(plan)
     total_s = plan.microbatches * sum(compute_s(cost) for cost in prediction.costs)
     return total_s / (plan.devices * prediction.step_s) if prediction.step_s else 0.0
 

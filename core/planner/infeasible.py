@@ -15,7 +15,9 @@ from ..errors import InfeasibleError
 from ..graph import OpEdge, OpGraph, OpNode
 from ..plan import Plan
 from ..residency import STATE_KINDS, Timeline
+from .score import Oracle
 
+RECOMPUTE = "recompute"
 MORE_DEVICES = "more devices"
 SMALLER_MICROBATCHES = "smaller microbatches"
 MORE_MEMORY = "more memory"
@@ -25,6 +27,8 @@ MOST_DEVICES = 8
 """How many times the devices that there are, at most, are tried."""
 SMALLEST_MICROBATCH = 16
 """The part of a microbatch, at least, that is tried."""
+NARROWED = 0.01
+"""Share of its memory to which the memory that a device would need is narrowed down."""
 
 
 class NothingFits(InfeasibleError):
@@ -48,7 +52,8 @@ class Change:
 
     Args:
         what: one of this module's names.
-        value: how many devices, or microbatches a step; bytes more for each device; bytes to offload over all devices.
+        value: how many devices, microbatches a step, or stages that recompute; bytes more for each device; bytes to
+            offload over all devices.
         found: the plan that fits with it.
     """
 
@@ -57,59 +62,120 @@ class Change:
     found: Plan
 
 
-Replan = Callable[[OpGraph, Cluster, int], Plan | None]
-"""A plan for that graph, cluster and number of microbatches which fits, or None where none was found."""
+Replan = Callable[[OpGraph, Cluster, int, float], Plan | None]
+"""A plan for that graph, cluster and number of microbatches, each device holding at most so many bytes more than its
+limit, which fits; or None where none was found."""
 
 
-def excess(nothing: NothingFits) -> tuple[float, ...]:
-    """Bytes that each device lacks in the plan that comes closest; 0 where it has enough."""
-    assert nothing.closest.prediction is not None
-    peaks = nothing.closest.prediction.peak_memory_bytes
-    return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, nothing.limits, strict=True))
+def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
+    """Bytes that each device lacks for a plan; 0 where it has enough."""
+    assert plan.prediction is not None
+    peaks = plan.prediction.peak_memory_bytes
+    return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, limits, strict=True))
+
+
+Tried = Callable[[OpGraph, Cluster, int], Plan | None]
+"""The same within the limits."""
+
+
+def closest(nothing: NothingFits, graph: OpGraph, replan: Replan) -> Plan:
+    """The plan that asks for the least more memory on its fullest device: by searches with more, narrowed down.
+
+    Args:
+        nothing: what was found.
+        graph: what was planned.
+        replan: searches for a plan that fits.
+    """
+    found = nothing.closest
+    assert found.prediction is not None
+    cluster, microbatches, limit = found.prediction.cluster, found.microbatches, max(nothing.limits)
+    low, high = 0.0, max(excess(found, nothing.limits))
+    while high - low > NARROWED * limit:
+        middle = (low + high) / 2
+        better = None
+        if may_fit(graph, len(cluster.devices), limit + middle):
+            better = replan(graph, cluster, microbatches, middle)
+        if better is None:
+            low = middle
+        else:
+            found, high = better, min(max(excess(better, nothing.limits)), middle)
+    return found
 
 
 def smallest_changes(
-    nothing: NothingFits,
+    plan: Plan,
+    limits: Sequence[float],
     graph: OpGraph,
     timelines: Sequence[Timeline],
     replan: Replan,
     *,
+    oracle: Oracle,
     rows: int | None = None,
 ) -> tuple[Change, ...]:
     """The smallest of each kind of change that makes a plan fit; kinds that do not help are left out.
 
     Args:
-        nothing: what was found.
+        plan: the one that comes closest, with its prediction.
+        limits: bytes that each device may hold.
         graph: what was planned.
-        timelines: memory of the plan that comes closest, by device.
+        timelines: of the plan's memory, by device.
         replan: searches for a plan that fits.
+        oracle: scores a plan.
         rows: of the batch of one step, where it is known: a microbatch has at least one.
     """
-    closest = nothing.closest
-    assert closest.prediction is not None
-    cluster = closest.prediction.cluster
-    limit = max(nothing.limits)
+    assert plan.prediction is not None
+    cluster, limit = plan.prediction.cluster, max(limits)
 
     def tried(graph: OpGraph, cluster: Cluster, microbatches: int) -> Plan | None:
-        return replan(graph, cluster, microbatches) if may_fit(graph, len(cluster.devices), limit) else None
+        fits = may_fit(graph, len(cluster.devices), limit)
+        return replan(graph, cluster, microbatches, 0.0) if fits else None
 
     changes = (
-        _smaller_microbatches(graph, cluster, closest.microbatches, tried, rows),
-        _offload(nothing, timelines),
-        Change(MORE_MEMORY, max(excess(nothing)), closest),
-        _more_devices(graph, cluster, closest.microbatches, tried),
+        _smaller_microbatches(graph, cluster, plan.microbatches, tried, rows),
+        _recompute(plan, limits, oracle),
+        _offload(plan, limits, timelines),
+        Change(MORE_MEMORY, max(excess(plan, limits)), plan),
+        _more_devices(graph, cluster, plan.microbatches, tried),
     )
     return tuple(change for change in changes if change is not None)
 
 
 def may_fit(graph: OpGraph, devices: int, limit: float) -> bool:
-    """Whether the graph may fit at all: the state of all operators together, and one microbatch of each alone."""
+    """Whether the graph may fit at all: the state of all operators together, and the state of each alone."""
     state = sum(node.state_bytes for node in graph.nodes)
-    alone = max(node.state_bytes + node.saved_bytes + node.workspace_bytes for node in graph.nodes)
+    alone = max(node.state_bytes for node in graph.nodes)
     return state <= devices * limit and alone <= limit
 
 
-def _more_devices(graph: OpGraph, cluster: Cluster, microbatches: int, replan: Replan) -> Change | None:
+def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
+    """The fewest stages of devices that lack memory, those first that save most; None where all of them are too few."""
+    assert plan.prediction is not None
+    costs = plan.prediction.costs
+    lacking = {device for device, lack in enumerate(excess(plan, limits)) if lack}
+    held = [stage.index for stage in plan.stages if stage.device in lacking and not _recomputes(plan, stage.index)]
+    held.sort(key=lambda stage: (costs[stage].input_bytes - costs[stage].saved_bytes, stage))
+    for count in range(1, len(held) + 1):
+        chosen = tuple(sorted((*plan.memory.recompute, *held[:count])))
+        changed = evolve(plan, memory=evolve(plan.memory, recompute=chosen))
+        score = oracle(changed, costs, plan.prediction.cluster)
+        prediction = evolve(
+            plan.prediction,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+        )
+        changed = evolve(changed, prediction=prediction)
+        if not any(excess(changed, limits)):
+            return Change(RECOMPUTE, count, changed)
+    return None
+
+
+def _recomputes(plan: Plan, stage: int) -> bool:
+    return stage in plan.memory.recompute
+
+
+def _more_devices(graph: OpGraph, cluster: Cluster, microbatches: int, replan: Tried) -> Change | None:
     """By doubling, then by halving the gap."""
     low = len(cluster.devices)
     most = min(MOST_DEVICES * low, len(graph.nodes))
@@ -131,7 +197,7 @@ def _more_devices(graph: OpGraph, cluster: Cluster, microbatches: int, replan: R
 
 
 def _smaller_microbatches(
-    graph: OpGraph, cluster: Cluster, microbatches: int, replan: Replan, rows: int | None
+    graph: OpGraph, cluster: Cluster, microbatches: int, replan: Tried, rows: int | None
 ) -> Change | None:
     """Twice as many microbatches of half the size, and so on."""
     parts = 2
@@ -143,20 +209,20 @@ def _smaller_microbatches(
     return None
 
 
-def _offload(nothing: NothingFits, timelines: Sequence[Timeline]) -> Change | None:
+def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Change | None:
     """Saved tensors that would have to be with the host, where whatever is too much at any moment is such.
 
     One microbatch of the device's largest stage has to stay: the running action works on it.
     """
-    closest, total = nothing.closest, 0.0
-    assert closest.prediction is not None
-    for device, (timeline, limit) in enumerate(zip(timelines, nothing.limits, strict=False)):
+    assert plan.prediction is not None
+    total = 0.0
+    for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=False)):
         over = sum(timeline.state) + timeline.moving[0] + timeline.moving[2] - limit
-        stays = max((closest.prediction.costs[s.index].reserved_bytes for s in closest.stages_on(device)), default=0)
+        stays = max((plan.prediction.costs[s.index].reserved_bytes for s in plan.stages_on(device)), default=0)
         if (over > numpy.maximum(timeline.moving[0] - stays, 0.0)).any():
             return None
         total += max(float(over.max()), 0.0)
-    return Change(OFFLOAD, total, closest)
+    return Change(OFFLOAD, total, plan)
 
 
 def enlarged(cluster: Cluster, count: int) -> Cluster:
@@ -232,18 +298,25 @@ class Holding:
         return sum(self.kinds.values())
 
 
-def holding(nothing: NothingFits, timelines: Sequence[Timeline]) -> Holding:
-    """The device that lacks most in the plan that comes closest.
+def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Holding:
+    """The device that lacks most.
 
     Args:
-        nothing: what was found.
-        timelines: of that plan, by device.
+        plan: with its prediction.
+        limits: bytes that each device may hold.
+        timelines: of the plan's memory, by device.
     """
-    lacks = excess(nothing)
+    lacks = excess(plan, limits)
     device = lacks.index(max(lacks))
     timeline = timelines[device]
     worst = int((timeline.moving[0] + timeline.moving[2]).argmax())
     kinds = dict(zip(STATE_KINDS, timeline.state, strict=True))
     kinds |= {"saved": float(timeline.moving[0, worst]), "workspace": float(timeline.moving[2, worst])}
     action = timeline.actions[int(timeline.operations[worst])] if timeline.actions else None
-    return Holding(device, action, kinds, nothing.limits[device])
+    return Holding(device, action, kinds, limits[device])
+
+
+def roomier(cluster: Cluster, extra_bytes: float) -> Cluster:
+    """The cluster with so much more memory on each device."""
+    devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
+    return evolve(cluster, devices=tuple(devices))

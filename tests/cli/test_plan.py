@@ -10,6 +10,7 @@ from collections import defaultdict
 import pytest
 from panpipe.cli import main
 from panpipe.cli.clusters import find_cluster, host_memory_bytes
+from panpipe.cli.output import seconds_text
 from panpipe.core.cluster import cluster_json, fully_connected
 from panpipe.core.plan import read_plan
 
@@ -236,6 +237,28 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
     ]
 
 
+def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
+    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 3000)
+    out = tmp_path / "plan.json"
+    plan = answer(capsys, *flags, "--top", 3, "--out", out)
+    assert plan["runners_up"]
+    plans = [plan, *plan["runners_up"]]
+    for faster, slower in itertools.pairwise(plans):
+        assert slower["predicted_step_s"] > faster["predicted_step_s"]
+        assert max(slower["peak_memory_bytes"]) < max(faster["peak_memory_bytes"])
+    for found in plans:
+        again = Reevaluation(graph_document(), found)
+        assert found["predicted_step_s"] == pytest.approx(again.step_s, rel=1e-12)
+        assert found["peak_memory_bytes"] == again.peaks
+    written = [read_plan(out), *(read_plan(tmp_path / f"plan.{number}.json") for number in range(2, len(plans) + 1))]
+    assert [each.prediction.step_s for each in written] == [each["predicted_step_s"] for each in plans]
+    status, shown, _ = run(capsys, *flags, "--top", 3)
+    assert status == 0
+    table = shown[shown.index("The fastest plan, and slower ones that hold less") :]
+    assert all(seconds_text(each["predicted_step_s"]) in table for each in plans)
+    assert answer(capsys, *flags)["runners_up"] == []
+
+
 def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file):
     def planned(devices, microbatches, limit, graph=graph_file):
         cluster = cluster_file(tmp_path, devices, 850)
@@ -304,6 +327,12 @@ BAD = {
     "more stages than operators": (["--cluster", "cpu:15"], "15 devices for 14 operators"),
     "a limit of nothing": (["--memory-limit", "0"], "memory limit of 0"),
     "graph and model": (["--model", "a:b"], "give one of --graph FILE and --model"),
+    "no plan to show": (["--top", "0"], "'--top'"),
+    "a folder to write": (["--out", "."], "cannot write '.': it is a folder"),
+    "a folder as a graph": (["--graph", "."], "cannot read '.': Is a directory"),
+    "a folder as a cluster": (["--cluster", "."], "there is no cluster '.'"),
+    "an option that is none": (["--microbatch", "4"], "No such option: --microbatch"),
+    "no number": (["--microbatches", "four"], "'--microbatches'"),
     "nowhere to write": (["--out", "no/such/plan.json"], "cannot write 'no/such/plan.json'"),
 }
 

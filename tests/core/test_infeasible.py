@@ -5,7 +5,9 @@ from attrs import evolve
 from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.planner.infeasible import NothingFits, enlarged, excess, holding, smaller, smallest_changes
+from panpipe.core.plan import Plan
+from panpipe.core.planner import longest_path
+from panpipe.core.planner.infeasible import NothingFits, closest, enlarged, excess, holding, smaller, smallest_changes
 from panpipe.simulators.run import simulate
 
 from ..support.plans import scheduled
@@ -17,60 +19,102 @@ GRAPH = OpGraph(
 COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=40, gradient_bytes=40, saved_bytes=100, workspace_bytes=7)
 
 
-def nothing(*limits: float) -> NothingFits:
-    """1F1B on two devices, which holds 287 and 187 bytes."""
-    plan = scheduled("1f1b", 2, 4, costs=[COST] * 2, cluster=fully_connected(2, 400, 1.0, 0.0))
-    peaks = simulate(plan, memory=True).peak_memory_bytes
-    peaks = tuple(max(t.moving[0] + t.moving[2]) + sum(t.state) for t in simulate(plan).timelines)
-    assert peaks == (287, 187)
-    plan = evolve(plan, prediction=evolve(plan.prediction, peak_memory_bytes=peaks))
-    return NothingFits("it does not fit", plan, limits)
+PEAKS = (287, 187)
+"""What 1F1B holds on two devices: two microbatches and one, beside state and workspace."""
 
 
-def changes(lacking: NothingFits, fits, rows=None):
+def closest_plan(**options) -> Plan:
+    return predicted(scheduled("1f1b", 2, 4, **{"costs": [COST] * 2, **options}))
+
+
+def predicted(plan: Plan) -> Plan:
+    cluster = fully_connected(2, 400, 1.0, 0.0)
+    score = longest_path(plan, plan.prediction.costs, cluster)
+    prediction = evolve(
+        plan.prediction, cluster=cluster, step_s=score.step_s, peak_memory_bytes=score.peak_memory_bytes
+    )
+    return evolve(plan, prediction=prediction)
+
+
+def changes(limits, fits, rows=None, plan=None):
     """Changes where a plan is found as ``fits(devices, microbatches)`` says, and the problems that were tried."""
-    tried = []
+    plan, tried = plan or closest_plan(), []
 
-    def replan(graph, cluster, microbatches):
+    def replan(graph, cluster, microbatches, extra_bytes):
         tried.append((len(cluster.devices), microbatches, graph.nodes[0].saved_bytes))
-        return lacking.closest if fits(len(cluster.devices), microbatches) else None
+        assert extra_bytes == 0
+        return plan if fits(len(cluster.devices), microbatches) else None
 
-    found = smallest_changes(lacking, GRAPH, simulate(lacking.closest).timelines, replan, rows=rows)
+    found = smallest_changes(plan, limits, GRAPH, simulate(plan).timelines, replan, oracle=longest_path, rows=rows)
     return {change.what: change.value for change in found}, tried
 
 
 def test_the_device_that_lacks_most():
-    lacking = nothing(250, 100)
-    held = holding(lacking, simulate(lacking.closest).timelines)
-    assert excess(lacking) == (37, 87)
+    plan = closest_plan()
+    assert plan.prediction.peak_memory_bytes == PEAKS
+    held = holding(plan, (250, 100), simulate(plan).timelines)
+    assert excess(plan, (250, 100)) == (37, 87)
     assert (held.device, str(held.action), held.bytes, held.limit) == (1, "1F0", 187, 100)
     assert held.kinds == {"parameters": 40, "gradients": 40, "optimizer": 0, "saved": 100, "workspace": 7}
 
 
+@pytest.mark.parametrize("least", [60.0, 13.0, 0.5])
+def test_the_memory_that_would_do_is_narrowed_down(least):
+    plan, tried = closest_plan(), []
+
+    def replan(graph, cluster, microbatches, extra_bytes):
+        tried.append(extra_bytes)
+        if extra_bytes < least:
+            return None
+        return evolve(plan, prediction=evolve(plan.prediction, peak_memory_bytes=(210 + extra_bytes, 100)))
+
+    found = closest(NothingFits("", plan, (210, 210)), GRAPH, replan)
+    assert least <= excess(found, (210, 210))[0] <= least + 0.02 * 210
+    assert len(tried) <= 8
+
+
+def test_state_that_cannot_fit_is_not_searched():
+    never = lambda *_: pytest.fail("it was searched")  # noqa: E731
+    heavy = OpGraph(tuple(evolve(node, state_bytes=1000) for node in GRAPH.nodes), GRAPH.edges)
+    assert closest(NothingFits("", closest_plan(), (100, 100)), heavy, never) == closest_plan()
+
+
 def test_devices_are_doubled_and_then_halved_down():
-    found, tried = changes(nothing(250, 250), lambda devices, _: devices >= 5)
+    found, tried = changes((250, 250), lambda devices, _: devices >= 5)
     assert found["more devices"] == 5
     assert [devices for devices, microbatches, _ in tried if microbatches == 4] == [4, 8, 6, 5]
 
 
 def test_microbatches_are_halved_as_long_as_they_have_rows():
     fits = lambda devices, microbatches: microbatches >= 16  # noqa: E731
-    found, tried = changes(nothing(250, 250), fits, rows=16)
+    found, tried = changes((250, 250), fits, rows=16)
     assert found["smaller microbatches"] == 16
     assert [each for each in tried if each[1] > 4] == [(2, 8, 3), (2, 16, 2)]
-    assert "smaller microbatches" not in changes(nothing(250, 250), fits, rows=8)[0]
+    assert "smaller microbatches" not in changes((250, 250), fits, rows=8)[0]
 
 
 def test_what_cannot_fit_is_not_tried():
-    found, tried = changes(nothing(187, 187), lambda *_: True)
+    found, tried = changes((187, 187), lambda *_: True)
     assert found["more devices"] == 3  # all operators hold 400 bytes of state: two devices of 187 never suffice
     assert [each for each in tried if each[0] == 2] == []
 
 
 def test_offload_leaves_a_microbatch_to_work_on():
-    assert changes(nothing(250, 187), lambda *_: False)[0] == {"offload": 37, "more memory": 37}
-    assert changes(nothing(187, 187), lambda *_: False)[0] == {"offload": 100, "more memory": 100}
-    assert changes(nothing(186, 187), lambda *_: False)[0] == {"more memory": 101}
+    never = lambda *_: False  # noqa: E731
+    plan = closest_plan(costs=[evolve(COST, input_bytes=100)] * 2)  # nothing to be had from recomputing
+    assert changes((250, 187), never, plan=plan)[0] == {"offload": 37, "more memory": 37}
+    assert changes((187, 187), never, plan=plan)[0] == {"offload": 100, "more memory": 100}
+    assert changes((186, 187), never, plan=plan)[0] == {"more memory": 101}
+
+
+def test_recompute_takes_the_fewest_stages():
+    # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
+    plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
+    assert plan.prediction.peak_memory_bytes == (487, 487)
+    never = lambda *_: False  # noqa: E731
+    assert changes((300, 500), never, plan=plan)[0]["recompute"] == 1
+    assert changes((300, 300), never, plan=plan)[0]["recompute"] == 2
+    assert "recompute" not in changes((200, 500), never, plan=plan)[0]
 
 
 def test_further_devices_are_linked_like_the_last():
