@@ -37,13 +37,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
+from panpipe.core.cluster import Cluster
 from panpipe.core.compare import peak_memory
-from panpipe.core.graph import OpGraph
-from panpipe.core.plan import Plan, plan_json
-from panpipe.core.planner import choose_schedule, longest_path
+from panpipe.core.costs import StageCosts, stage_edges
+from panpipe.core.partition import device_limits
+from panpipe.core.plan import Plan, Prediction, plan_json
+from panpipe.core.planner import assemble, longest_path
+from panpipe.core.planner.options import options, schedule_problem
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
 from panpipe.runtimes.automatic import Cutting, Planning, Stages
@@ -51,7 +54,7 @@ from panpipe.runtimes.heap import keep_freed_memory
 from panpipe.runtimes.link_profile import measured_cluster
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.rehearsal import TYPICAL, with_costs
+from panpipe.runtimes.rehearsal import TYPICAL
 from panpipe.runtimes.rehearsed import RehearsedProfile, rehearsed_profile
 from panpipe.runtimes.team import RankTeam
 from panpipe.simulators.oracle import simulated
@@ -159,20 +162,22 @@ class Case:
         self.operators = operators_of(capture_step(model, self.step, example))
         self.planning = Planning(
             self.operators, dict(model.named_parameters()), dict(model.named_buffers()), pieces[0], MICROBATCHES, team,
-            families=(), oracle=simulated, cut_oracle=longest_path, optimizer=torch.optim.AdamW,
+            families=(), anneal=False, oracle=simulated, cut_oracle=longest_path, optimizer=torch.optim.AdamW,
         )  # fmt: skip
         self.cluster = measured_cluster(team, torch.device("cpu"))
         self.graph = self.planning.measured_graph()
 
-    def plan(self, schedule: str, graph: OpGraph, stages: Stages, costs: Sequence[Any]) -> Plan:
-        """The plan of a schedule."""
-        families = [find_family(schedule)]
-        return self.team.decide(
-            lambda: choose_schedule(
-                graph, stages, costs, self.cluster, MICROBATCHES, families=families, oracle=simulated, budget=1,
-                parameter_sizes=self.planning.sizes,
-            )
-        )  # fmt: skip
+    def plan(self, schedule: str, stages: Stages, costs: Sequence[StageCosts]) -> Plan:
+        """The plan of a schedule, with the first of its parameters, as predicted from these costs of its stages."""
+        family = find_family(schedule)
+        limits, edges = device_limits(self.cluster, None), stage_edges(self.graph, stages)
+        placement = family.placement(self.team.size, len(stages) // self.team.size)
+        problem = schedule_problem(
+            self.cluster, MICROBATCHES, placement=placement, costs=costs, edges=edges, limits=limits
+        )
+        built = next(made for option in options([family], problem) if (made := option.build(problem)) is not None)
+        plan = assemble(self.graph, stages, built, parameter_sizes=self.planning.sizes, edges=edges)
+        return self.team.decide(lambda: with_prediction(plan, tuple(costs), self.cluster))
 
     def ready(self, plan: Plan) -> Pipeline:
         """The pipeline of a plan, with a model of its own."""
@@ -189,7 +194,7 @@ class Case:
             stages = self.team.decide(Cutting(cutting, self.graph, self.cluster, count).run)
             assert stages is not None
             costs = self.planning.measured_stages(stages)
-            plan = self.plan(CUTS[count], self.graph, stages, costs)
+            plan = self.plan(CUTS[count], stages, costs)
             orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
             pipes.append(self.ready(evolve(plan, schedule="rehearsal", device_actions=orders)))
             rehearsed.append((pipes[-1].plan, costs, []))
@@ -205,8 +210,8 @@ class Case:
         found = {}
         for name in schedules:
             stages = cuts[SCHEDULES[name]]
-            plan = self.plan(name, self.graph, stages, profile.costs[stages])
-            found[name] = with_costs(plan, profile.of(plan), simulated)
+            plan = self.plan(name, stages, profile.costs[stages])
+            found[name] = with_prediction(plan, profile.of(plan), self.cluster)
         return found
 
     def measured(
@@ -225,6 +230,12 @@ class Case:
                 dist.barrier()
                 wall[name].append(time.perf_counter() - start)
         return wall, own
+
+
+def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Plan:
+    """The plan with what the simulator says of it."""
+    bare = evolve(plan, prediction=None)
+    return evolve(bare, prediction=Prediction(costs, cluster, **asdict(simulated(bare, costs, cluster))))
 
 
 def run_case(name: str, schedules: Sequence[str], rounds: int, folder: str | None, team: RankTeam, wire: Any) -> None:
