@@ -1,21 +1,12 @@
 """Writing results down: what, when, on which machine."""
 
 import datetime
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
+from panpipe.runtimes.machine import machine
 
-
-def machine() -> str:
-    """Processor, cores and versions, in one line."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor() or platform.machine(),
-    )
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+__all__ = ["machine", "record"]
 
 
 def record(path: str, title: str, where: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": "Check that a model trains as a pipeline, equal to one process.",
     "simulate": "Run a plan in the simulator.",
     "validate": "Check a plan or a schedule file.",
+    "profile": "Measure operators here, and fit a device's efficiencies to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
     "compare": "Lay a predicted trace over a measured one.",
 }

@@ -35,7 +35,7 @@ class Bundled:
 
 
 def _gpt2(layers: int, heads: int, hidden: int) -> Bundled:
-    config = {"n_layer": layers, "n_head": heads, "n_embd": hidden, "use_cache": False, "loss_type": "ForCausalLM"}
+    config = {"n_layer": layers, "n_head": heads, "n_embd": hidden, "use_cache": False}
     return Bundled(("GPT2Config", "GPT2LMHeadModel"), config, 1024, torch.float32, "GPT-2 report, table 2")
 
 
@@ -43,7 +43,7 @@ def _llama(layers: int, heads: int, groups: int, hidden: int, inner: int, **othe
     config = {
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
         "hidden_size": hidden, "intermediate_size": inner, "vocab_size": 32000, "max_position_embeddings": 4096,
-        "use_cache": False, "tie_word_embeddings": False, "loss_type": "ForCausalLM", **others,
+        "use_cache": False, "tie_word_embeddings": False, **others,
     }  # fmt: skip
     return Bundled(("LlamaConfig", "LlamaForCausalLM"), config, 4096, torch.bfloat16, "Llama 2, arXiv 2307.09288")
 
@@ -106,6 +106,8 @@ def make(name: str, batch: int, sequence: int | None = None) -> Made:
     config._attn_implementation = _attention(transformers)
     with torch.device("meta"):
         model = getattr(transformers, bundled.classes[1])(config).to(bundled.dtype).train()
+    if getattr(model, "loss_type", None) is None:  # its name does not tell which it is
+        model.loss_type = "ForCausalLM"
     return model, *(_images(batch) if bundled.sequence is None else _tokens(batch, length))
 
 

@@ -105,7 +105,7 @@ class PlannedModel:
 
 def planned_model(
     name: str, microbatches: int, *, batch: int | None = None, sequence: int | None = None,
-    dtype: str | None = None, empty: bool = False,
+    dtype: str | None = None, empty: bool = False, device: torch.device | None = None,
 ) -> PlannedModel:  # fmt: skip
     """Construct and capture a model.
 
@@ -115,6 +115,7 @@ def planned_model(
         batch, sequence: of a bundled model; a sample for each microbatch, and the published length, if None.
         dtype: one of `DTYPES`, for the number type of parameters and activations; as the model is made if None.
         empty: whether parameters need no values: those of a factory's model go to meta.
+        device: a GPU to which model and batch go; they stay where they are if None.
 
     Raises:
         RequestError: the factory cannot be found or gives something else, or the step cannot be captured.
@@ -128,8 +129,13 @@ def planned_model(
     else:
         made = _constructed_empty(name) if empty else load_model(name)
     model, step, example = made if dtype is None else _cast(made, DTYPES[dtype])
+    if device is not None and device.type != "cpu":
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        model = model.to_empty(device=device) if on_meta else model.to(device)
+        example = pytree.tree_map_only(Tensor, lambda t: t.to(device), example)
     pieces, nesting = split_batch(example, microbatches)
-    captured = capture_step(model, step, pytree.tree_unflatten(list(pieces[0].leaves), nesting))
+    microbatch = pytree.tree_unflatten(list(pieces[0].leaves), nesting)
+    captured = capture_step(model, step, microbatch, device=device or "cpu")
     rows = pieces[0].shape.rows
     leaves = pytree.tree_leaves(example)
     samples = next((len(leaf) for leaf, row in zip(leaves, rows, strict=True) if row), None)

@@ -1,0 +1,46 @@
+"""What optimizers keep and move, beside torch's own and the papers' counts."""
+
+import pytest
+import torch
+from panpipe.core.analytic.optimizers import OPTIMIZERS, find_optimizer
+from panpipe.core.errors import RequestError
+
+TORCH = {
+    "adam": torch.optim.AdamW,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_is_as_large_as_torch_keeps_it(name, dtype):
+    parameter = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = TORCH[name]([parameter])
+    optimizer.step()
+    kept = [parameter, parameter.grad, *optimizer.state[parameter].values()]
+    size = sum(tensor.nbytes for tensor in kept if isinstance(tensor, torch.Tensor) and tensor.numel() > 1)
+    assert find_optimizer(name).state_bytes(dtype.itemsize) * 1000 == size
+
+
+def test_mixed_precision_keeps_16_bytes_a_parameter():
+    """ZeRO (arXiv 1910.02054), section 3.1: 2 + 2 + 12."""
+    mixed = find_optimizer("adam-master")
+    assert mixed.state_bytes(2) == 16
+    assert mixed.state_bytes(4) == find_optimizer("adam").state_bytes(4) == 16
+    assert mixed.state_bytes(8) == 32  # a double needs no copy in less
+
+
+def test_what_a_step_moves_by_hand():
+    assert find_optimizer("sgd").moved_bytes(4) == 3 * 4  # parameter and gradient in, parameter out
+    assert find_optimizer("sgd-momentum").moved_bytes(4) == 5 * 4
+    assert find_optimizer("adam").moved_bytes(4) == 7 * 4
+    assert find_optimizer("adam-master").moved_bytes(4) == 7 * 4
+    # Copy and two moments in and out in float32, the gradient in, the parameter out.
+    assert find_optimizer("adam-master").moved_bytes(2) == 6 * 4 + 2 * 2
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(RequestError, match=f"there is no optimizer 'lion': use one of {', '.join(OPTIMIZERS)}"):
+        find_optimizer("lion")
