@@ -57,7 +57,7 @@ def step_ends(
                 free = max(free, *(replica[device][at] for replica in ends)) + reduction(stage)
             summed[stage] = free
         now = max(replica[device][-1] if replica[device] else 0.0 for replica in ends)
-        for stage in plan.stages_on(device):
-            now = max(now, summed.get(stage.index, 0.0)) + costs[stage.index].optimizer_s
+        for held in plan.stages_on(device):
+            now = max(now, summed.get(held.index, 0.0)) + costs[held.index].optimizer_s
         result.append(now)
     return result
