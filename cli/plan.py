@@ -129,11 +129,12 @@ def plan(
         graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any
     ) -> "SearchResult":
         from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
+        from ..core.planner.workload import counted
 
+        work = counted(graph, cluster, microbatches, costs.parameter_sizes)
         return search_plans(
-            graph, cluster, microbatches, families=wanted, anneal=schedule == "auto", memory_limit=limit, seed=seed,
-            parameter_sizes=costs.parameter_sizes, **options,
-        )  # fmt: skip
+            work, cluster, families=wanted, anneal=schedule == "auto", memory_limit=limit, seed=seed, **options
+        )
 
     try:
         with search_progress() as progress:

@@ -62,7 +62,18 @@ def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
     """
     if recompute is None:
         return plan
-    count = len(plan.stages)
+    stages = recomputed_stages(recompute, len(plan.stages))
+    if stages == plan.memory.recompute:
+        return plan
+    return evolve(plan, memory=evolve(plan.memory, recompute=stages), prediction=None)
+
+
+def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
+    """The stages, of so many, that recompute.
+
+    Raises:
+        RequestError: it is not written so, or names a stage that there is not.
+    """
     named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else list(recompute)
     if named is None or not all(type(stage) is int for stage in named):
         raise RequestError(f"recompute is {recompute!r}: give 'none', 'all', or the numbers of stages")
@@ -71,10 +82,7 @@ def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
         raise RequestError(
             f"recompute names stage {strange}, and the plan has stages 0 to {count - 1}: name those, or give 'all'"
         )
-    stages = tuple(sorted(set(named)))
-    if stages == plan.memory.recompute:
-        return plan
-    return evolve(plan, memory=evolve(plan.memory, recompute=stages), prediction=None)
+    return tuple(sorted(set(named)))
 
 
 def _talking(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:

@@ -64,9 +64,7 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
     """
     if not tied:
         return costs
-    parameters = sum(node.parameter_bytes for node in graph.nodes)
-    state = sum(node.state_bytes for node in graph.nodes)
-    share = max(state / parameters - 2, 0.0) if parameters else 0.0
+    share = replica_share(graph)
     result = list(costs)
     for weight in tied:
         for stage in weight.stages[1:]:
@@ -78,6 +76,13 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
                 optimizer_bytes=cost.optimizer_bytes + round(share * weight.bytes),
             )
     return tuple(result)
+
+
+def replica_share(graph: OpGraph) -> float:
+    """Bytes of optimizer state for each byte of parameters, as the graph has it."""
+    parameters = sum(node.parameter_bytes for node in graph.nodes)
+    state = sum(node.state_bytes for node in graph.nodes)
+    return max(state / parameters - 2, 0.0) if parameters else 0.0
 
 
 def _parameters(graph: OpGraph, names: Sequence[str]) -> tuple[str, ...]:
@@ -93,13 +98,18 @@ def _tied(
         for name in names:
             readers.setdefault(name, []).append(stage)
     return tuple(
-        TiedWeight(name, tuple(stages), _size(graph, name, sizes))
+        TiedWeight(name, tuple(stages), parameter_bytes(graph, name, sizes))
         for name, stages in readers.items()
         if len(stages) > 1
     )
 
 
-def _size(graph: OpGraph, parameter: str, sizes: Mapping[str, int] | None) -> int:
+def parameter_bytes(graph: OpGraph, parameter: str, sizes: Mapping[str, int] | None) -> int:
+    """Bytes of a parameter that several operators read.
+
+    Raises:
+        RequestError: neither ``sizes`` nor an operator that reads it alone tells.
+    """
     if sizes is not None and parameter in sizes:
         return sizes[parameter]
     alone = [node.parameter_bytes for node in graph.nodes if node.parameters == (parameter,)]

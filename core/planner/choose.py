@@ -1,11 +1,13 @@
 """The planner's entries: from a graph to plans, or from stages to a schedule."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import evolve, frozen
 
 from ..cluster import Cluster
 from ..costs import StageCosts, stage_edges
+from ..derive import Recompute
 from ..errors import RequestError
 from ..graph import OpGraph
 from ..partition import device_limits
@@ -19,6 +21,7 @@ from .score import Oracle
 from .search import Freedom, search
 from .setting import FixedStages, Setting, one_setting
 from .walk import frontier
+from .workload import Workload, counted, settings_of
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates unless told: some seconds on one core."""
@@ -50,13 +53,14 @@ class SearchResult:
 
 
 def search_plans(
-    graph: OpGraph,
+    work: Workload,
     cluster: Cluster,
-    microbatches: int,
     *,
     families: Sequence[ScheduleFamily],
     oracle: Oracle = longest_path,
+    meshes: Sequence[tuple[int, int]] | None = None,
     anneal: bool = True,
+    recompute: Recompute | None = "none",
     memory_limit: float | None = None,
     budget: int | None = None,
     seconds: float | None = None,
@@ -64,48 +68,48 @@ def search_plans(
     min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
     progress: Progress | None = None,
-    parameter_sizes: Mapping[str, int] | None = None,
 ) -> SearchResult:
-    """Choose cuts, schedule and its parameters together, and orders of its own: the fastest that memory allows.
+    """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
+    found that memory allows.
 
     Deterministic for a seed and a budget: the same arguments give the same plans, unless ``seconds`` cuts the search.
 
     Args:
-        graph: operators with their times and sizes for one microbatch.
+        work: what a step works on, at which costs.
         cluster: the devices; all of them are used.
-        microbatches: in one step.
         families: the schedules to choose among.
         oracle: the last word on the best plans. The search itself counts a transfer as a pure delay.
+        meshes: pipeline and data dimensions to choose among; by default one pipeline over all devices.
         anneal: whether a device's order may depart from the family's (the schedule ``auto``).
+        recompute: ``"none"``, ``"all"`` or the stages that do; None chooses, where memory is short.
         memory_limit: bytes a device may hold, where less than its memory.
         budget: evaluations; by default what a few seconds on one core are enough for.
         seconds: a cap on the time; the best so far counts then.
         seed: of all random numbers.
         min_chunks, max_chunks: fewest and most stages a device.
         progress: told now and then.
-        parameter_sizes: bytes of each parameter (see :func:`assemble`).
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
-        InfeasibleError: nothing found fits in memory; the message names the device that binds.
+        NothingFits: nothing found fits in memory; the message names the device that binds.
     """
-    _check(graph, cluster, microbatches, budget=budget, chunks=min_chunks)
     limits = device_limits(cluster, memory_limit)
-    setting = one_setting(graph, cluster, microbatches, limits, parameter_sizes)
-    freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks))
-    return _searched([setting], freedom, _meter([setting], budget, seconds, progress), oracle, seed)
+    wanted = [(len(cluster.devices), 1)] if meshes is None else list(meshes)
+    _check(work.batch, budget, min_chunks)
+    settings = settings_of(work, cluster, limits, wanted, min_chunks)
+    freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
+    return _searched(settings, freedom, _meter(settings, budget, seconds, progress), oracle, seed)
 
 
 def plan(
-    graph: OpGraph, cluster: Cluster, microbatches: int, *, families: Sequence[ScheduleFamily], oracle: Oracle,
-    memory_limit: float | None = None, budget: int | None = None, min_chunks: int = 1, max_chunks: int = MAX_CHUNKS,
-    progress: Progress | None = None, parameter_sizes: Mapping[str, int] | None = None, anneal: bool = True,
+    graph: OpGraph, cluster: Cluster, microbatches: int, *, parameter_sizes: Mapping[str, int] | None = None,
+    **choices: Any,
 ) -> Plan:  # fmt: skip
-    """The best plan alone. Arguments and errors as in :func:`search_plans`."""
-    return search_plans(
-        graph, cluster, microbatches, families=families, oracle=oracle, memory_limit=memory_limit, budget=budget,
-        min_chunks=min_chunks, max_chunks=max_chunks, progress=progress, parameter_sizes=parameter_sizes, anneal=anneal,
-    ).best  # fmt: skip
+    """The best plan for so many microbatches, each with the costs of ``graph``, on one pipeline over all devices.
+
+    Further arguments and errors as in :func:`search_plans`.
+    """
+    return search_plans(counted(graph, cluster, microbatches, parameter_sizes), cluster, **choices).best
 
 
 def choose_schedule(
@@ -118,6 +122,7 @@ def choose_schedule(
     families: Sequence[ScheduleFamily],
     oracle: Oracle,
     anneal: bool = True,
+    recompute: Recompute | None = "none",
     memory_limit: float | None = None,
     budget: int | None = None,
     seed: int = 0,
@@ -130,8 +135,9 @@ def choose_schedule(
         graph: what the stages cut.
         stages: names of the operators of each stage, as many as devices or a multiple.
         costs: measured, one for each stage.
-        cluster, microbatches, families, oracle, anneal, memory_limit, budget, seed, progress, parameter_sizes: as in
+        cluster, microbatches, families, oracle, anneal, recompute, memory_limit, budget, seed, progress: as in
             :func:`search_plans`.
+        parameter_sizes: bytes of each parameter (see :func:`assemble`).
 
     Returns:
         The plan with its prediction from ``costs``.
@@ -140,7 +146,7 @@ def choose_schedule(
         RequestError: the number of stages is no multiple of the devices, or no family is made for this problem.
         InfeasibleError: no schedule keeps every device within its limit.
     """
-    _check(graph, cluster, microbatches, budget=budget)
+    _check(microbatches, budget)
     devices = len(cluster.devices)
     if len(stages) % devices or not stages or len(costs) != len(stages):
         raise RequestError(
@@ -151,7 +157,7 @@ def choose_schedule(
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
     setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes), fixed=fixed)
     chunks = len(stages) // devices
-    freedom = Freedom(tuple(families), anneal, (chunks, chunks))
+    freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     return _searched([setting], freedom, _meter([setting], budget, None, progress), oracle, seed).best
 
 
@@ -194,7 +200,7 @@ def _descending(found: Sequence[Candidate]) -> list[Candidate]:
     return kept
 
 
-def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int | None, chunks: int = 1) -> None:
+def _check(microbatches: int, budget: int | None, chunks: int = 1) -> None:
     wanted = (
         (microbatches, "microbatches: a step"), (1 if budget is None else budget, "evaluations: a search"),
         (chunks, "chunks: a device"),
@@ -202,10 +208,3 @@ def _check(graph: OpGraph, cluster: Cluster, microbatches: int, *, budget: int |
     for count, what in wanted:
         if count < 1:
             raise RequestError(f"{count} {what} needs at least 1")
-    devices = len(cluster.devices)
-    if devices * chunks > len(graph.nodes):
-        each = "" if chunks == 1 else f" with {chunks} stages each"
-        raise RequestError(
-            f"{devices} devices{each} for {len(graph.nodes)} operators: a stage needs at least one operator; "
-            f"use at most {len(graph.nodes) // chunks} devices"
-        )

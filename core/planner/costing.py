@@ -7,6 +7,7 @@ later stage that reads it. Memory is linear in operators and edges (times the lo
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from ..costs import StageCosts, StageEdge
 from ..graph import OpGraph
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..shortcut.path import BOTH, KINDS, StageArrays
+from .arrange import Replicas, reduction_rates
+from .assemble import parameter_bytes, replica_share
 
 OPTIMIZER, STATE, SAVED, PARAMETERS = 3, 4, 5, 6
 """Rows of ``GraphArrays.sums`` behind those of F, I and W."""
@@ -42,7 +45,7 @@ class GraphArrays(NamedTuple):
         reader, size, back: node, bytes, and bytes of the gradient that comes back, ascending by node.
         shared_first: where the readers of each shared parameter begin, (parameters + 1).
         shared_reader: nodes, ascending.
-        shared_size: bytes of a replica's state, by parameter.
+        shared_size, shared_gradient: bytes of a replica's state, and of its gradient, by parameter.
     """
 
     sums: Floats
@@ -55,6 +58,7 @@ class GraphArrays(NamedTuple):
     shared_first: Integers
     shared_reader: Integers
     shared_size: Floats
+    shared_gradient: Floats
 
 
 class MachineArrays(NamedTuple):
@@ -83,7 +87,7 @@ def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = No
     for t, graph in enumerate(graphs):
         for row, name in enumerate(SUMS):
             np.cumsum([getattr(node, name) for node in graph.nodes], out=sums[t, row, 1:])
-    return GraphArrays(sums, _largest(graphs), *_tensors(first), *_shared(first, sizes or {}))
+    return GraphArrays(sums, _largest(graphs), *_tensors(first), *_shared(first, sizes))
 
 
 def _largest(graphs: Sequence[OpGraph]) -> Floats:
@@ -117,7 +121,7 @@ def _tensors(graph: OpGraph) -> tuple[Integers, Integers, Integers, Floats, Floa
     )  # fmt: skip
 
 
-def _shared(graph: OpGraph, sizes: Mapping[str, int]) -> tuple[Integers, Integers, Floats]:
+def _shared(graph: OpGraph, sizes: Mapping[str, int] | None) -> tuple[Integers, Integers, Floats, Floats]:
     readers: dict[str, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         for name in node.parameters:
@@ -125,30 +129,34 @@ def _shared(graph: OpGraph, sizes: Mapping[str, int]) -> tuple[Integers, Integer
     first, rows, found = [0], [], []
     share = replica_share(graph)
     for name, nodes in readers.items():
-        if len(nodes) > 1 and name in sizes:
+        if len(nodes) > 1:
+            size = parameter_bytes(graph, name, sizes)
             rows += nodes
             first.append(len(rows))
-            found.append(2 * sizes[name] + round(share * sizes[name]))
-    return np.array(first, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(found, dtype=float)
+            found.append((2 * size + round(share * size), size))
+    state, gradient = np.array(found, dtype=float).reshape(-1, 2).T
+    return (
+        np.array(first, dtype=np.int64), np.array(rows, dtype=np.int64), np.ascontiguousarray(state),
+        np.ascontiguousarray(gradient),
+    )  # fmt: skip
 
 
-def replica_share(graph: OpGraph) -> float:
-    """Bytes of optimizer state for each byte of parameters, as the graph has it."""
-    parameters = sum(node.parameter_bytes for node in graph.nodes)
-    state = sum(node.state_bytes for node in graph.nodes)
-    return max(state / parameters - 2, 0.0) if parameters else 0.0
-
-
+@lru_cache(maxsize=64)
 def machine_arrays(
-    cluster: Cluster, positions: Sequence[int], limits: Sequence[float], kinds: Sequence[int], reduce: Floats
+    cluster: Cluster, replicas: Replicas, limits: tuple[float, ...], kinds: tuple[int, ...]
 ) -> MachineArrays:
-    """The arrays of the cluster's devices at ``positions``; ``limits``, ``kinds`` and ``reduce`` by position."""
-    count = len(positions)
+    """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
+
+    Between two positions it is as far as in the replica where it is farthest.
+    """
+    count = len(replicas[0])
     latency, rate = np.zeros((count, count)), np.full((count, count), np.inf)
     for a, b in itertools.permutations(range(count), 2):
-        links = [link for link, _ in cluster.path(positions[a], positions[b])]
-        latency[a, b] = sum(link.latency_s for link in links)
-        rate[a, b] = min(link.bytes_per_s for link in links)
+        for replica in replicas:
+            links = [link for link, _ in cluster.path(replica[a], replica[b])]
+            latency[a, b] = max(latency[a, b], sum(link.latency_s for link in links))
+            rate[a, b] = min(rate[a, b], *(link.bytes_per_s for link in links))
+    reduce = reduction_rates(cluster, replicas)
     return MachineArrays(np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce)
 
 
@@ -168,16 +176,18 @@ def stage_room(edges: int, stages: int) -> StageArrays:
 
 
 def fill_fixed(
-    costs: Sequence[StageCosts], edges: Sequence[StageEdge], placement: Integers, machine: MachineArrays,
-    out: StageArrays,
+    costs: Sequence[StageCosts], edges: Sequence[StageEdge], placement: Integers, recompute: "np.ndarray",
+    machine: MachineArrays, out: StageArrays,
 ) -> None:  # fmt: skip
     """Costs and edges that are known already, into ``out``."""
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
+        out.again[s] = cost.second_forward_s if recompute[s] else 0.0
         out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
-        out.saved[s], out.kept[s], out.made[s] = cost.saved_bytes, cost.kept_bytes, 0.0
-        bytes_s, latency = machine.reduce[1, placement[s]], machine.reduce[0, placement[s]]
-        out.reduce[s] = latency + cost.gradient_bytes * bytes_s if cost.gradient_bytes else 0.0
+        out.saved[s] = cost.input_bytes if recompute[s] else cost.saved_bytes
+        out.made[s], out.kept[s] = cost.saved_bytes - out.saved[s], cost.kept_bytes
+        least, each = machine.reduce[:, placement[s]]
+        out.reduce[s] = least + cost.gradient_bytes * each if cost.gradient_bytes else 0.0
     forward = sorted((e.dst, e.src, e.bytes) for e in edges)
     back = sorted((e.src, e.dst, e.gradient_bytes) for e in edges if e.gradient_bytes > 0)
     for rows, first, sources, delays in (
@@ -205,7 +215,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out: :class:`StageArrays`, filled.
     """
     stages = placement.shape[0]
-    stage_of = np.empty(cuts[stages], dtype=np.int64)
+    stage_of, gradients = np.empty(cuts[stages], dtype=np.int64), np.zeros(stages)
     for s in range(stages):
         low, high = cuts[s], cuts[s + 1]
         stage_of[low:high] = s
@@ -218,10 +228,8 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out.state[s] = sums[STATE, high] - sums[STATE, low]
         out.saved[s] = out.kept[s] = sums[SAVED, high] - sums[SAVED, low]
         out.made[s] = out.again[s] = 0.0
-        gradients = sums[PARAMETERS, high] - sums[PARAMETERS, low]
-        out.reduce[s] = 0.0
-        if gradients > 0:
-            out.reduce[s] = machine.reduce[0, placement[s]] + gradients * machine.reduce[1, placement[s]]
+        parameters = sums[PARAMETERS, high] - sums[PARAMETERS, low]
+        gradients[s] = min(parameters, max(out.state[s] - parameters, 0.0))
         level = 0
         while (2 << level) <= high - low:
             level += 1
@@ -232,9 +240,13 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
             s = stage_of[graph.shared_reader[r]]
             if last >= 0 and s != last:
                 out.state[s] += graph.shared_size[p]
+                gradients[s] += graph.shared_gradient[p]
             last = s
     received = _edges(graph, machine, placement, stage_of, out)
     for s in range(stages):
+        out.reduce[s] = 0.0
+        if gradients[s] > 0:
+            out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
         if recompute[s]:
             out.again[s] = out.times[FORWARD, s]
             out.saved[s] = received[s]

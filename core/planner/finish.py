@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from attrs import evolve, frozen
 
 from ..costs import StageCosts
-from ..plan import Plan, Prediction
+from ..plan import MemoryPolicy, Mesh, Plan, Prediction
 from ..schedules.problem import Schedule
 from .assemble import assemble, with_replicas
 from .infeasible import NothingFits
@@ -19,30 +20,60 @@ Rank = tuple[float, float]
 
 @frozen
 class Candidate:
-    """A plan with what it was scored by, in which setting."""
+    """A plan with what it was scored by, in which setting, and what each of its devices may hold."""
 
     plan: Plan
     costs: tuple[StageCosts, ...]
     score: Score
     rank: Rank
     setting: Setting
+    limits: tuple[float, ...]
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
-    """The plan of a walk's best place, without a prediction, and the costs of its stages."""
+    """The plan of a walk's best place, without a prediction, and the costs of its stages.
+
+    A single replica's devices have the cluster's numbers; with more, positions do, and the mesh tells the devices.
+    """
     setting = walk.setting
-    schedule = Schedule(walk.name, tuple(walk.best.placement.tolist()), setting.microbatches, walk.orders())
-    stages, costs, edges = setting.staged(walk.best.cuts.tolist(), schedule.placement)
+    placement = walk.best.placement.tolist()
+    stages, costs, edges = setting.staged(walk.best.cuts.tolist(), placement)
+    orders, replica = walk.orders(), setting.replicas[0]
+    data = len(setting.replicas)
+    if data == 1:
+        by_device = dict(zip(replica, orders, strict=True))
+        orders = tuple(by_device[device] for device in sorted(replica))
+        placement = [replica[position] for position in placement]
+    schedule = Schedule(walk.name, tuple(placement), setting.microbatches, orders)
     plan = assemble(setting.graph, stages, schedule, parameter_sizes=setting.parameter_sizes, edges=edges)
+    mesh = Mesh(setting.devices, data, setting.replicas)
+    if data == 1 or mesh.cluster_devices == tuple(range(mesh.ranks)):
+        mesh = Mesh(setting.devices, data)
+    memory = MemoryPolicy(recompute=tuple(np.flatnonzero(walk.best.recompute).tolist()))
+    plan = evolve(plan, mesh=mesh, memory=memory)
     return plan, costs if setting.fixed else with_replicas(setting.graph, costs, plan.tied)
 
 
 def scored(walk: Walk, oracle: Oracle) -> Candidate:
     """A walk's plan with what the oracle says of it."""
     plan, costs = draft(walk)
-    score = oracle(plan, costs, walk.setting.cluster)
-    over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, walk.setting.limits, strict=True))
-    return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), walk.setting)
+    setting = walk.setting
+    score = _by_position(oracle(plan, costs, setting.cluster), setting.devices)
+    limits = setting.limits if plan.mesh.data > 1 else setting.memory
+    over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
+    return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
+
+
+def _by_position(score: Score, devices: int) -> Score:
+    """The most of every replica, where an oracle tells each on its own."""
+    if len(score.peak_memory_bytes) == devices:
+        return score
+    peaks, saved = score.peak_memory_bytes, score.peak_saved_bytes
+    return evolve(
+        score,
+        peak_memory_bytes=tuple(max(peaks[position::devices]) for position in range(devices)),
+        peak_saved_bytes=tuple(max(saved[position::devices]) for position in range(devices)),
+    )
 
 
 def predicted(candidate: Candidate, evaluations: int) -> Plan:
@@ -81,13 +112,13 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
     excess, _ = best.rank
     if excess <= 0:
         return
-    score, limits, plan = best.score, best.setting.limits, best.plan
+    score, limits, plan = best.score, best.limits, best.plan
     over = [peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True)]
     device = over.index(max(over))
     need, saved, limit = score.peak_memory_bytes[device], score.peak_saved_bytes[device], limits[device]
     state = sum(best.costs[stage.index].state_bytes for stage in plan.stages_on(device))
     raise NothingFits(
-        f"device {device} ('{best.setting.cluster.devices[best.setting.positions[device]].name}') needs {need:.0f} "
+        f"device {device} ('{best.setting.cluster.devices[plan.mesh.cluster_devices[device]].name}') needs {need:.0f} "
         f"bytes and may hold {limit:.0f}: {state:.0f} of parameters, gradients and optimizer state, {saved:.0f} of "
         f"saved tensors (held by {plan.schedule}, {plan.microbatches} microbatches), "
         f"{max(need - state - saved, 0.0):.0f} of workspace; the smallest change that fits is {excess:.0f} bytes more "

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from ..derive import Recompute, recomputed_stages
 from ..partition import Cuts
 from ..schedules.decode import INFINITY
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
@@ -55,6 +56,14 @@ SPLITS = 0.15
 """Share of the moves that split backwards or make them whole, where that makes a difference."""
 
 
+RECOMPUTES = 0.04
+"""Share of the moves that have a stage recompute or not, where some do or memory is short."""
+BUILT = 1_500_000
+"""Compute actions of the schedules that a search begins with; building them is plain Python."""
+LEAST_STARTS = 12
+"""Schedules that each setting begins with, whatever their size."""
+
+
 @frozen
 class Freedom:
     """What a search may change.
@@ -63,13 +72,13 @@ class Freedom:
         families: the schedules to choose among.
         anneal: whether orders may depart from the families'.
         chunks: fewest and most stages a device.
-        recompute: whether stages may recompute.
+        recompute: see ``search_plans``.
     """
 
     families: tuple[ScheduleFamily, ...]
     anneal: bool = True
     chunks: tuple[int, int] = (1, MAX_CHUNKS)
-    recompute: bool = False
+    recompute: Recompute | None = "none"
 
 
 def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0) -> tuple[list[Walk], bool]:
@@ -92,6 +101,8 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
         for number, each in enumerate(rounds):
             allowance = meter.budget * each.share / max(sum(other.share for other in rounds), 1e-9)
             _round(walks, each, number, int(allowance), meter, seed)
+            if number == 0 and freedom.recompute is None:
+                walks += _recomputing(walks, meter)
     except (Stopped, KeyboardInterrupt):
         if not any(walk.value < INFINITY for walk in walks):
             raise
@@ -109,10 +120,28 @@ def _round(walks: list[Walk], plan: Round, number: int, allowance: int, meter: M
     taking_part = varied(walks, plan.keep, plan.each)
     moves = max(allowance // max(len(taking_part), 1), 1)
     for place, walk in enumerate(taking_part):
-        cuts = plan.cut if walk.setting.fixed is None else 0.0
-        ways = Ways(cuts, split=SPLITS if walk.setting.mixes and plan.warmth else 0.0)
+        ways = Ways(
+            plan.cut if walk.setting.fixed is None else 0.0,
+            RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
+            SPLITS if walk.setting.mixes and plan.warmth else 0.0,
+        )
         walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, plan.warmth, ways)
         walk.rest()
+
+
+def _recomputing(walks: Sequence[Walk], meter: Meter) -> list[Walk]:
+    """For every walk that holds too much, one from where it is whose stages all recompute; some may stop to, later."""
+    found = []
+    for walk in walks:
+        if walk.excess > 0 and meter.left > 0:
+            walk.recomputes = True
+            other = walk.again()
+            other.best.recompute[:] = True
+            other.judge()
+            other.rest()
+            meter.spend(1, other.step_s if other.excess == 0 else INFINITY)
+            found.append(other)
+    return found
 
 
 def _ranked(walks: list[Walk]) -> list[Walk]:
@@ -120,24 +149,35 @@ def _ranked(walks: list[Walk]) -> list[Walk]:
 
 
 def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
-    """A walk for every setting, family, set of parameters and number of stages a device."""
+    """A walk for every setting, family, set of parameters and number of stages a device; fewer where they are large."""
     walks = []
     for setting in settings:
-        seen = set()
-        for option in _options(setting, freedom):
+        seen, built = set(), 0
+        for count, option in enumerate(_options(setting, freedom)):
+            if count >= LEAST_STARTS and built > BUILT / len(settings):
+                break
             placement = option.placement(setting.devices)
             cuts = even_cuts(setting, placement)
             schedule = option.build(_problem(setting, placement, cuts))
             if schedule is not None and schedule.device_actions not in seen:
                 seen.add(schedule.device_actions)
-                walks.append(start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes))
+                walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
+                walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
+                walks.append(walk)
+                built += walk.actions
     return walks
 
 
 def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
+    """Each family's first parameters for each number of stages a device come first, few stages before many."""
     fewest, most = freedom.chunks
+    found: list[tuple[int, Option]] = []
     for chunks in range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1):
-        yield from options(freedom.families, ScheduleProblem(setting.devices, setting.microbatches, chunks))
+        counts: dict[str, int] = {}
+        for option in options(freedom.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
+            counts[option.family.name] = counts.get(option.family.name, -1) + 1
+            found.append((counts[option.family.name], option))
+    return [option for _, option in sorted(found, key=lambda item: item[0])]
 
 
 def _problem(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
@@ -145,7 +185,7 @@ def _problem(setting: Setting, placement: Sequence[int], cuts: Cuts) -> Schedule
     _, costs, edges = setting.staged(cuts, placement)
     return schedule_problem(
         setting.cluster, setting.microbatches, placement=placement, costs=costs, edges=edges, limits=setting.limits,
-        positions=setting.positions,
+        positions=setting.replicas[0],
     )  # fmt: skip
 
 

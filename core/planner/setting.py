@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
 from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge, stage_costs, stage_edges
@@ -13,8 +14,22 @@ from ..partition import stages_of
 from ..schedules.decode import Floats
 from ..shortcut.path import StageArrays
 from .anneal import Place
-from .costing import GraphArrays, MachineArrays, cost_stages, fill_fixed, graph_arrays, machine_arrays
+from .arrange import Replicas
+from .costing import (
+    PARAMETERS,
+    SAVED,
+    STATE,
+    GraphArrays,
+    MachineArrays,
+    cost_stages,
+    fill_fixed,
+    graph_arrays,
+    machine_arrays,
+)
 from .shapes import Prefix, prefix_of
+
+AGAIN = 4 / 3
+"""How much longer a step is counted in which stages recompute: F is about a third of the work."""
 
 
 @frozen
@@ -37,33 +52,48 @@ class Setting:
     """One way to use a cluster for a step.
 
     Args:
-        graph: operators with their costs for one microbatch on a device of the first kind.
+        graphs: the same operators with their costs for one microbatch on each kind of device.
         cluster: all devices.
+        replicas: per replica of the model the cluster's device at each position of its pipeline.
         microbatches: in a step of one replica.
-        positions: the cluster's device at each place of the pipeline.
-        limits: bytes that the device at each position may hold.
-        kinds: which of ``graphs`` holds the costs of the device at each position.
-        graphs: the same operators, with the costs of each kind of device; ``graph`` alone by default.
+        kinds: which of ``graphs`` holds for each of the cluster's devices.
+        memory: bytes that each of the cluster's devices may hold.
         parameter_sizes: bytes of each parameter, where they are known.
-        reduce: see :class:`MachineArrays`.
         fixed: stages that no search may cut otherwise.
     """
 
-    graph: OpGraph
-    cluster: Cluster
-    microbatches: int
-    positions: tuple[int, ...]
-    limits: tuple[float, ...]
-    kinds: tuple[int, ...]
     graphs: tuple[OpGraph, ...]
+    cluster: Cluster
+    replicas: Replicas
+    microbatches: int
+    kinds: tuple[int, ...]
+    memory: tuple[float, ...]
     parameter_sizes: Mapping[str, int] | None = None
-    reduce: Floats = field(factory=lambda: np.zeros((2, 0)))
     fixed: FixedStages | None = None
 
     @property
     def devices(self) -> int:
         """Devices along the pipeline."""
-        return len(self.positions)
+        return len(self.replicas[0])
+
+    @property
+    def graph(self) -> OpGraph:
+        """Operators, with the costs of the first kind of device."""
+        return self.graphs[0]
+
+    @cached_property
+    def limits(self) -> tuple[float, ...]:
+        """Bytes that the device at each position may hold, in every replica."""
+        return tuple(min(self.memory[device] for device in same) for same in zip(*self.replicas, strict=True))
+
+    @cached_property
+    def slowest(self) -> tuple[int, ...]:
+        """Which of the graphs holds at each position: that of the slowest device there of any replica."""
+        whole = [prefix_of(graph)[-1] for graph in self.graphs]
+        return tuple(
+            max((self.kinds[device] for device in same), key=lambda kind: whole[kind])
+            for same in zip(*self.replicas, strict=True)
+        )
 
     @cached_property
     def arrays(self) -> GraphArrays:
@@ -73,8 +103,7 @@ class Setting:
     @cached_property
     def machine(self) -> MachineArrays:
         """The devices for the compiled search."""
-        reduce = self.reduce if self.reduce.size else np.zeros((2, self.devices))
-        return machine_arrays(self.cluster, self.positions, self.limits, self.kinds, reduce)
+        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest)
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -85,7 +114,7 @@ class Setting:
     def speeds(self) -> tuple[float, ...]:
         """How fast each position's device is, compared to the first kind of device."""
         whole = [prefix_of(graph)[-1] for graph in self.graphs]
-        return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.kinds)
+        return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.slowest)
 
     def staged(
         self, cuts: Sequence[int], placement: Sequence[int]
@@ -99,7 +128,7 @@ class Setting:
     def costs_of(self, stages: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[StageCosts, ...]:
         """Costs of stages, each on the kind of device that it is placed on."""
         tables = [stage_costs(graph, stages) for graph in self.graphs]
-        return tuple(tables[self.kinds[device]][stage] for stage, device in enumerate(placement))
+        return tuple(tables[self.slowest[device]][stage] for stage, device in enumerate(placement))
 
     def edges(self, stages: int) -> int:
         """The most edges that so many stages may have."""
@@ -111,7 +140,38 @@ class Setting:
         if self.fixed is None:
             cost_stages(self.arrays, self.machine, place.placement, place.cuts, place.recompute, out)
         else:
-            fill_fixed(self.fixed.costs, self.fixed.edges, place.placement, self.machine, out)
+            fill_fixed(self.fixed.costs, self.fixed.edges, place.placement, place.recompute, self.machine, out)
+
+    @cached_property
+    def estimate(self) -> tuple[bool, float]:
+        """Whether memory is short whatever the schedule, and about how long a step takes: for what to search first.
+
+        1F1B with two stages a device, even cuts, and the reduction of gradients behind it all.
+        """
+        totals, devices, limit = self.arrays.sums[:, :, -1], self.devices, sum(self.limits)
+        compute = totals[:, :3].sum(axis=1)
+        pace = 1 / max(sum(1 / compute[kind] for kind in self.slowest if compute[kind]), 1e-300)
+        state, saved = float(totals[:, STATE].max()), float(totals[:, SAVED].max())
+        boundary = float(np.median(self._crossing_bytes))
+        hops = [
+            self.machine.latency[a, b] + boundary / self.machine.rate[a, b] for a, b in pairwise(range(devices))
+        ]  # fmt: skip
+        least, each = self.machine.reduce.max(axis=1)
+        held = state + min(devices, self.microbatches) * saved
+        work_s = (AGAIN if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
+        gradients = float(totals[0, PARAMETERS]) / devices
+        return state + boundary * devices > limit, work_s + 2 * sum(hops) + float(least + gradients * each)
+
+    @cached_property
+    def _crossing_bytes(self) -> Floats:
+        """Bytes of the tensors that cross each place between two operators."""
+        change = np.zeros(len(self.graph.nodes))
+        arrays = self.arrays
+        for tensor, source in enumerate(arrays.source):
+            readers = slice(arrays.first[tensor], arrays.first[tensor + 1])
+            change[source] += arrays.size[readers].max()
+            change[arrays.reader[readers].max()] -= arrays.size[readers].max()
+        return np.cumsum(change)
 
     @cached_property
     def mixes(self) -> bool:
@@ -127,7 +187,7 @@ class Setting:
             return 0.0
         sums = self.arrays.sums[:, :, -1]
         compute = sums[:, :3].sum(axis=1)
-        rate = sum(1 / compute[kind] if compute[kind] else np.inf for kind in self.kinds)
+        rate = sum(1 / compute[kind] if compute[kind] else np.inf for kind in self.slowest)
         way = np.diff(self.arrays.sums[:, :2], axis=2).min(axis=0).sum()
         return max(self.microbatches / rate, float(way))
 
@@ -135,8 +195,6 @@ class Setting:
 def one_setting(
     graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None
 ) -> Setting:
-    """Every device of the cluster in its order, all of one kind."""
+    """Every device of the cluster in its order, in one pipeline, and all of one kind."""
     count = len(cluster.devices)
-    return Setting(
-        graph, cluster, microbatches, tuple(range(count)), tuple(limits), (0,) * count, (graph,), sizes
-    )  # fmt: skip
+    return Setting((graph,), cluster, (tuple(range(count)),), microbatches, (0,) * count, tuple(limits), sizes)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ..actions import Action
 from ..partition import Cuts
@@ -30,8 +30,10 @@ class Walk:
         schedule: the family's name with its parameters.
         chunks: stages a device.
         best: the best place so far.
-        name: of the order of ``best``.
+        annealed: whether its order is another than the family's.
+        recomputes: whether moves may have stages recompute or not.
         step_s, excess, value: of ``best`` (see :func:`~.anneal.judge`).
+        peaks: bytes of ``best`` at each position.
     """
 
     setting: Setting
@@ -39,6 +41,7 @@ class Walk:
     chunks: int
     best: Place
     annealed: bool = False
+    recomputes: bool = False
     step_s: float = INFINITY
     excess: float = INFINITY
     value: float = INFINITY
@@ -85,7 +88,7 @@ class Walk:
     def judge(self) -> None:
         """What the best place gives."""
         bench, setting = self._working(self.best), self.setting
-        self.step_s, self.excess, _ = judge(setting.microbatches, self.best, setting.machine, bench)
+        self.step_s, self.excess, self.value = judge(setting.microbatches, self.best, setting.machine, bench)
         self.peaks = tuple(bench.peaks.tolist())
 
     def _working(self, place: Place) -> Bench:
@@ -101,6 +104,10 @@ class Walk:
         """Join halves of backwards that stand next to each other, where that is no slower."""
         join_halves(self.setting, self.best, self._working(self.best))
         self.judge()
+
+    def again(self) -> "Walk":
+        """A walk of its own from the best place."""
+        return evolve(self, best=self.best.copy())
 
     def rest(self) -> None:
         """Give back what only walking needs."""

@@ -134,9 +134,9 @@ def run(
             reads a gradient looks in one place. ``free`` comes to hold the ends of devices.
 
     Returns:
-        The step: the latest over devices of the end of compute, and of the reductions of its stages' gradients one
-        behind the other, plus the device's optimizer time. Infinite above ``stop``; negative where something waits
-        for itself or for what nobody computes.
+        The step: the latest end of a device, whose stages' optimizer steps follow its compute, and each of them the
+        reduction of its gradients; those run one behind the other beside compute. Infinite above ``stop``; negative
+        where something waits for itself or for what nobody computes.
     """
     finish, where, cause, free, left = room.finish, room.where, room.cause, room.free, room.left
     finish[:] = -1.0
@@ -210,10 +210,12 @@ def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
         for stage in np.argsort(room.last):
             d = placement[stage]
             room.left[d] = max(room.left[d], room.last[stage]) + costs.reduce[stage]
-        for d in range(room.free.shape[0]):
-            room.free[d] = max(room.free[d], room.left[d])
+            room.last[stage] = room.left[d]
     for stage in range(stages):
-        room.free[placement[stage]] += costs.optimizer[stage]
+        d = placement[stage]
+        if reduced > 0:
+            room.free[d] = max(room.free[d], room.last[stage])
+        room.free[d] += costs.optimizer[stage]
     return float(room.free.max())
 
 

@@ -16,6 +16,7 @@ from panpipe.core.plan import TiedWeight, plan_json
 from panpipe.core.planner import Score, assemble, longest_path
 from panpipe.core.planner.choose import choose_schedule, plan, search_plans
 from panpipe.core.planner.shapes import evened, looped_cuts, prefix_of, seeds
+from panpipe.core.planner.workload import counted
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 
@@ -80,7 +81,7 @@ def test_the_budget_is_kept_and_counted(budget):
 
 def test_another_seed_searches_elsewhere():
     arguments = {"families": ALL, "budget": 5000}
-    plans = [search_plans(GRAPH, CLUSTER, 4, seed=seed, **arguments).best for seed in (0, 0, 1)]
+    plans = [search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, seed=seed, **arguments).best for seed in (0, 0, 1)]
     assert plan_json(plans[0]) == plan_json(plans[1]) != plan_json(plans[2])
 
 
@@ -98,12 +99,12 @@ def test_time_and_interrupts_end_a_search_with_the_best_so_far():
         if len(calls) == 30:
             raise KeyboardInterrupt
 
-    stopped = search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=10**6, progress=interrupt)
+    stopped = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=10**6, progress=interrupt)
     assert stopped.stopped
     assert stopped.evaluations < 10**6
     assert stopped.best.prediction.step_s == longest_path(stopped.best, stopped.best.prediction.costs, CLUSTER).step_s
-    assert search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=10**8, seconds=0.2).stopped
-    assert not search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=100, seconds=100).stopped
+    assert search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=10**8, seconds=0.2).stopped
+    assert not search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=100, seconds=100).stopped
 
 
 def test_an_oracle_of_its_own_has_the_last_word():
@@ -120,7 +121,8 @@ def test_an_oracle_of_its_own_has_the_last_word():
 
 
 def test_runners_up_hold_less_and_take_longer():
-    plans = [plan.prediction for plan in search_plans(GRAPH, CLUSTER, 4, families=ALL, budget=5000).plans]
+    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=5000)
+    plans = [plan.prediction for plan in found.plans]
     assert len(plans) > 1
     for one, other in pairwise(plans):
         assert one.step_s <= other.step_s

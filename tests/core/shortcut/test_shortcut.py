@@ -1,19 +1,21 @@
 """The compiled short-cut says what ``longest_path`` says, for stages of any cuts of any graph and measured stages."""
 
+import itertools
+
 import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import fully_connected
+from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.errors import RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.partition import stages_of
-from panpipe.core.plan import MemoryPolicy
 from panpipe.core.planner import assemble, longest_path
 from panpipe.core.planner.assemble import with_replicas
-from panpipe.core.planner.setting import FixedStages, one_setting
+from panpipe.core.planner.finish import draft
+from panpipe.core.planner.setting import FixedStages, Setting, one_setting
 from panpipe.core.planner.walk import start_walk
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
@@ -58,6 +60,15 @@ def schedules(draw, stages):
         reject()
 
 
+def uneven(devices):
+    """A cluster in which it is farther to some devices than to others."""
+    links = [
+        Link(f"d{a}", f"d{b}", RATE * (1 + (a + b) % 3), LATENCY * (a + 1))
+        for a, b in itertools.combinations(range(devices), 2)
+    ]
+    return Cluster(tuple(Device(f"d{i}", 10**6) for i in range(devices)), (), tuple(links))
+
+
 def same(walk, plan, costs, cluster):
     score = longest_path(plan, costs, cluster)
     assert walk.step_s == pytest.approx(score.step_s, rel=1e-12, abs=1e-12)
@@ -76,15 +87,47 @@ def test_stages_of_any_cuts(data):
         st.lists(st.integers(1, len(graph.nodes) - 1), unique=True, min_size=stages - 1, max_size=stages - 1)
     )
     cuts = (0, *sorted(inner), len(graph.nodes))
-    again = ()
-    cluster = fully_connected(devices, 10**6, RATE, LATENCY)
-    setting = one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, {"w": 5})
+    again = tuple(s for s in range(stages) if data.draw(st.booleans()))
+    order = data.draw(st.permutations(range(devices)))
+    cluster = uneven(devices)
+    slow = evolve(graph, nodes=tuple(evolve(node, forward_s=2 * node.forward_s) for node in graph.nodes))
+    kinds = tuple(data.draw(st.integers(0, 1)) for _ in range(devices))
+    setting = Setting(
+        (graph, slow), cluster, (tuple(order),), schedule.microbatches, kinds, (1e6,) * devices, {"w": 5}
+    )  # fmt: skip
     walk = start_walk(setting, schedule, cuts, split=False)
     walk.best.recompute[list(again)] = True
     walk.judge()
+    plan, costs = draft(walk)
     names = stages_of(graph, cuts)
-    plan = evolve(assemble(graph, names, schedule, parameter_sizes={"w": 5}), memory=MemoryPolicy(recompute=again))
-    same(walk, plan, with_replicas(graph, stage_costs(graph, names), plan.tied), cluster)
+    tables = [stage_costs(each, names) for each in (graph, slow)]
+    expected = tuple(tables[kinds[stage.device]][stage.index] for stage in plan.stages)
+    assert costs == with_replicas(graph, expected, plan.tied)
+    assert plan.memory.recompute == again
+    score = longest_path(plan, costs, cluster)
+    assert walk.step_s == pytest.approx(score.step_s, rel=1e-12, abs=1e-12)
+    assert [walk.peaks[order.index(d)] for d in range(devices)] == pytest.approx(score.peak_memory_bytes, rel=1e-12)
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_replicas_reduce_their_gradients(data):
+    """Two replicas, and an all-reduce of two: 1 latency more than its bytes take, each way, on links of one rate."""
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(len(graph.nodes)))
+    devices = len(schedule.device_actions)
+    assume(len(schedule.placement) <= len(graph.nodes))
+    cuts = (*range(len(schedule.placement)), len(graph.nodes))
+    cluster = fully_connected(2 * devices, 10**6, RATE, LATENCY)
+    replicas = tuple(tuple(range(r, 2 * devices, 2)) for r in range(2))
+    setting = Setting((graph,), cluster, replicas, schedule.microbatches, (0,) * 2 * devices, (1e6,) * 2 * devices)
+    walk = start_walk(setting, schedule, cuts, split=False)
+    walk.judge()
+    plan, costs = draft(walk)
+    assert plan.mesh.data == 2
+    score = longest_path(plan, costs, cluster)
+    assert walk.step_s == pytest.approx(score.step_s, rel=1e-6)
+    assert walk.peaks == pytest.approx(score.peak_memory_bytes, rel=1e-12)
 
 
 @given(st.data())
