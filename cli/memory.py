@@ -31,7 +31,7 @@ def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
     digits = 2 if scale > 1 else 0
     rows = [
         (
-            f"{device} {result.devices[device].name}",
+            str(device),
             *(f"{held[kind] / scale:.{digits}f}" for kind in HEADINGS),
             f"{sum(held.values()) / scale:.{digits}f}",
             f"{limits[device] / scale:.{digits}f}",

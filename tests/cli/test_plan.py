@@ -219,7 +219,7 @@ def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
 
 def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_file):
     cluster = cluster_file(tmp_path, memory_bytes=850)
-    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
+    status, out, err = run(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 120)
     assert (status, out) == (3, "")
     summary, *block = err.splitlines()
     assert re.fullmatch(
@@ -238,7 +238,7 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
 
 
 def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
-    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 3000)
+    flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 1200)
     out = tmp_path / "plan.json"
     plan = answer(capsys, *flags, "--top", 3, "--out", out)
     assert plan["runners_up"]
@@ -262,7 +262,7 @@ def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
 def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file):
     def planned(devices, microbatches, limit, graph=graph_file):
         cluster = cluster_file(tmp_path, devices, 850)
-        flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 300)
+        flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 120)
         status, out, _ = run(capsys, *flags, *limit, "--json")
         return status, json.loads(out)
 
@@ -291,7 +291,7 @@ def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file)
 
     more = changes["more memory"]["bytes"]
     cluster = cluster_file(tmp_path, 2, 850 + int(more))
-    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 120)
     assert run(capsys, *flags)[0] == 0
     assert 0 < changes["offload"]["bytes"] <= nothing["holds_bytes"]["saved"] * 2
 

@@ -11,6 +11,8 @@ from panpipe.core.perfetto import read_trace
 from panpipe.core.plan import plan_json
 from panpipe.simulators.run import simulate
 
+from ..support.browser import Page
+from ..support.chrome import check_chrome
 from ..support.plans import scheduled
 
 PLAN = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 10**9, 100.0, 0.5))
@@ -70,6 +72,47 @@ def test_trace_and_report_are_written(plan_file, tmp_path, capsys):
 def test_a_folder_that_does_not_exist(plan_file, tmp_path, capsys):
     assert main(["simulate", plan_file, "--trace", str(tmp_path / "none" / "trace.json")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--trace", "--report"])
+def test_a_folder_to_write(plan_file, tmp_path, capsys, option):
+    assert main(["simulate", plan_file, option, str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "it is a folder; give the path of a file in it" in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_folder_or_nothing_to_read(tmp_path, capsys):
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none.json", "No such file or directory")):
+        assert main(["simulate", str(path)]) == 2
+        assert capsys.readouterr().err == (
+            f"panpipe: cannot read '{path}': {reason}; give the path of a readable file\n"
+        )
+
+
+def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, capsys):
+    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
+    assert main(["simulate", plan_file, "--trace", str(trace), "--report", str(report)]) == 0
+    found = read_trace(trace)
+    assert [(link.src, link.dst, link.bytes_per_s) for link in found.links] == [
+        ("device0", "device1", 100.0),
+        ("device1", "device0", 100.0),
+    ]
+    check_chrome(json.loads(trace.read_text()))
+    data = Page(report.read_text()).data
+    assert [link["name"] for link in data["links"]] == ["device0 → device1", "device1 → device0"]
+    assert data["idle"]["step"] == simulate(PLAN).step_s
+    assert main(["compare", str(trace), str(trace)]) == 0
+    assert "error +0.0%" in capsys.readouterr().out
+
+
+def test_a_plan_for_more_devices_than_its_cluster(tmp_path, capsys):
+    small = attrs.evolve(PLAN.prediction, cluster=fully_connected(1, 10**9, 100.0, 0.5))
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(attrs.evolve(PLAN, prediction=small)))
+    assert main(["simulate", str(path)]) == 2
+    assert "needs 2 devices and the cluster has 1" in capsys.readouterr().err
 
 
 def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):

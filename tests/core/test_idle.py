@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.idle import (
@@ -35,6 +35,7 @@ def causes(plan, **options):
     return {cause: seconds for cause, seconds in explained(plan, **options).causes.items() if seconds}
 
 
+@settings(max_examples=40)
 @given(plans())
 def test_causes_add_up_to_the_idle_time(plan):
     found = explained(plan)

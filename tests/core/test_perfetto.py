@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.errors import RequestError
@@ -158,6 +158,7 @@ def test_messages_that_overlap_stand_on_threads_of_their_own():
     assert [names[r["tid"]] for r in records(text, "X")] == ["send to 1", "send to 1 · 2", "send to 1"]
 
 
+@settings(max_examples=40)
 @given(plans(), st.booleans())
 def test_a_simulated_step_is_valid_chrome_json(plan, eager):
     check_chrome(json.loads(trace_json({"": simulate(plan, eager=eager).trace})))
