@@ -45,6 +45,7 @@ bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/schedule_memory.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers.py
 	$(BIN)/python benchmarks/bench_simulator.py
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_search.py
