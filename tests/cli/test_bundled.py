@@ -1,0 +1,52 @@
+"""Bundled models: the published sizes, on meta, with batches as asked for."""
+
+import sys
+
+import pytest
+from panpipe.cli.bundled import BUNDLED, make
+from panpipe.core.errors import RequestError
+
+PARAMETERS = {
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
+    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-70b": 68_976_648_192,
+    "bert-large": 335_174_458, "vit-large": 304_326_632,
+}  # fmt: skip
+"""As the published checkpoints have them."""
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_model_has_the_published_parameters_and_no_memory_for_them(name):
+    pytest.importorskip("transformers")
+    model, _, batch = make(name, 3)
+    parameters = {id(p): p for p in model.parameters()}.values()
+    assert sum(p.numel() for p in parameters) == PARAMETERS[name]
+    assert all(p.is_meta for p in parameters)
+    assert {p.dtype for p in parameters} == {BUNDLED[name].dtype}
+    assert model.training
+    assert all(len(tensor) == 3 for tensor in batch.values())
+
+
+def test_a_longer_sequence_than_published_is_possible():
+    pytest.importorskip("transformers")
+    model, _, batch = make("gpt2", 2, 4096)
+    assert batch["tokens"].shape == (2, 4096)
+    assert model.config.n_positions == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "sequence", "message"),
+    [
+        ("gpt2", 0, None, "a batch of 0 samples"),
+        ("gpt2", 1, 1, "samples of 1 tokens: give at least 1 sample and 2 tokens"),
+        ("vit-large", 1, 16, "'vit-large' takes images and no sequence of 16 tokens"),
+    ],
+)
+def test_a_wrong_batch_is_refused(name, batch, sequence, message):
+    with pytest.raises(RequestError, match=message):
+        make(name, batch, sequence)
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RequestError, match="which is not installed: pip install 'panpipe\\[examples\\]'"):
+        make("gpt2", 1)
