@@ -38,7 +38,7 @@ class PlanningCosts:
     """Operators with costs.
 
     Args:
-        graph: with times on the cluster's first type of device, or on this host.
+        graph: with times on the cluster's slowest type of device, or on this host.
         by_type: with times on each type of device; empty where they are the same everywhere.
         parameter_sizes: bytes of every parameter; None where a graph does not say.
         work: what one step works on.
@@ -114,8 +114,11 @@ def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)
     peaks = [rate_of(device, found.number_type, tf32) for device in devices]
+    slowest = max(graphs, key=lambda name: sum(node.forward_s for node in graphs[name].nodes))
+    if len(graphs) > 1:
+        note(f"of {', '.join(graphs)} all are planned for with the costs of {slowest}, the slowest")
     return PlanningCosts(
-        graphs[devices[0].name], graphs if len(graphs) > 1 else {}, planned.sizes,
+        graphs[slowest], graphs if len(graphs) > 1 else {}, planned.sizes,
         _known(work, planned.work(found.flops)), peaks,
     )  # fmt: skip
 
