@@ -1,5 +1,6 @@
 """Infeasible is an answer: what does not fit, and the smallest changes with which a plan was found that does."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ..core.cluster import Cluster
@@ -33,10 +34,18 @@ class InfeasibleAnswer:
         nothing: what the search found.
         graph: what was planned.
         replan: searches for a plan that fits.
+        recomputing: searches for a plan that fits, some of whose stages recompute.
         rows: of the batch of one step, if known.
     """
 
-    def __init__(self, nothing: NothingFits, graph: OpGraph, replan: Replan, rows: int | None) -> None:
+    def __init__(
+        self,
+        nothing: NothingFits,
+        graph: OpGraph,
+        replan: Replan,
+        recomputing: Callable[[], Plan | None],
+        rows: int | None,
+    ) -> None:
         from ..simulators.run import simulate
 
         self.limits = nothing.limits
@@ -44,7 +53,7 @@ class InfeasibleAnswer:
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
         self.changes = smallest_changes(
-            self.plan, self.limits, graph, timelines, replan, oracle=longest_path, rows=rows
+            self.plan, self.limits, graph, timelines, replan, oracle=longest_path, recomputing=recomputing, rows=rows
         )
 
     def plain(self) -> dict[str, Any]:
@@ -90,7 +99,8 @@ class InfeasibleAnswer:
             return f"{value:.0f} microbatches in place of {self.plan.microbatches}, each 1/{parts:.0f} the size{step}"
         if change.what == RECOMPUTE:
             stages = [stage for stage in change.found.memory.recompute if stage not in self.plan.memory.recompute]
-            return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of the closest plan{step}"
+            which = "the closest plan" if change.found.stages == self.plan.stages else change.found.schedule
+            return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}{step}"
         if change.what == OFFLOAD:
             return f"{bytes_text(value)} of saved tensors to the host, by hand: no runner of this version does it"
         assert change.what == MORE_MEMORY

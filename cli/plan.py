@@ -186,17 +186,22 @@ def _refuse(
         if step_s < float("inf"):
             raise Stopped
 
-    def replan(graph: OpGraph, cluster: Cluster, microbatches: int, extra_bytes: float) -> Plan | None:
+    most = FURTHER if budget is None else min(budget, FURTHER)
+
+    def replan(graph: OpGraph, cluster: Cluster, microbatches: int, extra_bytes: float, **options: Any) -> Plan | None:
         limit = None if memory_limit is None else memory_limit + extra_bytes
-        most = FURTHER if budget is None else min(budget, FURTHER)
+        options |= {"budget": most, "progress": stop_when_it_fits}
         try:
-            return searched(
-                graph, roomier(cluster, extra_bytes), microbatches, limit, budget=most, progress=stop_when_it_fits
-            ).best
+            return searched(graph, roomier(cluster, extra_bytes), microbatches, limit, **options).best
         except (InfeasibleError, RequestError):
             return None
 
-    answer = InfeasibleAnswer(nothing, costs.graph, replan, costs.work.samples)
+    def recomputing() -> Plan | None:
+        prediction = nothing.closest.prediction
+        assert prediction is not None
+        return replan(costs.graph, prediction.cluster, nothing.closest.microbatches, 0.0, recompute=None)
+
+    answer = InfeasibleAnswer(nothing, costs.graph, replan, recomputing, costs.work.samples)
     if json:
         print_json(answer.plain())
     raise InfeasibleError(answer.text())

@@ -110,6 +110,7 @@ def smallest_changes(
     replan: Replan,
     *,
     oracle: Oracle,
+    recomputing: Callable[[], Plan | None] = lambda: None,
     rows: int | None = None,
 ) -> tuple[Change, ...]:
     """The smallest of each kind of change that makes a plan fit; kinds that do not help are left out.
@@ -121,6 +122,7 @@ def smallest_changes(
         timelines: of the plan's memory, by device.
         replan: searches for a plan that fits.
         oracle: scores a plan.
+        recomputing: searches for a plan that fits, some of whose stages recompute.
         rows: of the batch of one step, where it is known: a microbatch has at least one.
     """
     assert plan.prediction is not None
@@ -132,7 +134,7 @@ def smallest_changes(
 
     changes = (
         _smaller_microbatches(graph, cluster, plan.microbatches, tried, rows),
-        _recompute(plan, limits, oracle),
+        _recompute(plan, limits, oracle) or _searched_recompute(recomputing()),
         _offload(plan, limits, timelines),
         Change(MORE_MEMORY, max(excess(plan, limits)), plan),
         _more_devices(graph, cluster, plan.microbatches, tried),
@@ -169,6 +171,10 @@ def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | 
         if not any(excess(changed, limits)):
             return Change(RECOMPUTE, count, changed)
     return None
+
+
+def _searched_recompute(found: Plan | None) -> Change | None:
+    return None if found is None else Change(RECOMPUTE, len(found.memory.recompute), found)
 
 
 def _recomputes(plan: Plan, stage: int) -> bool:

@@ -5,7 +5,7 @@ from attrs import evolve
 from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.plan import Plan
+from panpipe.core.plan import MemoryPolicy, Plan
 from panpipe.core.planner import longest_path
 from panpipe.core.planner.infeasible import NothingFits, closest, enlarged, excess, holding, smaller, smallest_changes
 from panpipe.simulators.run import simulate
@@ -133,3 +133,13 @@ def test_a_smaller_graph_costs_less_and_holds_the_same_state():
     half = smaller(GRAPH, 2)
     assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
     assert half.edges[0].bytes == 5
+
+
+def test_where_the_closest_plan_gains_nothing_a_search_for_one_that_recomputes_is_asked():
+    plan = closest_plan(costs=[evolve(COST, input_bytes=100)] * 2)
+    other = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
+    timelines = simulate(plan).timelines
+    found = smallest_changes(
+        plan, (250, 187), GRAPH, timelines, lambda *_: None, oracle=longest_path, recomputing=lambda: other
+    )
+    assert {change.what: change.value for change in found}["recompute"] == 2
