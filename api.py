@@ -20,6 +20,9 @@ from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
+from .virtual import SimulatedDevices
+
+TARGETS = ("devices", "simulator")
 
 
 def pipeline(
@@ -33,6 +36,7 @@ def pipeline(
     schedule: str = "auto",
     mesh: Mesh | str | int | None = None,
     backend: str | None = None,
+    target: str = "devices",
     cluster: Cluster | str | Path | None = None,
     max_chunks: int = 2,
     seed: int = 0,
@@ -59,6 +63,10 @@ def pipeline(
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
         mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; by default the ranks there are, or two
             threads.
+        target: ``"devices"``, which are there; or ``"simulator"``: the plan's own stage programs run on tensors of the
+            host, one process in place of all devices of ``cluster``, when the simulator's clock comes to them. Losses,
+            gradients and updates are those of devices; ``trace`` has the times of the cost model, and the saved tensors
+            that were alive on each device.
         backend: ``"gloo"`` or ``"memcpy"``; by default what fits the way the process was started.
         cluster: the machine, as a Cluster, a file, or a name such as ``8xA100-40GB``; measured by default.
         max_chunks: the most stages that a device may hold in an automatic plan.
@@ -85,9 +93,17 @@ def pipeline(
         >>> pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
         >>> loss = pipe.step(batch)  # doctest: +SKIP
     """
+    if target not in TARGETS:
+        raise RequestError(f"there is no target '{target}': known are {', '.join(TARGETS)}")
     chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
+    machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+    virtual = None
+    if target == "simulator":
+        virtual = SimulatedDevices(
+            machine, chosen, schedule == "auto", _devices(mesh), max_chunks, optimizer, report or (lambda _: None)
+        )
     return build_pipeline(
         model,
         step,
@@ -97,7 +113,7 @@ def pipeline(
         plan=plan,
         devices=_devices(mesh),
         backend=backend,
-        cluster=find_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
+        cluster=machine,
         families=chosen,
         anneal=schedule == "auto",
         oracle=simulated,
@@ -107,6 +123,7 @@ def pipeline(
         max_shapes=max_shapes,
         weights=weights,
         recompute=recompute,
+        virtual=virtual,
         report=report,
     )
 

@@ -20,6 +20,7 @@ from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .automatic import Planning, Report
+from .clocked import VirtualDevices
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
@@ -36,7 +37,7 @@ def build_pipeline(
     microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
     families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int,
     max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
-    recompute: Recompute | None = None,
+    recompute: Recompute | None = None, virtual: VirtualDevices | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -48,6 +49,7 @@ def build_pipeline(
         max_shapes: for how many shapes of microbatches programs are kept.
         weights: where values come from that the model does not hold.
         recompute: the stages that do; None for those of the plan.
+        virtual: devices that are not there, all of them in this process; None for real ones.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -66,12 +68,15 @@ def build_pipeline(
     source.check(read_tensors(operators))
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
-    team = make_team(devices if given is None else given.mesh.pipeline, backend)
+    if given is None and virtual is not None:
+        given = _recomputing(virtual.planned(operators, microbatches), recompute, oracle)
+    team = (make_team if virtual is None else virtual_team)(devices if given is None else given.mesh.pipeline, backend)
     try:
 
         def ready(plan: Plan) -> Pipeline:
             _check_plan(plan, operators, team)
-            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes)
+            clock = None if virtual is None else virtual.clock(plan, operators)
+            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock)
 
         if given is not None:
             pipe = ready(given)
@@ -132,6 +137,22 @@ def make_team(devices: int | None, backend: str | None) -> Team:
             f"start it with torchrun --nproc-per-node {devices}, or plan again"
         )
     return RankTeam()
+
+
+def virtual_team(devices: int | None, backend: str | None) -> Team:
+    """The team of devices that are not there: all of them in this process.
+
+    Raises:
+        RequestError: this is one of several ranks, or a backend is named.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RequestError(
+            f"target 'simulator' has all its devices in one process and this is one of {os.environ['WORLD_SIZE']} "
+            "ranks: start the script without torchrun"
+        )
+    if backend is not None:
+        raise RequestError(f"backend '{backend}' moves nothing between devices that are simulated: leave it out")
+    return ThreadTeam(devices or 2)
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:

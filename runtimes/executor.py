@@ -27,7 +27,7 @@ from ..core.plan import Plan
 from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
 from .compute import ComputeQueue
 from .heap import give_back_freed_memory
-from .instructions import Binder, Frame, Instruction
+from .instructions import Binder, Frame, Instruction, Transport
 from .microbatches import Microbatch
 from .stage_run import StageRun
 from .state import StageState
@@ -61,7 +61,7 @@ class StepRecord:
         events: (action, queue, start, end, bytes) in order, when the step is traced; a communication starts when it is
             posted.
         arrivals: receive → when its reader had waited for it, when the step is traced.
-        memory: samples of the saved tensors alive, from their finalizers, when they are watched.
+        memory: samples (time, bytes) of the saved tensors alive, from their finalizers, when they are watched.
         peak_saved: the most of them.
     """
 
@@ -70,7 +70,7 @@ class StepRecord:
     end_ns: int = 0
     events: list[tuple[Action, str, int, int, int]] = field(factory=list)
     arrivals: dict[Action, int] = field(factory=dict)
-    memory: list[tuple[int, int]] = field(factory=list)
+    memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0
 
 
@@ -110,7 +110,7 @@ class Executor:
         self.backend = backend
         self._queue = queue
         self._placement, self._tied = plan.placement, tied
-        self._frame = Frame(backend, queue)
+        self._frame = Frame(backend, backend, queue)
 
     def bind(self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]]) -> Bound:
         """Bind a plan's actions to what they work on.
@@ -138,36 +138,63 @@ class Executor:
             update: step the optimizers; without it the gradients are reduced and left.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
+        record = self.begin(bound, inputs, time.perf_counter_ns if watch else None)
         frame, queue = self._frame, self._queue
-        frame.backend, frame.reduced = self.backend, False
-        frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
-        frame.seeds, frame.weights = inputs.seeds, inputs.weights
-        frame.results, frame.arrivals = {}, {}
-        record = StepRecord(frame.results)
-        frame.traced, frame.meter = trace, _new_meter(record) if watch else None
-        for state in bound.states:
-            state.clear_gradients()
+        frame.traced = trace
         give_back = bound.fresh and queue.device.type == "cpu"
         compute = [_then_give_back(one) for one in bound.compute] if give_back else bound.compute
         bound.fresh = False
         start, notes = queue.mark() if trace else None, list[Note]()
         with torch.no_grad():
             self._walk(compute, notes, trace)
-            if before_update is not None:
-                before_update(record)
-            last = bound.update if update else [one for one in bound.update if one.action.kind is not Kind.STEP]
-            self._walk(last, notes, trace)
-            for instruction in bound.compute:
-                if instruction.mail is not None:
-                    instruction.mail.settle()
+        self.end(bound, record, update=update, before_update=before_update, notes=notes if trace else None)
         if trace:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
             record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in notes]
             record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
-        if frame.meter is not None:
-            record.peak_saved = frame.meter.peak
         return record
+
+    def begin(
+        self, bound: Bound, inputs: StepInputs, now: Callable[[], float] | None, messages: Transport | None = None
+    ) -> StepRecord:
+        """Make the instructions ready for a step.
+
+        Args:
+            bound: what runs.
+            inputs: what the step works on.
+            now: the time for samples of memory; None where the saved tensors are not watched.
+            messages: moves those between stages; the backend by default.
+        """
+        frame = self._frame
+        frame.backend, frame.reduced = self.backend, False
+        frame.messages = self.backend if messages is None else messages
+        frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
+        frame.seeds, frame.weights = inputs.seeds, inputs.weights
+        frame.results, frame.arrivals = {}, {}
+        record = StepRecord(frame.results)
+        frame.traced = False
+        frame.meter = None if now is None else StorageMeter(lambda alive: record.memory.append((now(), alive)))
+        for state in bound.states:
+            state.clear_gradients()
+        return record
+
+    def end(
+        self, bound: Bound, record: StepRecord, *, update: bool,
+        before_update: Callable[[StepRecord], None] | None = None, notes: list[Note] | None = None,
+    ) -> None:  # fmt: skip
+        """What comes behind the last compute action: reductions and optimizer steps. Arguments as of `run`."""
+        self._frame.backend = self.backend
+        with torch.no_grad():
+            if before_update is not None:
+                before_update(record)
+            last = bound.update if update else [one for one in bound.update if one.action.kind is not Kind.STEP]
+            self._walk(last, [] if notes is None else notes, notes is not None)
+            for instruction in bound.compute:
+                if instruction.mail is not None:
+                    instruction.mail.settle()
+        if self._frame.meter is not None:
+            record.peak_saved = self._frame.meter.peak
 
     def _walk(self, instructions: Sequence[Instruction], notes: list[Note], trace: bool) -> None:
         if not trace:
@@ -197,7 +224,3 @@ def _then_give_back(instruction: Instruction) -> Instruction:
         give_back_freed_memory()
 
     return instruction._replace(run=run) if instruction.action.kind in WORK_KINDS else instruction
-
-
-def _new_meter(record: StepRecord) -> StorageMeter:
-    return StorageMeter(lambda alive: record.memory.append((time.perf_counter_ns(), alive)))

@@ -7,7 +7,7 @@ that waits for what its action reads and one that does it. Actions meet in `Mail
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from attrs import define, field
@@ -46,12 +46,23 @@ class Mail:
             self.handle = self.tensors = None
 
 
+class Transport(Protocol):
+    """What messages between stages need of a backend."""
+
+    def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
+        """See :class:`Backend`."""
+
+    def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        """See :class:`Backend`."""
+
+
 @define(eq=False, slots=True)
 class Frame:
     """What instructions know of the step under way.
 
     Args:
-        backend: this device's end of the transport.
+        backend: this device's end of the transport, for the end of the step.
+        messages: its end of what moves messages between stages; mostly the same.
         queue: where this device computes.
         microbatches: in order.
         keys: the random key of each.
@@ -65,6 +76,7 @@ class Frame:
     """
 
     backend: Backend
+    messages: Transport
     queue: ComputeQueue
     microbatches: Sequence[Microbatch] = ()
     keys: Sequence[Tensor] = ()
@@ -242,7 +254,7 @@ class Binder:
 
         def call() -> None:
             assert mail.tensors is not None
-            mail.handle = frame.backend.send(mail.tensors, peer)
+            mail.handle = frame.messages.send(mail.tensors, peer)
 
         return call
 
@@ -254,7 +266,7 @@ class Binder:
 
         def call() -> None:
             mail.tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-            mail.handle = frame.backend.receive(mail.tensors, peer)
+            mail.handle = frame.messages.receive(mail.tensors, peer)
 
         return call
 

@@ -13,6 +13,7 @@ from ..core.capture.stand_ins import stand_in
 from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
+from .clocked import Clock
 from .compiled import compile_stages
 from .compute import compute_device
 from .executor import StepRecord
@@ -43,16 +44,21 @@ class Pipeline:
         optimizer: makes each stage's optimizer; None to leave gradients to the caller.
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs are kept.
+        clock: that virtual devices run under; None for devices that take the time they take.
+
+    Attributes:
+        trace: of the last step that was traced; under a clock every step is.
     """
 
     def __init__(
         self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
-        optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES,
+        optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.model = model
         self.steps = 0
         self.metrics: dict[str, float] = {}
+        self.trace: Trace | None = None
         self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local)
@@ -66,7 +72,7 @@ class Pipeline:
         }
         self._preparations = Preparations(plan, self._shapes, self._states, model)
         device = compute_device([*model.parameters(), *model.buffers()])
-        self._runner = StepRunner(plan, self._preparations, self._states, team, device, seed)
+        self._runner = StepRunner(plan, self._preparations, self._states, team, device, seed, clock)
         self._modules = dict(model.named_modules())
         self._training = {name: module.training for name, module in self._modules.items()}
         self._warn_of_unused(operators)
@@ -100,7 +106,8 @@ class Pipeline:
             The loss, and the trace of all devices, on every rank.
         """
         done = self._run(batch, trace=True, watch=True)
-        return done.loss, measured_trace(done.plan, self._gather(done))
+        self.trace = done.trace or measured_trace(done.plan, self._gather(done))
+        return done.loss, self.trace
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
@@ -215,4 +222,5 @@ class Pipeline:
         done = self._runner.run(prepared, pieces, self.steps, trace, watch, update)
         self.steps += 1
         self.metrics = done.metrics
+        self.trace = done.trace or self.trace
         return done

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ..core.capture.randomness import random_key
 from ..core.plan import Plan
+from ..core.trace import MemorySample, Trace
+from .clocked import Clock, ClockedWalk, one_thread
 from .compute import compute_queue
-from .executor import Executor, StepInputs, StepRecord
+from .executor import Bound, Executor, StepInputs, StepRecord
 from .losses import mean_loss
 from .microbatches import Microbatch
 from .prepared import Preparations, Prepared
@@ -30,12 +32,14 @@ class StepResult:
         metrics: the other parts of the step's result, likewise.
         records: device of this process → what it did.
         plan: that ran: the pipeline's, or for other microbatches one derived from it.
+        trace: of the clock that the devices ran under, if they did.
     """
 
     loss: Tensor
     metrics: dict[str, float]
     records: dict[int, StepRecord]
     plan: Plan
+    trace: Trace | None = None
 
 
 class StepRunner:
@@ -48,12 +52,14 @@ class StepRunner:
         team: the devices.
         device: the device that tensors are on.
         seed: of all random numbers.
+        clock: that the devices run under, all of them in this process; None where time is time.
     """
 
     def __init__(
         self, plan: Plan, preparations: Preparations, states: Mapping[int, StageState], team: Team,
-        device: torch.device, seed: int,
+        device: torch.device, seed: int, clock: Clock | None = None,
     ) -> None:  # fmt: skip
+        self._clock = clock
         self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
         self._device, self._seed = device, seed
         self._queues = {local: compute_queue(device) for local in team.local}
@@ -92,19 +98,25 @@ class StepRunner:
                     for stage in self._plan.stages_on(device):
                         self._states[stage.index].divide_gradients(float(total))
 
-            if device not in prepared.bound:
-                prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
+            bound = self._bound(prepared, device)
             with self._queues[device].active():
-                record = executor.run(
-                    prepared.bound[device], inputs, trace=trace, watch=watch, update=update,
-                    before_update=before_update,
-                )  # fmt: skip
+                if device in begun:
+                    record = begun[device]
+                    executor.end(bound, record, update=update, before_update=before_update)
+                else:
+                    record = executor.run(
+                        bound, inputs, trace=trace, watch=watch, update=update, before_update=before_update
+                    )
                 if device not in rows:
                     rows[device] = shared.collect()
             record.results.clear()
             return record
 
+        begun: dict[int, StepRecord] = {}
+        clocked: Trace | None = None
         try:
+            if self._clock is not None:
+                begun, clocked = self._compute_under(self._clock, prepared, inputs)
             records = self._team.run_local(work)
         except BaseException:
             self._preparations.forget()  # the mail of a step that broke off is no start for the next
@@ -113,7 +125,38 @@ class StepRunner:
         if update and 0 in self._team.local:
             _say(prepared, table)
         loss, _ = _mean(prepared, table)
-        return StepResult(loss, _metrics(prepared, table), records, prepared.plan)
+        return StepResult(loss, _metrics(prepared, table), records, prepared.plan, clocked)
+
+    def _compute_under(
+        self, clock: Clock, prepared: Prepared, inputs: StepInputs
+    ) -> tuple[dict[int, StepRecord], Trace]:
+        """Everything up to the reductions and optimizer steps, on all devices, under a clock.
+
+        Returns:
+            What each device did, and the clock's trace, with the saved tensors as they were alive.
+        """
+        bound = {device: self._bound(prepared, device) for device in self._team.local}
+        walk = ClockedWalk(prepared.plan, bound)
+        records = {
+            device: self._executor(device).begin(each, inputs, lambda: walk.now_s, walk.exchange.transport(device))
+            for device, each in bound.items()
+        }
+        with one_thread():
+            trace = clock(prepared.plan, walk.perform)
+        walk.check_done()
+        memory = [
+            MemorySample(device, at_s, "saved", alive)
+            for device, record in records.items()
+            for at_s, alive in record.memory
+        ]
+        return records, evolve(trace, memory=tuple(sorted(memory, key=lambda sample: sample.time_s)))
+
+    def _bound(self, prepared: Prepared, device: int) -> Bound:
+        """A device's instructions for these microbatches."""
+        if device not in prepared.bound:
+            executor = self._executor(device)
+            prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
+        return prepared.bound[device]
 
     def _inputs(self, prepared: Prepared, pieces: list[Microbatch], index: int) -> StepInputs:
         one = random_key(self._seed, index, 0)

@@ -3,7 +3,7 @@
 A message starts when it was sent, its receive is posted and the message in front of it has drained; latencies overlap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..core.cluster import Cluster
 from ..core.messages import Message
@@ -32,6 +32,8 @@ class Transfer(Flow):
         """The receiver has it."""
         channel = self.channel
         self.arrived_s = channel.network.environment.now
+        if channel.on_arrival is not None:
+            channel.on_arrival(self.message)
         channel.receiver.arrived(self.message.reader)
 
 
@@ -44,9 +46,12 @@ class Channel:
         messages: in order.
         receiver: queue of the device that they go to.
         eager: a send needs no posted receive.
+
+    Attributes:
+        on_arrival: called with each message that has arrived, before its reader may start; or None.
     """
 
-    __slots__ = ("issued", "network", "posted", "receiver", "route", "started", "transfers")
+    __slots__ = ("issued", "network", "on_arrival", "posted", "receiver", "route", "started", "transfers")
 
     def __init__(
         self, network: Network, route: Route, messages: Sequence[Message], receiver: DeviceQueue, eager: bool
@@ -54,6 +59,7 @@ class Channel:
         self.network = network
         self.route = route
         self.receiver = receiver
+        self.on_arrival: Callable[[Message], None] | None = None
         self.transfers = [Transfer(message, self) for message in messages]
         self.issued = 0
         self.posted = len(messages) if eager else 0

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 from simpy import Environment
@@ -13,12 +13,14 @@ from ..core.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.lowering import lower
 from ..core.messages import Exchange, match_messages
+from ..core.perform import Perform
 from ..core.plan import Plan
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .gradients import gradient_reductions
 from .network import Network
 from .optimizer import OptimizerStep, wait_for_others
+from .performing import PerformingQueue, have_performed
 from .reduction import Reduction, reduction_flows, reduction_times
 from .result import SimulationResult
 from .tied import tied_reductions
@@ -34,6 +36,7 @@ def simulate(
     sharing: bool = True,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
+    perform: Perform | None = None,
 ) -> SimulationResult:
     """Run one step of a plan, with all its replicas. All of them take a stage's times from the same costs.
 
@@ -46,6 +49,7 @@ def simulate(
         sharing: transfers that cross a link share it; without, each has all links of its way for itself.
         memory: keep the memory timelines.
         lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
+        perform: told of every action when it happens (see ``core/perform.py``); what it raises ends the run.
 
     Raises:
         RequestError: there are no costs or no cluster, or they do not fit the plan; the lowered lists do not match; or
@@ -53,9 +57,14 @@ def simulate(
     """
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
-    with _collector_paused():
-        exchange = match_messages(plan, lower(plan) if lowered is None else lowered).replicated(plan.mesh.data)
-        return _run(plan, costs, cluster, exchange, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory)
+    lowered = lower(plan) if lowered is None else lowered
+    # Whoever performs actions runs much besides, and may well need the collector.
+    with _collector_paused() if perform is None else nullcontext():
+        exchange = match_messages(plan, lowered).replicated(plan.mesh.data)
+        return _run(
+            plan, costs, cluster, exchange, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
+            performed=None if perform is None else (perform, lowered),
+        )  # fmt: skip
 
 
 @contextmanager
@@ -80,14 +89,24 @@ def _run(
     optimizer: OptimizerStep,
     sharing: bool,
     memory: bool,
+    performed: tuple[Perform, Sequence[Sequence[Action]]] | None,
 ) -> SimulationResult:
     environment = Environment()
-    devices = [DeviceQueue(environment, _durations(actions, costs)) for actions in exchange.operations]
+    durations = [_durations(actions, costs) for actions in exchange.operations]
+    performers: list[PerformingQueue] = []
+    if performed is not None:
+        performers = [
+            PerformingQueue(environment, seconds, number, exchange.operations[number], performed[0])
+            for number, seconds in enumerate(durations)
+        ]
+    devices: Sequence[DeviceQueue] = performers or [DeviceQueue(environment, seconds) for seconds in durations]
     network = Network(environment)
     channels = connect(network, cluster, exchange.queues, devices, eager)
     gradients = gradient_reductions(network, plan, costs, cluster, exchange, devices)
     tied = tied_reductions(network, plan, cluster, exchange, devices, gradients)
     reductions: list[Reduction] = [*gradients, *tied]
+    if performed is not None:
+        have_performed(performers, performed[1], channels.values())
     if sharing:
         network.find_shared()
     wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions, plan.devices)

@@ -1,13 +1,14 @@
 """What the devices hold of saved tensors at the end of each action: by the storages' finalizers, and as predicted."""
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
 from panpipe.core.actions import WORK_KINDS
 from panpipe.core.capture.programs import StageMemory
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.plan import Plan
-from panpipe.core.trace import Trace
+from panpipe.core.trace import MemorySample, Trace
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
@@ -54,4 +55,16 @@ def measured(trace: Trace) -> Held:
         at = [bisect_right(times, event.end_s) for event in events]
         sizes = [samples[i - 1].bytes if i else 0 for i in at]
         found.append([(str(event.action), size) for event, size in zip(events, sizes, strict=True)])
+    return found
+
+
+def changes_of(samples: Iterable[MemorySample]) -> dict[int, dict[float, float]]:
+    """Per device the saved tensors from each moment at which they change on, however often they do at that moment."""
+    found: dict[int, dict[float, float]] = {}
+    for sample in samples:
+        if sample.kind == "saved":
+            found.setdefault(sample.device, {0.0: 0})[sample.time_s] = sample.bytes
+    for device, held in found.items():
+        sizes = [None, *held.values()]
+        found[device] = {at: size for before, (at, size) in zip(sizes, held.items(), strict=False) if size != before}
     return found

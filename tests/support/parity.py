@@ -6,6 +6,7 @@ import functools
 import torch
 from attrs import frozen
 from panpipe.core.plan import Plan
+from panpipe.runtimes.clocked import Clock
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
@@ -52,14 +53,16 @@ class Distance:
 
 def build(
     team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, device: str = "cpu",
-    **options,
+    clock: Clock | None = None, **options,
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     case = CASES[name]
     operators = _captured(case, dtype, rows, microbatches, device)
     plan = plan or even_plan(operators, team.size, microbatches, **options)
     shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
-    pipe = Pipeline(case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3)
+    pipe = Pipeline(
+        case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3, clock=clock
+    )
     pipe.load(weights_from(None, pipe.model, 3))
     return pipe
 

@@ -1,0 +1,117 @@
+"""The simulator as a target of training: it keeps the time of devices that are not there, and plans for them.
+
+Simulators and runtimes know nothing of each other. Here they meet: a runtime's instructions are performed when the
+simulator comes to them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from .core.analytic.model import costs_by_type, model_work
+from .core.analytic.optimizers import Optimizer
+from .core.capture.operators import Operators, tensor_bytes
+from .core.catalog import device_type
+from .core.cluster import Cluster
+from .core.costs import StageCosts, stage_costs
+from .core.device_type import DeviceType
+from .core.errors import RequestError
+from .core.graph import OpGraph
+from .core.perform import Perform
+from .core.plan import Plan
+from .core.planner.choose import plan as search_plan
+from .core.schedules.problem import ScheduleFamily
+from .core.trace import Trace
+from .runtimes.clocked import Clock
+from .runtimes.state import OptimizerFactory, state_share
+from .simulators.oracle import simulated
+from .simulators.run import simulate
+
+
+@frozen
+class SimulatedDevices:
+    """The devices of a cluster, under the simulator's clock.
+
+    Args:
+        cluster: that they form; that of a plan's prediction if None.
+        families: the schedules that an automatic plan chooses among.
+        anneal: whether its orders may depart from theirs.
+        devices: along the pipeline of an automatic plan; all of the cluster if None.
+        max_chunks: the most stages that a device may hold in it.
+        optimizer: whose state the devices hold.
+        report: told what planning is doing.
+    """
+
+    cluster: Cluster | None
+    families: Sequence[ScheduleFamily]
+    anneal: bool
+    devices: int | None
+    max_chunks: int
+    optimizer: OptimizerFactory | None
+    report: Callable[[str], None]
+
+    def clock(self, plan: Plan, operators: Operators) -> Clock:
+        """The simulator's, by the costs that the plan was predicted from, or analytic ones (a ``VirtualDevices``)."""
+        cluster = self.cluster or (plan.prediction.cluster if plan.prediction is not None else None)
+        if cluster is None:
+            raise _no_cluster(f"the plan of '{plan.model}' names none")
+        plan.mesh.check(cluster)
+        costs = self._stage_costs(plan, operators, cluster) if plan.prediction is None else plan.prediction.costs
+
+        def run(plan: Plan, perform: Perform) -> Trace:
+            return simulate(plan, costs, cluster, memory=False, perform=perform).trace
+
+        return run
+
+    def planned(self, operators: Operators, microbatches: int) -> Plan:
+        """A plan by analytic costs (a ``VirtualDevices``)."""
+        if self.cluster is None:
+            raise _no_cluster("plan='auto' has none to plan for")
+        count = len(self.cluster.devices)
+        if self.devices is not None and self.devices != count:
+            raise RequestError(
+                f"mesh has {self.devices} devices and the cluster {count}: a plan for target 'simulator' uses all of "
+                f"them; leave mesh out, or give a cluster of {self.devices}"
+            )
+        self.report("deriving the costs of operators")
+        graphs = self._graphs(operators, self.cluster)
+        if len(graphs) > 1:
+            raise RequestError(
+                f"the cluster has devices of {len(graphs)} types ({', '.join(graphs)}): an automatic plan for target "
+                "'simulator' needs one type; make the plan with panpipe plan"
+            )
+        self.report("planning")
+        graph = next(iter(graphs.values()))
+        placed = operators.step.parameters.items()
+        return search_plan(
+            graph, self.cluster, microbatches, families=self.families, anneal=self.anneal, oracle=simulated,
+            max_chunks=self.max_chunks,
+            parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
+        )  # fmt: skip
+
+    def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:
+        """Analytic costs of the stages, each on the type of its own device."""
+        graphs = self._graphs(operators, cluster)
+        stages = [stage.nodes for stage in plan.stages]
+        by_type = {name: stage_costs(graph, stages) for name, graph in graphs.items()}
+        arranged = plan.mesh.arrange(cluster)
+        return tuple(by_type[_type(arranged, stage.device).name][stage.index] for stage in plan.stages)
+
+    def _graphs(self, operators: Operators, cluster: Cluster) -> dict[str, OpGraph]:
+        types = {kind.name: kind for kind in (_type(cluster, i) for i in range(len(cluster.devices)))}
+        share = state_share(self.optimizer)
+        return costs_by_type(model_work(operators), types.values(), optimizer=Optimizer("the step's", round(share)))
+
+
+def _type(cluster: Cluster, device: int) -> DeviceType:
+    found = device_type(cluster, device)
+    if found is None:
+        raise RequestError(
+            f"device '{cluster.devices[device].name}' of the cluster has no type, and so a model has no costs on it: "
+            "give it one from the catalogue (panpipe catalog), or a plan with a prediction"
+        )
+    return found
+
+
+def _no_cluster(why: str) -> RequestError:
+    return RequestError(f"target 'simulator' has no cluster, and {why}: give cluster=, such as '8xA100-40GB'")
