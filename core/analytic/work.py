@@ -16,6 +16,7 @@ from ..capture.joint import (
     split_masked,
     trace_joint,
 )
+from ..capture.nodes import root_of
 from ..capture.storages import storage_sizes
 from .alone import LoneOperator, is_copy
 from .kernels import Kernel, kernel_of
@@ -179,8 +180,8 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
 
 
 def _is_local(operator: LoneOperator, place: int) -> bool:
-    """Whether an input is what every stage computes for itself; the last input may be the random key."""
-    return place < len(operator.given) and operator.given[place].name in operator.operators.local
+    """Whether an input is memory of what every stage computes for itself; the last input may be the random key."""
+    return place < len(operator.given) and root_of(operator.given[place]).name in operator.operators.local
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -165,6 +165,24 @@ def test_saved_bytes_are_those_of_the_stage_that_has_all_operators(options):
     assert sum(operator.saved_bytes for operator in model_work(operators).operators) == whole
 
 
+def test_memory_of_stages_is_that_of_their_programs():
+    """What operators keep adds up to what a stage's programs keep, and the largest workspace is the stage's."""
+    model = nn.Sequential(nn.Embedding(11, H), Layer(fused=True), Layer(fused=True), nn.Linear(H, 11))
+
+    def step(model, batch):
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    operators = captured(model, (torch.zeros(B, S, dtype=torch.long), torch.zeros(B, S, dtype=torch.long)), step)
+    work = model_work(operators)
+    names = [node.name for node in operators.graph.nodes]
+    cut = [names[: len(names) // 2], names[len(names) // 2 :]]
+    for index, stage in enumerate(cut):
+        memory = stage_programs(stage_graph(operators, cut, index)).memory
+        own = [operator for name, operator in zip(names, work.operators, strict=True) if name in stage]
+        assert sum(operator.saved_bytes for operator in own) == memory.saved
+        assert max(operator.workspace_bytes for operator in own) == pytest.approx(memory.workspace, rel=0.15)
+
+
 def test_saved_bytes_of_a_layer_as_the_formula_has_them():
     """34sbh + 5as²b of Korthikanti et al. (arXiv 2205.05198) is for 2 bytes an element and with dropout's masks.
 
