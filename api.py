@@ -102,8 +102,9 @@ def pipeline(
     virtual = None
     if target == "simulator":
         virtual = SimulatedDevices(
-            machine, chosen, schedule == "auto", _devices(mesh), max_chunks, optimizer, report or (lambda _: None)
-        )
+            machine, chosen, schedule == "auto", _devices(mesh), max_chunks, optimizer, recompute,
+            report or (lambda _: None),
+        )  # fmt: skip
     return build_pipeline(
         model,
         step,

@@ -14,12 +14,14 @@ from .core.capture.operators import Operators, tensor_bytes
 from .core.catalog import device_type
 from .core.cluster import Cluster
 from .core.costs import StageCosts, stage_costs
+from .core.derive import Recompute
 from .core.device_type import DeviceType
 from .core.errors import RequestError
 from .core.graph import OpGraph
 from .core.perform import Perform
 from .core.plan import Plan
-from .core.planner.choose import plan as search_plan
+from .core.planner.choose import search_plans
+from .core.planner.workload import Workload
 from .core.schedules.problem import ScheduleFamily
 from .core.trace import Trace
 from .runtimes.clocked import Clock
@@ -39,6 +41,7 @@ class SimulatedDevices:
         devices: along the pipeline of an automatic plan; all of the cluster if None.
         max_chunks: the most stages that a device may hold in it.
         optimizer: whose state the devices hold.
+        recompute: the stages that do in such a plan; None for those that the planner chooses.
         report: told what planning is doing.
     """
 
@@ -48,6 +51,7 @@ class SimulatedDevices:
     devices: int | None
     max_chunks: int
     optimizer: OptimizerFactory | None
+    recompute: Recompute | None
     report: Callable[[str], None]
 
     def clock(self, plan: Plan, operators: Operators) -> Clock:
@@ -75,19 +79,17 @@ class SimulatedDevices:
             )
         self.report("deriving the costs of operators")
         graphs = self._graphs(operators, self.cluster)
-        if len(graphs) > 1:
-            raise RequestError(
-                f"the cluster has devices of {len(graphs)} types ({', '.join(graphs)}): an automatic plan for target "
-                "'simulator' needs one type; make the plan with panpipe plan"
-            )
-        self.report("planning")
-        graph = next(iter(graphs.values()))
         placed = operators.step.parameters.items()
-        return search_plan(
-            graph, self.cluster, microbatches, families=self.families, anneal=self.anneal, oracle=simulated,
-            max_chunks=self.max_chunks,
+        work = Workload(
+            costs=lambda _: tuple(graphs.values()), batch=microbatches, sizes=(1,),
+            kinds=tuple(list(graphs).index(_type(self.cluster, device).name) for device in range(count)),
             parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
         )  # fmt: skip
+        self.report("planning")
+        return search_plans(
+            work, self.cluster, families=self.families, anneal=self.anneal, oracle=simulated,
+            recompute=self.recompute, max_chunks=self.max_chunks,
+        ).best  # fmt: skip
 
     def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:
         """Analytic costs of the stages, each on the type of its own device."""

@@ -18,11 +18,11 @@ from torch import Tensor
 from ..core.capture.operators import Operators, tensor_bytes
 from ..core.cluster import Cluster
 from ..core.costs import StageCosts
-from ..core.derive import Recompute, recomputing
+from ..core.derive import Recompute, recomputed_stages
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.plan import Plan
-from ..core.planner import Oracle, Score
+from ..core.planner import Oracle
 from ..core.planner.choose import choose_schedule
 from ..core.planner.choose import plan as search_plan
 from ..core.schedules.problem import ScheduleFamily
@@ -83,14 +83,6 @@ class Planning:
     report: Report = lambda _: None
     recompute: Recompute | None = None
 
-    def asked(self, oracle: Oracle) -> Oracle:
-        """The oracle, of a plan whose stages recompute as asked for."""
-
-        def score(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
-            return oracle(recomputing(plan, self.recompute), costs, cluster)
-
-        return oracle if self.recompute is None else score
-
     def plan(self) -> tuple[Plan, OpGraph]:
         """Measure, search and choose.
 
@@ -107,6 +99,8 @@ class Planning:
                 f"{devices} stages for {operators} operators: a stage needs at least one; "
                 f"use at most {operators} devices"
             )
+        if self.recompute is not None:
+            recomputed_stages(self.recompute, devices * self.max_chunks)  # refused before anything is measured
         self.report("measuring links")
         cluster = self.cluster or measured_cluster(
             self.team, compute_device([*self.parameters.values(), *self.buffers.values()])
@@ -215,8 +209,8 @@ class Cutting:
         p = self.planning
         try:
             found = search_plan(
-                self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal,
-                oracle=p.asked(p.cut_oracle), budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
+                self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal, oracle=p.cut_oracle,
+                recompute=p.recompute, budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
                 parameter_sizes=p.sizes,
             )  # fmt: skip
         except RequestError:
@@ -238,13 +232,13 @@ class Choosing:
         """The plan; None where no schedule is made for these stages or fits."""
         p = self.planning
         try:
-            found = choose_schedule(
+            return choose_schedule(
                 self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
-                anneal=p.anneal, oracle=p.asked(p.oracle), budget=ORDER_EVALUATIONS, parameter_sizes=p.sizes,
+                anneal=p.anneal, oracle=p.oracle, recompute=p.recompute, budget=ORDER_EVALUATIONS,
+                parameter_sizes=p.sizes,
             )  # fmt: skip
         except (InfeasibleError, RequestError):
             return None
-        return evolve(found, memory=recomputing(found, p.recompute).memory)
 
 
 def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:

@@ -69,12 +69,12 @@ def build_pipeline(
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
     if given is None and virtual is not None:
-        given = _recomputing(virtual.planned(operators, microbatches), recompute, oracle)
+        given = virtual.planned(operators, microbatches)
     team = (make_team if virtual is None else virtual_team)(devices if given is None else given.mesh.pipeline, backend)
     try:
 
         def ready(plan: Plan) -> Pipeline:
-            _check_plan(plan, operators, team)
+            _check_plan(plan, operators, team, anywhere=virtual is not None)
             clock = None if virtual is None else virtual.clock(plan, operators)
             return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock)
 
@@ -155,8 +155,9 @@ def virtual_team(devices: int | None, backend: str | None) -> Team:
     return ThreadTeam(devices or 2)
 
 
-def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
-    """Refuse a plan that is not for this model, not sound, or not the same everywhere."""
+def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:
+    """Refuse a plan that is not for this model, not sound, not the same everywhere, or, unless it may stand
+    ``anywhere``, not on the first devices."""
     if plan.graph_hash != operators.graph.hash:
         raise RequestError(
             f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) and the captured step is "
@@ -168,7 +169,7 @@ def _check_plan(plan: Plan, operators: Operators, team: Team) -> None:
             f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; "
             "plan with data=1"
         )
-    if plan.mesh.devices is not None and plan.mesh.cluster_devices != tuple(range(plan.devices)):
+    if not anywhere and plan.mesh.devices is not None and plan.mesh.cluster_devices != tuple(range(plan.devices)):
         raise RequestError(
             f"the plan stands on the devices {list(plan.mesh.cluster_devices)} of its cluster: this version runs "
             "position i of the pipeline on device i; plan for a cluster with its devices in this order"

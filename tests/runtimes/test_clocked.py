@@ -22,6 +22,7 @@ from ..support.parity import build
 
 F32 = torch.float32
 GPT, CONV, WEIGHTED = CASES
+TYPES = "A100-40GB", "H100"
 
 
 def with_costs(pipe: Pipeline) -> panpipe.Plan:
@@ -166,6 +167,7 @@ def test_what_stays_python_runs_under_the_clock():
         ({"cluster": "1xA100-40GB"}, "the plan needs 2 devices and the cluster has 1"),
         ({"cluster": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
         ({"cluster": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
+        ({"cluster": "2xA100-40GB", "plan": "auto", "recompute": [9]}, "recompute names stage 9"),
         ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' moves nothing"),
     ],
 )
@@ -199,3 +201,13 @@ def test_a_clock_that_stops_too_early_is_told():
     pipe = build(ThreadTeam(2), CONV, F32, 8, None, 4, clock=lambda plan, perform: None)
     with pytest.raises(RuntimeError, match="the clock stopped in front of"):
         pipe.step(CASES[CONV].batch(8, F32))
+
+
+def test_devices_of_two_types_stand_where_the_plan_says():
+    cluster = fully_connected(2, 10**9, 1e9, 1e-6)
+    devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
+    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster=evolve(cluster, devices=devices))
+    threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), target="devices")
+    batch = CASES[CONV].batch(8, F32)
+    assert torch.equal(pipe.step(batch), threads.step(batch))
+    assert pipe.trace.step_s == simulate(pipe.plan).step_s

@@ -138,6 +138,7 @@ def test_an_automatic_plan_recomputes_what_it_is_told_to():
         ("some", "recompute is 'some': give 'none', 'all', or the numbers of stages"),
         ([2], r"recompute names stage 2, and the plan has stages 0 to 1"),
         (["first"], "recompute is"),
+        ([-1], "recompute names stage -1"),
     ],
 )
 def test_what_cannot_be_recomputed_is_refused(recompute, said):
@@ -145,3 +146,7 @@ def test_what_cannot_be_recomputed_is_refused(recompute, said):
     plan = even_plan(captured(case, F32, 8, 4), 2, 4)
     with pytest.raises(panpipe.RequestError, match=said):
         panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=recompute)
+    with pytest.raises(panpipe.RequestError, match="recompute"):
+        panpipe.pipeline(
+            case.model(F32), case.step, case.batch(8, F32), microbatches=4, max_chunks=1, recompute=recompute
+        )
