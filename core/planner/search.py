@@ -17,6 +17,7 @@ from ..partition import Cuts
 from ..schedules.decode import INFINITY
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .anneal import Ways
+from .fitting import fitting_cuts, in_flight
 from .meter import Meter, Stopped
 from .options import MAX_CHUNKS, Option, options, schedule_problem
 from .setting import Setting
@@ -163,9 +164,22 @@ def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
                 walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
-                walks.append(walk)
+                walks.append(_fitting(walk, placement) if setting.fixed is None else walk)
                 built += walk.actions
     return walks
+
+
+def _fitting(walk: Walk, placement: Sequence[int]) -> Walk:
+    """The walk on cuts that fit, where those that it stands on do not."""
+    walk.judge()
+    if walk.excess > 0:
+        flight = in_flight(walk.best.orders, walk.best.lengths, len(placement), walk.setting.microbatches)
+        cuts = fitting_cuts(walk.setting, placement, flight)
+        if cuts is not None:
+            walk.best.cuts[:] = cuts
+    walk.value = INFINITY
+    walk.rest()
+    return walk
 
 
 def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
