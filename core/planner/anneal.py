@@ -18,6 +18,8 @@ from .costing import cost_stages
 
 EXCESS = 10.0
 """Steps that it counts to hold as much above a device's limit as the limit itself."""
+ABOVE = 1e6
+"""Seconds that it counts to hold anything above a limit: more than any step, so that whatever fits comes first."""
 STAGES, NOTHING = -1, -2
 """What a move can change beside the order of a device."""
 NEAR = 1.5
@@ -118,7 +120,12 @@ def judge(count: int, place: Any, machine: Any, bench: Any) -> tuple[float, floa
     work_of(count, place.placement, bench.costs, bench.whole, bench.work)
     excess = excess_of(place, machine, bench.costs, bench.room.stage_of, bench.peaks)
     step = run(place.orders, place.lengths, count, place.placement, bench.costs, bench.work, INFINITY, bench.room)
-    return step, excess, step * (1 + EXCESS * excess) + TAIL * bench.room.free.mean()
+    return step, excess, _value(step, excess, bench.room)
+
+
+@njit(cache=True)
+def _value(step: float, excess: float, room: Any) -> float:
+    return step * (1 + EXCESS * excess) + TAIL * room.free.mean() + (ABOVE if excess > 0 else 0.0)
 
 
 @njit(cache=True)
@@ -265,13 +272,13 @@ def _other_order(
 
 @njit(cache=True)
 def _timed(count: int, enough: float, excess: float, place: Any, bench: Any) -> tuple[float, float]:
-    stop = enough / (1 + EXCESS * excess)
+    stop = (enough - ABOVE if excess > 0 else enough) / (1 + EXCESS * excess)
     if bench.work.max() > stop:
         return INFINITY, INFINITY
     step = run(place.orders, place.lengths, count, place.placement, bench.costs, bench.work, stop, bench.room)
     if step < 0:
         return INFINITY, INFINITY
-    return step, step * (1 + EXCESS * excess) + TAIL * bench.room.free.mean()
+    return step, _value(step, excess, bench.room)
 
 
 @njit(cache=True)
@@ -326,6 +333,30 @@ def anneal(
             if step <= target and excess == 0:
                 break
     return best_value
+
+
+@njit(cache=True)
+def every_cut(
+    count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, bench: Any
+) -> float:  # fmt: skip
+    """Look at all cuts there are, for the orders of ``place``; arguments and result as of :func:`anneal`."""
+    cuts, stages = place.cuts, place.placement.shape[0]
+    nodes = cuts[stages]
+    cuts[:stages] = np.arange(stages)
+    while True:
+        cost_stages(graph, machine, place.placement, cuts, place.recompute, bench.costs)
+        step, _, value = judge(count, place, machine, bench)
+        if step >= 0 and value < best_value:
+            best_value = value
+            _keep(place, best)
+        cut = stages - 1
+        while cut > 0 and cuts[cut] == nodes - (stages - cut):
+            cut -= 1
+        if cut == 0:
+            return best_value
+        cuts[cut] += 1
+        for later in range(cut + 1, stages):
+            cuts[later] = cuts[later - 1] + 1
 
 
 @njit(cache=True)

@@ -59,6 +59,8 @@ SPLITS = 0.15
 
 RECOMPUTES = 0.04
 """Share of the moves that have a stage recompute or not, where some do or memory is short."""
+SYSTEMATIC = 10
+"""Where there are at most so many times as many cuts as moves, all of them are tried instead."""
 BUILT = 1_500_000
 """Compute actions of the schedules that a search begins with; building them is plain Python."""
 LEAST_STARTS = 12
@@ -126,6 +128,10 @@ def _round(walks: list[Walk], plan: Round, number: int, allowance: int, meter: M
             RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
             SPLITS if walk.setting.mixes and plan.warmth else 0.0,
         )
+        if plan.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
+            walk.try_every_cut(meter)
+            walk.rest()
+            continue
         walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, plan.warmth, ways)
         walk.rest()
 
@@ -159,7 +165,7 @@ def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
                 break
             placement = option.placement(setting.devices)
             cuts = even_cuts(setting, placement)
-            schedule = option.build(_problem(setting, placement, cuts))
+            schedule = option.build(problem_of(setting, placement, cuts))
             if schedule is not None and schedule.device_actions not in seen:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
@@ -194,7 +200,7 @@ def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
     return [option for _, option in sorted(found, key=lambda item: item[0])]
 
 
-def _problem(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
+def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
     """What a builder is told: the costs of these stages."""
     _, costs, edges = setting.staged(cuts, placement)
     return schedule_problem(

@@ -1,6 +1,7 @@
 """One start of a search, and how far it has come."""
 
 from collections.abc import Iterator
+from math import comb
 
 import numpy as np
 from attrs import define, evolve, field
@@ -11,7 +12,7 @@ from ..schedules.decode import INFINITY
 from ..schedules.problem import Schedule
 from ..shortcut.coding import decode_orders, encode
 from ..shortcut.path import make_room
-from .anneal import Bench, Place, Ways, anneal, judge, make_bench
+from .anneal import Bench, Place, Ways, anneal, every_cut, judge, make_bench
 from .costing import stage_room
 from .meter import Meter
 from .setting import Setting
@@ -84,6 +85,24 @@ class Walk:
                 self.judge()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
+
+    def try_every_cut(self, meter: Meter) -> None:
+        """Find the best cuts of all for the best order.
+
+        Raises:
+            Stopped: the meter says so; what was found is kept.
+        """
+        place, setting = self.best.copy(), self.setting
+        self.value = every_cut(
+            setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, self._working(place)
+        )
+        self.judge()
+        meter.spend(self.cut_count, self.step_s if self.excess == 0 else INFINITY)
+
+    @property
+    def cut_count(self) -> int:
+        """How many cuts there are."""
+        return comb(len(self.setting.graph.nodes) - 1, len(self.best.placement) - 1)
 
     def judge(self) -> None:
         """What the best place gives."""

@@ -1,0 +1,81 @@
+"""The search against every cut of every published schedule, on graphs small enough for that."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.cluster import fully_connected
+from panpipe.core.errors import InfeasibleError
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.planner.choose import search_plans
+from panpipe.core.planner.options import options
+from panpipe.core.planner.search import even_cuts, problem_of
+from panpipe.core.planner.setting import one_setting
+from panpipe.core.planner.walk import start_walk
+from panpipe.core.planner.workload import counted
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families
+
+GAP = 0.01
+"""Share by which a plan may be slower than the best of all cuts and published schedules."""
+LEAN = [families()[name] for name in ("gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h1", "gis", "zb-v", "v-half")]
+
+CLUSTER = fully_connected(2, 19, 1.0, 0.0)
+
+
+@st.composite
+def graphs(draw):
+    """An encoder and a decoder whose levels are joined, so that long skips cross the stages in between."""
+    half, number = draw(st.integers(2, 4)), st.integers(1, 9)
+    nodes = tuple(
+        OpNode(
+            f"n{i}", draw(number), draw(number), draw(st.integers(0, 9)), 0.1 * i, 2, 8 * draw(number), draw(number), 1
+        )
+        for i in range(2 * half)
+    )
+    edges = [OpEdge(f"n{i}", f"n{i + 1}", draw(number)) for i in range(2 * half - 1)]
+    edges += [OpEdge(f"n{i}", f"n{2 * half - 1 - i}", 4 * draw(number)) for i in range(half - 1)]
+    return OpGraph(nodes, tuple(edges))
+
+
+def exhaustive(setting, chunks):
+    """The least step of all cuts and schedules that fits."""
+    best, nodes = float("inf"), len(setting.graph.nodes)
+    for option in options(LEAN, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
+        placement = option.placement(setting.devices)
+        schedule = option.build(problem_of(setting, placement, even_cuts(setting, placement)))
+        if schedule is None:
+            continue
+        walk = start_walk(setting, schedule, even_cuts(setting, placement), split=False)
+        for inner in itertools.combinations(range(1, nodes), len(placement) - 1):
+            walk.best.cuts[:] = np.array((0, *inner, nodes))
+            walk.judge()
+            if walk.excess == 0:
+                best = min(best, walk.step_s)
+    return best
+
+
+@given(graphs(), st.integers(2, 3), st.integers(2, 5), st.floats(0.2, 1.5))
+@settings(max_examples=15, deadline=None)
+def test_no_cuts_of_any_published_schedule_are_faster(graph, devices, microbatches, room):
+    state, saved = (sum(getattr(node, key) for node in graph.nodes) for key in ("state_bytes", "saved_bytes"))
+    limit = int((state + room * saved * devices) / devices * 1.2) + 1
+    cluster = fully_connected(devices, limit, 20.0, 0.05)
+    setting = one_setting(graph, cluster, microbatches, (limit,) * devices, None)
+    best = min(exhaustive(setting, chunks) for chunks in (1, 2) if devices * chunks <= len(graph.nodes))
+    work = counted(graph, cluster, microbatches)
+    if best == float("inf"):
+        return  # a plan of its own may fit nevertheless
+    found = search_plans(work, cluster, families=LEAN, max_chunks=2, budget=20_000).best
+    assert max(found.prediction.peak_memory_bytes) <= limit
+    assert found.prediction.step_s <= best * (1 + GAP)
+
+
+def test_what_cannot_fit_is_refused():
+    graph = OpGraph(tuple(OpNode(f"n{i}", 1, 1, 1, state_bytes=10) for i in range(4)))
+    with pytest.raises(InfeasibleError, match="may hold 19"):
+        search_plans(
+            counted(graph, fully_connected(2, 19, 1.0, 0.0), 2), fully_connected(2, 19, 1.0, 0.0), families=LEAN
+        )
