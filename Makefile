@@ -6,11 +6,13 @@ PACKAGE_FILES := pyproject.toml constraints.txt
 
 .PHONY: demo test test-slow zoo lint format-check types check bench clean
 
-# torch comes first and alone: nothing that follows may pull in another build of it.
+# torch comes first and alone: nothing that follows may pull in another build of it. The search is compiled at once, so
+# that nobody's first plan waits for it.
 $(VENV)/ready: $(PACKAGE_FILES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples,zoo]'
+	$(BIN)/python -m panpipe.core.planner.compiling
 	touch $@
 
 demo: $(VENV)/ready
