@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from .backends.kind import BackendKind
 from .core.capture.breaks import StepFunction
 from .core.catalog import find_cluster
 from .core.cluster import Cluster
@@ -35,7 +36,7 @@ def pipeline(
     plan: Plan | str | Path = "auto",
     schedule: str = "auto",
     mesh: Mesh | str | int | None = None,
-    backend: str | None = None,
+    backend: str | BackendKind | None = None,
     target: str = "devices",
     cluster: Cluster | str | Path | None = None,
     max_chunks: int = 2,
@@ -67,7 +68,8 @@ def pipeline(
             host, one process in place of all devices of ``cluster``, when the simulator's clock comes to them. Losses,
             gradients and updates are those of devices; ``trace`` has the times of the cost model, and the saved tensors
             that were alive on each device.
-        backend: ``"gloo"`` or ``"memcpy"``; by default what fits the way the process was started.
+        backend: the transport, by name (``panpipe backends`` lists them) or as a BackendKind; by default gloo between
+            ranks and memcpy between threads.
         cluster: the machine, as a Cluster, a file, or a name such as ``8xA100-40GB``; measured by default.
         max_chunks: the most stages that a device may hold in an automatic plan.
         seed: of all random numbers.

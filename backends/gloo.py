@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.errors import WorkerError
 from .contract import Backend, Handle
+from .kind import BackendKind
 
 LATE_BELOW_BYTES = 1 << 16
 """Receives of messages below this size are posted late: one at a time, when the one before it has arrived.
@@ -96,7 +97,7 @@ class GlooBackend(Backend):
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
         group = self._group if peer > self.device else self._down
         try:
-            return _Sent([group.send([tensor], peer, 0) for tensor in tensors], peer)
+            return _Sent([group.send([_plain(tensor)], peer, 0) for tensor in tensors], peer)
         except RuntimeError as error:
             raise WorkerError(f"rank {peer} stopped answering: {error}") from error
 
@@ -113,14 +114,25 @@ class GlooBackend(Backend):
                 raise WorkerError(f"rank {peer} stopped answering: {error}") from error
         return receive
 
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        try:
-            dist.broadcast(tensor, group_src=source, group=self._group)
-        except RuntimeError as error:
-            raise WorkerError(f"rank {source} stopped answering: {error}") from error
-
     def close(self, failure: BaseException | None = None) -> None:
         """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""
         if failure is None and self._down is not None and dist.is_initialized():
             dist.destroy_process_group(self._down)
             self._down = None
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor as gloo takes it: its values one after another in memory. The work keeps a copy that is made."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def missing() -> str | None:
+    """Why there is no gloo here."""
+    if not dist.is_available():
+        return "this build of PyTorch has no torch.distributed"
+    return None if dist.is_gloo_available() else "this build of PyTorch has no gloo"
+
+
+KIND = BackendKind("gloo", "the sockets of a gloo process group, between processes", ranks=GlooBackend, missing=missing)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..core.errors import WorkerError
 from .contract import Backend, Handle
+from .kind import BackendKind
 
 
 @define(eq=False)
@@ -54,8 +55,6 @@ class Exchange:
     def __init__(self, devices: int) -> None:
         self.devices = devices
         self._channels = {(a, b): _Channel() for a in range(devices) for b in range(devices)}
-        self._barrier = threading.Barrier(devices)
-        self._slot: Tensor | None = None
         self.failure: tuple[int, BaseException] | None = None
 
     def channel(self, sender: int, receiver: int) -> _Channel:
@@ -66,7 +65,6 @@ class Exchange:
         """Wake everybody who waits: device ``device`` stopped."""
         if self.failure is None:
             self.failure = device, failure
-        self._barrier.abort()
         for channel in self._channels.values():
             with channel.lock:
                 for transfer in (*channel.sends, *channel.receives):
@@ -77,19 +75,6 @@ class Exchange:
         if self.failure is not None:
             device, failure = self.failure
             raise WorkerError(f"device {device} stopped: {type(failure).__name__}: {failure}") from failure
-
-    def share(self, tensor: Tensor, mine: bool) -> None:
-        """Broadcast through the process's memory."""
-        try:
-            if mine:
-                self._slot = tensor
-            self._barrier.wait()
-            if not mine and self._slot is not None:
-                tensor.copy_(self._slot)
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            self.check()
-            raise
 
 
 class _MemcpyHandle:
@@ -134,9 +119,9 @@ class MemcpyBackend(Backend):
         self, channel: _Channel, mine: deque[_Transfer], theirs: deque[_Transfer],
         tensors: Sequence[Tensor], sending: bool,
     ) -> Handle:  # fmt: skip
-        self.exchange.check()
         transfer = _Transfer(tensors, _ready(tensors))
         with channel.lock:
+            self.exchange.check()  # in here: a device that stops wakes what stands in the channel, under its lock
             other = theirs.popleft() if theirs else None
             if other is None:
                 mine.append(transfer)
@@ -147,12 +132,20 @@ class MemcpyBackend(Backend):
                 _copy(channel, other, transfer)
         return _MemcpyHandle(self.exchange, transfer)
 
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        self.exchange.share(tensor, self.device == source)
-
     def close(self, failure: BaseException | None = None) -> None:
         if failure is not None:
             self.exchange.fail(self.device, failure)
+
+
+def connect(devices: int) -> list[MemcpyBackend]:
+    """The ends of all devices of this process."""
+    exchange = Exchange(devices)
+    return [MemcpyBackend(exchange, device) for device in range(devices)]
+
+
+KIND = BackendKind(
+    "memcpy", "copies between the threads of one process", threads=connect, device_types=frozenset({"cpu", "cuda"})
+)
 
 
 def _ready(tensors: Sequence[Tensor]) -> Any:

@@ -19,6 +19,7 @@ COMMANDS = {
     "validate": "Check a plan or a schedule file.",
     "profile": "Measure operators here, and fit a device's efficiencies to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
+    "backends": "Show transports: which work here, and whether one keeps the contract.",
     "compare": "Lay a predicted trace over a measured one.",
 }
 """Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""

@@ -1,14 +1,18 @@
 """From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from attrs import evolve
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..backends.kind import BackendKind
+from ..backends.registry import find_backend
 from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
@@ -29,14 +33,15 @@ from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
 from .weights import ModuleInit, weights_from
 
-BACKENDS = ("gloo", "memcpy")
+ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
+"""The environment variable that says how many seconds ranks wait for each other."""
 
 
 def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
-    microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | None, cluster: Cluster | None,
-    families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle, max_chunks: int, seed: int,
-    max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
+    microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | BackendKind | None,
+    cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
+    max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
@@ -112,34 +117,58 @@ def read_tensors(operators: Operators) -> list[str]:
     return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
-def make_team(devices: int | None, backend: str | None) -> Team:
-    """The team for this process: ranks under ``torchrun``, threads otherwise.
+def make_team(devices: int | None, backend: str | BackendKind | None) -> Team:
+    """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
     Raises:
         RequestError: the backend is unknown or not for this way of starting, or the world has another size.
+        WorkerError: a rank did not arrive.
     """
-    ranks = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if backend is not None and backend not in BACKENDS:
-        raise RequestError(f"there is no backend '{backend}': known are {', '.join(BACKENDS)}")
-    if backend == "gloo" and not ranks:
-        raise RequestError("backend 'gloo' runs ranks: start the script with torchrun, or use backend='memcpy'")
-    if backend == "memcpy" and ranks and os.environ["WORLD_SIZE"] != "1":
+    world = _world_size()
+    kind = find_backend(backend or ("memcpy" if world is None else "gloo"))
+    if world is None or (world == 1 and kind.ranks is None):
+        if kind.threads is None:
+            raise RequestError(
+                f"backend '{kind.name}' runs ranks: start the script with torchrun, or use backend='memcpy'"
+            )
+        return ThreadTeam(devices or 2, kind)
+    if kind.ranks is None:
         raise RequestError(
-            f"backend 'memcpy' runs threads of one process and this is one of {os.environ['WORLD_SIZE']} ranks: "
+            f"backend '{kind.name}' runs threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    if not ranks or backend == "memcpy":
-        return ThreadTeam(devices or 2)
-    world = int(os.environ["WORLD_SIZE"])
     if devices is not None and devices != world:
         raise RequestError(
-            f"the plan is for {devices} devices and the job has {world} ranks: they must be equal; "
-            f"start it with torchrun --nproc-per-node {devices}, or plan again"
+            f"the pipeline has {devices} devices and the job has {world} ranks: they must be equal; "
+            f"start it with torchrun --nproc-per-node {devices}, or plan for mesh='pp={world}'"
         )
-    return RankTeam()
+    return RankTeam(kind, _arrival_s())
 
 
-def virtual_team(devices: int | None, backend: str | None) -> Team:
+def _world_size() -> int | None:
+    """How many ranks the job has; None where this process is no rank."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def _arrival_s() -> float | None:
+    """How long the user lets ranks wait for each other, in seconds."""
+    given = os.environ.get(ARRIVAL_VARIABLE)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(
+            f"{ARRIVAL_VARIABLE} is '{given}': how long ranks wait for each other is a positive number of seconds"
+        )
+    return seconds
+
+
+def virtual_team(devices: int | None, backend: str | BackendKind | None) -> Team:
     """The team of devices that are not there: all of them in this process.
 
     Raises:

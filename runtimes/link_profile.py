@@ -23,7 +23,7 @@ def profile_link(
     Args:
         backend: this device's end of the transport.
         device: where the tensors are.
-        sizes: bytes of the messages.
+        sizes: bytes of the messages, which are of float32: every backend moves that.
         repeats: round trips for each size; the median counts.
 
     Returns:
@@ -35,8 +35,8 @@ def profile_link(
         return 0.0, 0.0
     one_way = []
     for size in sizes:
-        message, times = [torch.zeros(size, dtype=torch.uint8, device=device)], []
-        answer = [torch.empty(size, dtype=torch.uint8, device=device)]
+        message, times = [torch.zeros(size // 4, device=device)], []
+        answer = [torch.empty(size // 4, device=device)]
         for _ in range(repeats):
             start = finished_s(device)
             if backend.device < peer:

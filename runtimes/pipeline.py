@@ -27,6 +27,7 @@ from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace, message_times
+from .transport import check_transport
 from .weights import Weights, weights_from
 from .weights.vacant import occupy, vacate
 
@@ -62,6 +63,8 @@ class Pipeline:
         self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local)
+        device = compute_device([*model.parameters(), *model.buffers()])
+        check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), device)
         self._shapes = Shapes(model, step, team, shape, first, max_shapes)
         self._own = own_tensors(model, first.programs)
         self._loaded = False
@@ -71,7 +74,6 @@ class Pipeline:
             for i in local
         }
         self._preparations = Preparations(plan, self._shapes, self._states, model)
-        device = compute_device([*model.parameters(), *model.buffers()])
         self._runner = StepRunner(plan, self._preparations, self._states, team, device, seed, clock)
         self._modules = dict(model.named_modules())
         self._training = {name: module.training for name, module in self._modules.items()}

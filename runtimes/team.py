@@ -6,16 +6,17 @@ Planning, profiling and training are written once for both process models: threa
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ..backends import gloo, memcpy
 from ..backends.contract import Backend
-from ..backends.gloo import GlooBackend
-from ..backends.memcpy import Exchange, MemcpyBackend
-from ..core.errors import WorkerError
+from ..backends.kind import BackendKind
+from ..core.errors import RequestError, WorkerError
+from .arrival import ARRIVAL_S, join
 from .watch import FailureWatch
 
 T = TypeVar("T")
@@ -27,9 +28,11 @@ class Team(ABC):
     Attributes:
         size: how many.
         local: the devices that live in this process.
+        kind: the transport between them.
     """
 
     size: int
+    kind: BackendKind
     local: tuple[int, ...]
 
     @abstractmethod
@@ -58,15 +61,18 @@ class ThreadTeam(Team):
 
     Args:
         size: how many devices.
+        kind: the transport between them; one that connects threads.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, kind: BackendKind = memcpy.KIND) -> None:
+        self.size, self.kind = size, kind
         self.local = tuple(range(size))
-        self._exchange = Exchange(size)
+        self._ends: Sequence[Backend] = ()
 
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
-        self._exchange = Exchange(self.size)
+        if self.kind.threads is None:
+            raise RequestError(f"backend '{self.kind.name}' connects no threads: give ranks, or another backend")
+        ends = self._ends = self.kind.threads(self.size)
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
 
@@ -75,16 +81,18 @@ class ThreadTeam(Team):
             try:
                 results[device] = work(device)
             except BaseException as failure:
-                failures[device] = failure
-                self._exchange.fail(device, failure)
+                failures[device] = failure  # the first in here is the first of all: this one wakes the others
+                ends[device].close(failure)
 
         threads = [threading.Thread(target=body, args=(d,), name=f"panpipe device {d}") for d in self.local]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        for end in ends:
+            end.close()
         if failures:
-            device, failure = self._exchange.failure or next(iter(failures.items()))
+            device, failure = next(iter(failures.items()))
             raise WorkerError(f"device {device} stopped: {type(failure).__name__}: {failure}") from failure
         return {device: results[device] for device in self.local}
 
@@ -95,7 +103,7 @@ class ThreadTeam(Team):
         return choose()
 
     def backend(self, device: int) -> Backend:
-        return MemcpyBackend(self._exchange, device)
+        return self._ends[device]
 
     def close(self) -> None:
         """Threads end with the work they were given."""
@@ -105,17 +113,26 @@ class RankTeam(Team):
     """Devices that are ranks of the default process group, one each.
 
     The group is made from the environment that ``torchrun`` sets where there is none yet.
+
+    Args:
+        kind: the transport between them; one that connects ranks.
+        arrival_s: how long ranks wait for each other; None for `ARRIVAL_S`.
+
+    Raises:
+        WorkerError: a rank did not arrive in time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: BackendKind = gloo.KIND, arrival_s: float | None = None) -> None:
+        if kind.ranks is None:
+            raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
         self._own_group = not dist.is_initialized()
-        if self._own_group:
-            dist.init_process_group("gloo")
+        join(ARRIVAL_S if arrival_s is None else arrival_s)
+        self.kind = kind
         self.size = dist.get_world_size()
         self._rank = dist.get_rank()
         self.local = (self._rank,)
         self._watch = FailureWatch(self._rank)
-        self._backend = GlooBackend()
+        self._backend = kind.ranks(dist.group.WORLD)
 
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
         try:

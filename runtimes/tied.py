@@ -47,7 +47,7 @@ class TiedReduction:
             else:
                 for stage in mine:
                     replica = self._replicas[stage, weight.name]
-                    buffer = torch.empty_like(replica)
+                    buffer = torch.empty_like(replica, memory_format=torch.contiguous_format)
                     totals.append((replica, buffer, backend.receive([buffer], self._placement[first])))
         for replica, buffer, handle in totals:
             handle.wait()
@@ -58,7 +58,8 @@ class TiedReduction:
         self, weight: TiedWeight, backend: Backend, sends: "_Sends"
     ) -> list[tuple[Tensor, Handle | None]]:
         """Send this device's partial gradients to where they are added up; there, return all of them in stage order."""
-        here, owner = backend.device, self._placement[weight.stages[0]]
+        here, owner_stage = backend.device, weight.stages[0]
+        owner = self._placement[owner_stage]
         found: list[tuple[Tensor, Handle | None]] = []
         for stage in weight.stages:
             device = self._placement[stage]
@@ -67,7 +68,8 @@ class TiedReduction:
             elif device == here:
                 sends.add(self._gradient(stage, weight.name), owner)
             elif owner == here:
-                buffer = torch.empty_like(self._replicas[weight.stages[0], weight.name])
+                first = self._replicas[owner_stage, weight.name]
+                buffer = torch.empty_like(first, memory_format=torch.contiguous_format)
                 found.append((buffer, backend.receive([buffer], device)))
         return found
 

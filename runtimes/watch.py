@@ -9,16 +9,34 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from ..core.errors import WorkerError
 
-_KEY = "panpipe/failure"
+FAILURE_KEY = "panpipe/failure"
+"""Where the job's store has the reason why all stop."""
 _POLL_S = 0.5
+LINGER_S = 2 * _POLL_S
+"""How long the rank that keeps the store stays when it fails, so that the others can read why."""
 _GRACE_S = 3.0
 """How long a rank that saw a peer's failure may take to raise it from its main thread."""
+_STORE_GONE = {
+    False: "rank 0 stopped: the job's store, which it keeps, is gone",
+    True: "the process that started the job stopped: its store is gone",
+}
+
+
+def uses_agent_store() -> bool:
+    """Whether ``torchrun`` keeps the job's store; rank 0 does otherwise."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def hosts_store(rank: int) -> bool:
+    """Whether the job's store ends with this rank."""
+    return rank == 0 and not uses_agent_store()
 
 
 class FailureWatch:
@@ -47,7 +65,9 @@ class FailureWatch:
         else:
             reason = f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(_KEY, "", reason)
+            self._store.compare_set(FAILURE_KEY, "", reason)
+            if hosts_store(self._rank):
+                time.sleep(LINGER_S)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -57,14 +77,14 @@ class FailureWatch:
     def _look(self) -> None:
         while not self._stopped.wait(_POLL_S):
             try:
-                if not self._store.check([_KEY]):
+                if not self._store.check([FAILURE_KEY]):
                     continue
-                reason = self._store.get(_KEY).decode()
+                reason = self._store.get(FAILURE_KEY).decode()
             except RuntimeError:
                 if self._stopped.is_set():
                     return
-                reason = "the job's store is gone: the process that started the job stopped"
-            if self._stopped.wait(_GRACE_S if self._reported else 0):
+                reason = _STORE_GONE[uses_agent_store()]
+            if self._stopped.wait(_GRACE_S if self._reported else LINGER_S if hosts_store(self._rank) else 0):
                 return
             sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")
             sys.stderr.flush()

@@ -35,7 +35,7 @@ def plan(devices: int = 2):
         ({"mesh": "four"}, "'four' is not a mesh"),
         ({"mesh": "pp=2,dp=2"}, "one replica"),
         ({"backend": "gloo"}, "torchrun"),
-        ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are gloo, memcpy"),
+        ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are memcpy, gloo"),
         ({"schedule": "perfect"}, "no schedule 'perfect'"),
         ({"optimizer": 3}, "optimizer is 3"),
         ({"plan": "/nowhere/plan.json"}, "cannot read '/nowhere/plan.json'"),

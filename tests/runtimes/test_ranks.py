@@ -85,20 +85,29 @@ def test_every_rank_gets_the_whole_trace(tmp_path):
     assert all(start <= end for *_, start, end in first["events"])
 
 
-def alone(job: str, folder: Path, ranks: int = 2) -> list[subprocess.CompletedProcess[str]]:
+def alone(
+    job: str,
+    folder: Path,
+    ranks: int = 2,
+    *,
+    backend: str | None = None,
+    absent: tuple[int, ...] = (),
+    **more: str,
+) -> list[subprocess.CompletedProcess[str]]:
     """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), job, str(folder)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, str(SCRIPT), job, str(folder), *([backend] if backend else [])],
+            env={**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(ranks)
+        if rank not in absent
     ]
     done = []
     for process in started:
@@ -123,3 +132,30 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
     assert time.monotonic() - begun < 60
+
+
+def test_a_rank_that_never_arrives_is_named(tmp_path):
+    for one in alone("traced", tmp_path, 3, absent=(1,), PANPIPE_ARRIVAL_S="3"):
+        assert one.returncode == 1
+        assert "WorkerError: rank 1 of 3 did not arrive within 3 s" in one.stderr
+
+
+@pytest.mark.slow
+def test_rank_0_that_never_arrives_is_named(tmp_path):
+    for one in alone("traced", tmp_path, 3, absent=(0,), PANPIPE_ARRIVAL_S="3"):
+        assert one.returncode == 1
+        assert "WorkerError: rank 0 did not arrive within 3 s" in one.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim):
+    done = alone("dying", tmp_path, 3, VICTIM=str(victim))
+    learned_s = time.time() - (tmp_path / "killed").stat().st_mtime
+    for rank, one in enumerate(done):
+        if rank == victim:
+            assert one.returncode == -signal.SIGKILL
+        else:
+            assert one.returncode == 1
+            assert f"rank {victim} stopped" in one.stderr, one.stderr
+    assert learned_s < 10  # from the kill to the end of the last process

@@ -1,4 +1,4 @@
-"""What the ranks of a test run: ``torchrun … tests/support/ranks.py JOB FOLDER``. Results go to FOLDER/<rank>.json."""
+"""What ranks of a test run: ``torchrun … tests/support/ranks.py JOB FOLDER [BACKEND]``. Results: FOLDER/RANK.json."""
 
 import json
 import os
@@ -93,6 +93,31 @@ def killed(team):
         pipe.step(CASES[name].batch(8, torch.float32))
 
 
+def dying(team):
+    """The rank that the environment names is killed in the middle of a step, between two of its sends."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    pipe.step(CASES[name].batch(8, torch.float32))
+    if team.local == (int(os.environ["VICTIM"]),):
+        send, left = team._backend.send, iter(range(2))
+
+        def kill_behind_two(tensors, peer):
+            if next(left, None) is None:
+                Path(sys.argv[2], "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return send(tensors, peer)
+
+        team._backend.send = kill_behind_two
+    for _ in range(1000):
+        pipe.step(CASES[name].batch(8, torch.float32))
+
+
+def plugged(team):
+    """A case over whatever backend the team has."""
+    found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
+    return {"backend": team.kind.name, **attrs.asdict(found)}
+
+
 def raising(team):
     """Rank 1 fails by an error of its own."""
     name = "tied gpt with dropout"
@@ -105,12 +130,12 @@ def raising(team):
 
 
 def main() -> None:
-    from panpipe.runtimes.team import RankTeam
+    from panpipe.runtimes.build import make_team
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    job, folder = sys.argv[1:]
-    team = RankTeam()
+    job, folder, *backend = sys.argv[1:]
+    team = make_team(None, *backend or [None])
     found = globals()[job](team)
     Path(folder, f"{team.local[0]}.json").write_text(json.dumps(found))
     team.close()

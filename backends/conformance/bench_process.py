@@ -1,0 +1,106 @@
+"""A process in which rules run: with one device, or with all of them as threads."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+
+from ..contract import Backend
+from ..kind import BackendKind
+from .payload import DTYPES, BrokenRuleError
+from .rules import RULES, Bench
+
+
+@frozen
+class Job:
+    """What the processes do.
+
+    Args:
+        kind: the backend.
+        ranks: whether each device is a process of its own.
+        devices: how many.
+        where: the type of device that tensors are on.
+        first: number of the rule to begin with.
+        meeting: a path at which processes can meet.
+    """
+
+    kind: BackendKind
+    ranks: bool
+    devices: int
+    where: str
+    first: int
+    meeting: str
+
+
+def serve(job: Job, local: Sequence[int], line: Connection) -> None:
+    """Run the rules on this process's devices, and send (device, number of the rule, problem) for each.
+
+    The number in front of the first says that the device is connected.
+
+    Args:
+        job: what to do.
+        local: this process's devices.
+        line: to the process that started this one.
+    """
+    torch.set_num_threads(1)
+    ends = _connect(job, local, line)
+    speaking, broken = threading.Lock(), threading.Event()
+
+    def walk(end: Backend) -> None:
+        dtypes = [dtype for dtype in DTYPES if job.kind.dtypes is None or dtype in job.kind.dtypes]
+        bench = Bench(end, dtypes=dtypes, where=_place(job, end.device), alone=job.ranks)
+        with speaking:
+            line.send((end.device, job.first - 1, None))
+        for number in range(job.first, len(RULES)):
+            problem = _problem(number, bench)
+            with speaking:
+                line.send((end.device, number, problem))
+            if problem is not None:
+                broken.set()
+                return
+
+    threads = [threading.Thread(target=walk, args=(end,)) for end in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    parent = multiprocessing.parent_process()
+    if broken.is_set() and parent is not None:
+        parent.join()  # it ends this process: to go first would look like another problem to the other devices
+    line.close()
+    os._exit(0)  # whatever the backend left behind
+
+
+def _problem(number: int, bench: Bench) -> str | None:
+    try:
+        RULES[number].run(bench)
+    except BrokenRuleError as error:
+        return str(error)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _connect(job: Job, local: Sequence[int], line: Connection) -> Sequence[Backend]:
+    try:
+        if job.ranks:
+            assert job.kind.ranks is not None
+            dist.init_process_group("gloo", init_method=f"file://{job.meeting}", rank=local[0], world_size=job.devices)
+            return [job.kind.ranks(dist.group.WORLD)]
+        assert job.kind.threads is not None
+        return job.kind.threads(job.devices)
+    except BaseException as error:
+        for device in local:
+            line.send((device, job.first, f"connecting failed with {type(error).__name__}: {error}"))
+        raise
+
+
+def _place(job: Job, device: int) -> torch.device:
+    if job.where != "cuda":
+        return torch.device(job.where)
+    return torch.device("cuda", device % torch.cuda.device_count())

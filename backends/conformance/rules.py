@@ -1,0 +1,288 @@
+"""The rules of the contract, each a function that all devices of a pipeline run at the same time.
+
+A rule uses nothing but the backend. It raises `BrokenRuleError` where it sees the contract broken; where a device waits
+for ever, those who run the rules notice.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from ...core.errors import WorkerError
+from ..contract import Backend, Handle
+from .payload import BrokenRuleError, expect, payload, same
+
+FAILURE_S = 10.0
+"""Within this time a device learns that another one stopped."""
+
+
+@frozen
+class Bench:
+    """One device on which the rules run.
+
+    Args:
+        end: its end of the transport.
+        dtypes: what the backend moves of those that are tried.
+        where: its tensors are there.
+        alone: whether this device is a process of its own.
+    """
+
+    end: Backend
+    dtypes: Sequence[torch.dtype] = field(kw_only=True)
+    where: torch.device = field(kw_only=True)
+    alone: bool = field(kw_only=True)
+
+    @property
+    def others(self) -> list[int]:
+        """All devices but this one."""
+        return [device for device in range(self.end.devices) if device != self.end.device]
+
+    def send(self, tensors: Sequence[Tensor], peer: int) -> tuple[Handle, Sequence[Tensor]]:
+        """A send under way, with what must live until it is over."""
+        here = [tensor.to(self.where) for tensor in tensors]
+        return self.end.send(here, peer), here
+
+    def receive(self, like: Sequence[Tensor], peer: int) -> tuple[Handle, list[Tensor]]:
+        """A receive under way, with its buffers: as large as ``like``, and filled with something else."""
+        buffers = [torch.empty(one.shape, dtype=one.dtype, device=self.where) for one in like]
+        for buffer in buffers:
+            buffer.fill_(1)
+        return self.end.receive(buffers, peer), buffers
+
+    def exchange(self, messages: Callable[[int, int], list[list[Tensor]]], what: Callable[[int, int], str]) -> None:
+        """Send all messages of every pair and direction at once, receive them, and expect them unchanged.
+
+        Args:
+            messages: (sender, receiver) → what the one sends the other, in order.
+            what: (sender, number of the message) → the subject of what is said of a changed one.
+        """
+        me = self.end.device
+        flying = [self.send(message, peer) for peer in self.others for message in messages(me, peer)]
+        for peer in self.others:
+            for number, message in enumerate(messages(peer, me)):
+                handle, buffers = self.receive(message, peer)
+                handle.wait()
+                for buffer, sent in zip(buffers, message, strict=True):
+                    expect(buffer, sent, what(peer, number))
+        for handle, _ in flying:
+            handle.wait()
+
+
+@frozen
+class Rule:
+    """A rule of the contract.
+
+    Args:
+        name: a short one.
+        text: what the contract demands.
+        run: raises BrokenRuleError on a device that sees it broken.
+    """
+
+    name: str
+    text: str
+    run: Callable[[Bench], None]
+
+
+def keep_order(bench: Bench) -> None:
+    """Numbered messages between all pairs, received in turns."""
+    me, count = bench.end.device, 24
+
+    def numbered(sender: int, receiver: int, number: int) -> Tensor:
+        return torch.tensor([sender, receiver, number], dtype=torch.float32)
+
+    flying = [bench.send([numbered(me, peer, n)], peer) for n in range(count) for peer in bench.others]
+    for number in range(count):
+        for peer in bench.others:
+            handle, (got,) = bench.receive([torch.empty(3)], peer)
+            handle.wait()
+            if not same(got, numbered(peer, me, number)):
+                sender, receiver, found = got.tolist()
+                raise BrokenRuleError(
+                    f"where message {number} from device {peer} to {me} was due, there was message {found:g} from "
+                    f"device {sender:g} to {receiver:g}"
+                )
+    for handle, _ in flying:
+        handle.wait()
+
+
+def send_first(bench: Bench) -> None:
+    """Large messages both ways; nobody posts a receive before all of his sends have returned."""
+    bench.exchange(
+        lambda sender, receiver: [[payload((1 << 20,), torch.float32, sender, receiver)]],
+        lambda sender, _: f"the large message of device {sender}",
+    )
+
+
+def receive_first(bench: Bench) -> None:
+    """All receives are posted before the first send."""
+    me = bench.end.device
+    arriving = [(peer, n, *bench.receive([torch.empty(1 + 20_000 * n)], peer)) for peer in bench.others for n in (0, 1)]
+    flying = [
+        bench.send([payload((1 + 20_000 * n,), torch.float32, me, n)], peer) for peer in bench.others for n in (0, 1)
+    ]
+    for peer, n, handle, (got,) in arriving:
+        handle.wait()
+        expect(got, payload((1 + 20_000 * n,), torch.float32, peer, n), f"message {n} of device {peer}")
+    for handle, _ in flying:
+        handle.wait()
+
+
+def many_in_flight(bench: Bench) -> None:
+    """A hundred messages of mixed sizes for each pair and direction, before the first receive."""
+    sizes = (1, 100, 3_000, 20_000)
+    found = [payload((size,)) for size in sizes]
+    messages = [[found[n % len(sizes)]] for n in range(100)]
+    bench.exchange(lambda *_: messages, lambda sender, number: f"message {number} of 100 from device {sender}")
+
+
+def wait_in_any_order(bench: Bench) -> None:
+    """Sends and receives are waited for from the last to the first."""
+    me, count = bench.end.device, 8
+
+    def message(sender: int, number: int) -> Tensor:
+        return payload((40_000 if number % 3 == 1 else 5,), torch.float32, sender, number)
+
+    arriving = [(peer, n, *bench.receive([message(peer, n)], peer)) for peer in bench.others for n in range(count)]
+    flying = [bench.send([message(me, n)], peer) for peer in bench.others for n in range(count)]
+    for peer, n, handle, (got,) in reversed(arriving):
+        handle.wait()
+        expect(got, message(peer, n), f"message {n} of device {peer}, waited for in reverse order")
+    for handle, _ in reversed(flying):
+        handle.wait()
+
+
+def move_shapes(bench: Bench) -> None:
+    """Messages of several tensors: scalars, ones without elements, an odd number of elements."""
+    shapes = ((), (1,), (0,), (2, 0, 3), (3, 5, 7), (65_537,))
+    together = [payload(shape) for shape in shapes]
+    alone = [[payload(shape)] for shape in shapes]
+    bench.exchange(lambda *_: [together, *alone], lambda sender, number: f"message {number} of device {sender}")
+
+
+def move_dtypes(bench: Bench) -> None:
+    """Every dtype, bit for bit, alone and mixed."""
+    alone = [[payload((3, 11), dtype)] for dtype in bench.dtypes]
+    mixed = [payload((7,), dtype) for dtype in bench.dtypes]
+    bench.exchange(lambda *_: [*alone, mixed], lambda sender, _: f"what device {sender} sent")
+
+
+def read_layouts(bench: Bench) -> None:
+    """What is sent need not be contiguous, and may be a lazy conjugate."""
+    whole = payload((6, 10))
+    layouts = {
+        "transposed": whole.t(), "every second column": whole[:, ::2], "one row for all": whole[:1].expand(6, 10),
+        "the end of a larger one": whole[4:],
+        "channels last": payload((2, 3, 4, 5)).to(memory_format=torch.channels_last),
+    }  # fmt: skip
+    if torch.complex64 in bench.dtypes:
+        layouts["a lazy conjugate"] = torch.complex(torch.ones(5), torch.arange(5.0)).conj()
+    for name, tensor in layouts.items():
+        bench.exchange(
+            lambda *_, tensor=tensor: [[tensor]], lambda sender, _, name=name: f"{name} from device {sender}"
+        )
+
+
+def release_when_waited(bench: Bench) -> None:
+    """A sender overwrites what it sent as soon as it waited; the receivers are late."""
+    me, first = bench.end.device, payload((50_000,), torch.float32, 1)
+    if me == 0:
+        for peer in bench.others:
+            handle, (sent,) = bench.send([first.clone()], peer)
+            handle.wait()
+            sent.zero_()
+    else:
+        time.sleep(0.05)
+        handle, (got,) = bench.receive([first], 0)
+        handle.wait()
+        expect(got, first, "what device 0 overwrote after it had waited for the send")
+
+
+def touch_nothing_else(bench: Bench) -> None:
+    """What is sent stays as it is, and so does what lies around a receive's buffer."""
+    me, message = bench.end.device, payload((100,), torch.float32, 2)
+    flying = [bench.send([message.clone()], peer) for peer in bench.others]
+    for peer in bench.others:
+        around = torch.full((300,), 7.0, device=bench.where)
+        bench.end.receive([around[100:200]], peer).wait()
+        expect(around[100:200], message, f"what device {peer} sent into a part of a larger tensor")
+        if not bool((around[:100] == 7).all() and (around[200:] == 7).all()):
+            raise BrokenRuleError(
+                f"device {me} received from {peer} into a part of a tensor, and more of it was written"
+            )
+    for handle, (sent,) in flying:
+        handle.wait()
+        if not same(sent, message):
+            raise BrokenRuleError(f"device {me} sent a tensor, and it was changed")
+
+
+def miss_the_dead(bench: Bench) -> None:
+    """The last device stops while all the others wait for it."""
+    me, victim = bench.end.device, bench.end.devices - 1
+    if me == victim:
+        for peer in bench.others:
+            bench.receive([torch.empty(1)], peer)[0].wait()
+        time.sleep(0.2)
+        if bench.alone:
+            os.kill(os.getpid(), signal.SIGKILL)
+        bench.end.close(RuntimeError("killed by the conformance suite"))
+        return
+    bench.send([torch.ones(1)], victim)[0].wait()
+    pending = iter(_waits_for(bench, victim))
+    for what in ("a receive that was waited for", "a send", "a receive"):
+        begun = time.monotonic()
+        try:
+            next(pending)()
+        except WorkerError as error:
+            if not re.search(rf"\b(rank|device) {victim}\b", str(error)):
+                raise BrokenRuleError(
+                    f"{what} on device {me} raised WorkerError('{error}'), which does not name device {victim}"
+                ) from error
+        except Exception as error:
+            raise BrokenRuleError(
+                f"{what} on device {me} raised {type(error).__name__} and not WorkerError: {error}"
+            ) from error
+        else:
+            raise BrokenRuleError(f"{what} on device {me} ended as if device {victim} had not stopped")
+        if time.monotonic() - begun > FAILURE_S:
+            raise BrokenRuleError(f"{what} on device {me} took {time.monotonic() - begun:.1f} s to learn of it")
+    bench.end.close()
+    bench.end.close()
+
+
+def _waits_for(bench: Bench, peer: int) -> Iterator[Callable[[], None]]:
+    """A receive from a device that is about to stop; then a send and a receive when it is known to have."""
+    yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
+    yield partial(_finish, partial(bench.send, [torch.ones(1 << 20)], peer))
+    yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
+
+
+def _finish(begin: Callable[[], tuple[Handle, Sequence[Tensor]]]) -> None:
+    begin()[0].wait()
+
+
+def _rules() -> Iterator[Rule]:
+    yield Rule("order", "messages of a pair and direction arrive in the order in which they were sent", keep_order)
+    yield Rule("overlap", "a send returns before its receive is posted, however large it is", send_first)
+    yield Rule("early receives", "receives may be posted before the messages are sent", receive_first)
+    yield Rule("in flight", "many messages may be in flight at once", many_in_flight)
+    yield Rule("waiting", "handles may be waited for in any order", wait_in_any_order)
+    yield Rule("shapes", "a message is any number of tensors of any shape, without elements too", move_shapes)
+    yield Rule("dtypes", "every dtype that the backend moves arrives bit for bit", move_dtypes)
+    yield Rule("layouts", "what is sent need not be contiguous", read_layouts)
+    yield Rule("reuse", "what was sent may be overwritten once its handle was waited for", release_when_waited)
+    yield Rule("bounds", "nothing but the buffers of a receive is written", touch_nothing_else)
+    yield Rule(
+        "death", f"those who wait for a device that stops raise WorkerError with its number within {FAILURE_S:g} s",
+        miss_the_dead,
+    )  # fmt: skip
+
+
+RULES = tuple(_rules())
+"""All rules; the last one ends a device."""

@@ -1,0 +1,101 @@
+"""``panpipe backends``: the transports that there are, which work here, and why the others do not."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ..backends.conformance import Finding, examine
+from ..backends.kind import BackendKind, dtype_name
+from ..backends.registry import BUILT_IN, LeftOut, find_backend, known_backends, plugins
+from ..core.errors import RequestError
+from .output import note, print_json, print_table
+
+
+def backends(
+    name: Annotated[str | None, typer.Argument(help="Show this one alone.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Run the conformance suite for it.")] = False,
+    devices: Annotated[int, typer.Option(help="Devices that the suite runs on.", min=2)] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> int:
+    """Show transports: which work here, and why the others do not.
+
+    Packages add some through the entry-point group panpipe.backends. With --check, exit status 1 says that a rule of
+    the contract is broken.
+    """
+    if check and name is None:
+        raise RequestError("--check runs the suite for one backend: name it, as in panpipe backends gloo --check")
+    if check and name is not None:
+        return _check(find_backend(name), devices, json)
+    known = known_backends()
+    if name is not None and name not in known:
+        raise RequestError(f"there is no backend '{name}': known are {', '.join(known)}")
+    shown = list(known.values()) if name is None else [known[name]]
+    left_out = plugins().left_out if name is None else ()
+    if json:
+        print_json({"backends": [_answer(kind) for kind in shown], "left_out": [_left_out(one) for one in left_out]})
+    else:
+        _print(shown, left_out)
+    return 0
+
+
+def _answer(kind: BackendKind) -> dict[str, Any]:
+    return {
+        "name": kind.name,
+        "summary": kind.summary,
+        "available": kind.unavailable is None,
+        "reason": kind.unavailable,
+        "runs": list(kind.runs),
+        "device_types": sorted(kind.device_types),
+        "dtypes": None if kind.dtypes is None else sorted(map(dtype_name, kind.dtypes)),
+        "built_in": kind in BUILT_IN,
+    }
+
+
+def _left_out(one: LeftOut) -> dict[str, str]:
+    return {"name": one.name, "value": one.value, "reason": one.reason}
+
+
+def _print(shown: Sequence[BackendKind], left_out: Sequence[LeftOut]) -> None:
+    rows = [
+        (
+            kind.name,
+            "yes" if kind.unavailable is None else "no",
+            ", ".join(kind.runs),
+            ", ".join(sorted(kind.device_types)),
+            "all" if kind.dtypes is None else ", ".join(sorted(map(dtype_name, kind.dtypes))),
+            "panpipe" if kind in BUILT_IN else "plug-in",
+            kind.summary,
+        )
+        for kind in shown
+    ]
+    columns = ("backend", "here", "devices are", "tensors on", "dtypes", "from", "")
+    print_table("", columns, rows, texts=columns)
+    for kind in shown:
+        if kind.unavailable is not None:
+            print(f"{kind.name} cannot be used here: {kind.unavailable}")
+    for one in left_out:
+        print(f"plug-in '{one.name}' ({one.value}) is left out: {one.reason}")
+
+
+def _check(kind: BackendKind, devices: int, json: bool) -> int:
+    note(f"checking backend '{kind.name}' on {devices} devices")
+    findings = examine(kind, devices)
+    broken = sum(one.problem is not None for one in findings)
+    if json:
+        print_json({"name": kind.name, "conforms": not broken, "rules": [_finding(one) for one in findings]})
+        return int(broken > 0)
+    rows = [
+        (one.rule.name, one.workers, "kept" if one.problem is None else "BROKEN", one.rule.text) for one in findings
+    ]
+    print_table(f"backend '{kind.name}' on {devices} devices", ("rule", "over", "", "which says that"), rows,
+                texts=("over", "which says that"))  # fmt: skip
+    for one in findings:
+        if one.problem is not None:
+            print(f"{one.rule.name}, over {one.workers}: {one.problem}")
+    print(f"It breaks {broken} of {len(findings)} rules." if broken else "It keeps the contract.")
+    return int(broken > 0)
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    return {"rule": one.rule.name, "text": one.rule.text, "workers": one.workers, "problem": one.problem}

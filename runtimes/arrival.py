@@ -1,0 +1,86 @@
+"""Ranks meet before they begin, and name the one that does not come."""
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+
+from ..core.errors import RequestError, WorkerError
+from .watch import FAILURE_KEY, LINGER_S, hosts_store, uses_agent_store
+
+ARRIVAL_S = 300.0
+"""How long ranks wait for each other: one may still be reading its model while another has captured it."""
+_POLL_S = 0.1
+_meetings = count()  # teams are made in the same order everywhere
+
+
+def join(timeout_s: float) -> None:
+    """Wait until every rank of the job is here, and make the default process group where there is none.
+
+    Args:
+        timeout_s: how long.
+
+    Raises:
+        WorkerError: a rank did not come; the message names it.
+    """
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        _meet(dist.distributed_c10d._get_default_store(), rank, size, timeout_s)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _store(rank, size, timeout_s)
+    _meet(store, rank, size, timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
+def _store(rank: int, size: int, timeout_s: float) -> Any:
+    """The job's store, as ``env://`` makes it, but without its unlimited wait for everybody."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        raise RequestError(
+            f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': a host and a port "
+            "where the ranks meet; start the script with torchrun, which sets them"
+        )
+    hosting = rank == 0 and not uses_agent_store()
+    try:
+        return dist.TCPStore(
+            address, int(port), size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        who = "the process that started the job" if uses_agent_store() else "rank 0"
+        raise WorkerError(
+            f"{who} did not arrive within {timeout_s:g} s: nobody keeps the job's store at {address}:{port}, where "
+            f"rank {rank} of {size} waited; start {who}, or see why it stopped"
+        ) from error
+
+
+def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    meeting = f"panpipe/arrived/{next(_meetings)}"
+    keys = [f"{meeting}/{other}" for other in range(size)]
+    deadline = time.monotonic() + timeout_s
+    try:
+        store.set(keys[rank], "")
+        while not store.check(keys):
+            if store.check([FAILURE_KEY]):
+                raise WorkerError(store.get(FAILURE_KEY).decode())
+            if time.monotonic() > deadline:
+                reason = _absent([other for other in range(size) if not store.check([keys[other]])], size, timeout_s)
+                store.compare_set(FAILURE_KEY, "", reason)
+                if hosts_store(rank):
+                    time.sleep(LINGER_S)
+                raise WorkerError(reason)
+            time.sleep(_POLL_S)
+    except RuntimeError as error:
+        raise WorkerError(f"rank 0 stopped answering before all of the {size} ranks had arrived: {error}") from error
+
+
+def _absent(missing: Sequence[int], size: int, timeout_s: float) -> str:
+    names = ("ranks " if len(missing) > 1 else "rank ") + ", ".join(map(str, missing))
+    return (
+        f"{names} of {size} did not arrive within {timeout_s:g} s: every rank calls panpipe.pipeline with the same "
+        "arguments; see what it does, or why it stopped"
+    )

@@ -1,0 +1,92 @@
+"""The conformance suite: our backends and the example keep the contract, and every way to break it is told."""
+
+import re
+from pathlib import Path
+
+import pytest
+from panpipe.backends import conformance, gloo, memcpy
+from panpipe.backends.kind import BackendKind
+from panpipe.core.errors import RequestError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """The backends that are broken on purpose, importable in other processes too."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
+    import broken_backends
+
+    return broken_backends
+
+
+@pytest.mark.parametrize("kind", [memcpy.KIND, gloo.KIND], ids=lambda kind: kind.name)
+def test_our_backends_keep_the_contract(kind):
+    conformance.check(kind)
+
+
+@pytest.mark.cuda
+def test_memcpy_keeps_the_contract_between_gpus():
+    conformance.check(memcpy.KIND, where="cuda")
+
+
+def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
+    path = ROOT / "examples" / "own_backend.py"
+    assert len(path.read_text().splitlines()) < 100
+    monkeypatch.syspath_prepend(str(path.parent))
+    import own_backend
+
+    conformance.check(own_backend.KIND, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "said"),
+    [
+        ("swapping", "order", "where message 0 from device 1 to 0 was due, there was message 1 from"),
+        ("blocking", "overlap", "device 0, 1 had not finished after 0.3 s"),
+        ("rounding", "dtypes", r"a tensor \[3, 11\] of float64, arrived with \d+ of 264 bytes changed"),
+        ("eager", "reuse", "what device 0 overwrote after it had waited for the send"),
+        ("spilling", "bounds", "received from . into a part of a tensor, and more of it was written"),
+        ("nameless", "death", "raised OSError and not WorkerError: something went wrong"),
+    ],
+)
+def test_each_way_to_break_the_contract_is_told(broken, name, rule, said):
+    limit_s = 0.3 if name == "blocking" else 20  # where every rule hangs
+    findings = {one.rule.name: one.problem for one in conformance.examine(broken.kind(name), 2, limit_s=limit_s)}
+    assert list(findings) == [rule.name for rule in conformance.RULES]
+    assert findings[rule] is not None
+    assert re.search(said, findings[rule]), findings[rule]
+
+
+def test_a_check_that_fails_has_every_broken_rule_on_a_line(broken):
+    with pytest.raises(conformance.ConformanceError) as refusal:
+        conformance.check(broken.kind("rounding"), 2)
+    first, *lines = str(refusal.value).splitlines()
+    assert first == f"backend 'rounding' breaks {len(lines)} of {len(conformance.RULES)} rules:"
+    assert lines[0].startswith(
+        "- dtypes, over threads: every dtype that the backend moves arrives bit for bit. device "
+    )
+
+
+def test_a_backend_that_does_not_connect_is_told(broken):
+    findings = conformance.examine(broken.kind("unconnected"), 2)
+    assert all("connecting failed with OSError: no wire" in one.problem for one in findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (memcpy.KIND, {"devices": 1}, "1 devices: messages need two"),
+        (gloo.KIND, {"where": "cuda"}, "'gloo' moves no tensors on cuda: try cpu"),
+        (BackendKind("own", "", threads=lambda devices: []), {}, "'own' cannot be given to another process"),
+        (
+            BackendKind("own", "", threads=memcpy.connect, missing=lambda: "no wire"),
+            {},
+            "'own' cannot be used here: no wire",
+        ),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(kind, options, said):
+    with pytest.raises(RequestError, match=said) as refusal:
+        conformance.check(kind, **options)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,102 @@
+"""Backends by name and from other packages: a package is installed, found, checked and trained with."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import panpipe
+import pytest
+import torch
+from panpipe.backends import memcpy, registry
+from panpipe.backends.kind import BackendKind
+from panpipe.core.errors import RequestError
+
+from ..runtimes.test_ranks import alone
+from ..support.cuts import captured, even_plan
+from ..support.models import CASES
+
+PACKAGE = Path(__file__).parents[1] / "thirdparty_backend"
+
+
+def test_an_unknown_name_lists_those_known():
+    with pytest.raises(RequestError, match=r"^there is no backend 'carrier pigeon': known are memcpy, gloo$"):
+        registry.find_backend("carrier pigeon")
+
+
+def test_a_backend_that_is_not_here_says_why():
+    kind = BackendKind("own", "", threads=memcpy.connect, missing=lambda: "there is no such wire")
+    with pytest.raises(RequestError, match="'own' cannot be used here: there is no such wire; usable are memcpy, gloo"):
+        registry.find_backend(kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "'own' connects neither threads nor ranks"),
+        ({"threads": memcpy.connect, "dtypes": frozenset({torch.float32})}, "'own' does not move float64"),
+    ],
+)
+def test_a_kind_that_cannot_work_is_refused(options, said):
+    with pytest.raises(RequestError, match=said):
+        BackendKind("own", "", **options)
+
+
+def test_a_dtype_that_the_backend_lacks_is_refused_before_any_step():
+    dtypes = frozenset({torch.float32, torch.float64})
+    kind = BackendKind("own", "", threads=memcpy.connect, dtypes=dtypes)
+    case, half = CASES["batchnorm with a skip"], torch.bfloat16
+    plan = even_plan(captured(case, half, 8, 4), 2, 4)
+    with pytest.raises(RequestError, match=r"in bfloat16 and backend 'own' moves float32, float64: .* or use memcpy"):
+        panpipe.pipeline(case.model(half), case.step, case.batch(8, half), plan=plan, backend=kind)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the package, and with one whose backend raises while it is loaded."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = shutil.copytree(PACKAGE, folder / "source")  # building leaves files beside the package
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
+    target = folder / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
+    (target / "raising.py").write_text("raise OSError('no driver')\n")
+    record = target / "raising-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text("[panpipe.backends]\nraising = raising:KIND\n")
+    return target
+
+
+def test_an_installed_backend_is_found_beside_one_that_raises(installed):
+    done = subprocess.run(
+        [sys.executable, "-m", "panpipe.cli", "backends", "--json"], check=True, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert [one["name"] for one in told["backends"]] == ["memcpy", "gloo", "sockets"]
+    assert all(one["available"] for one in told["backends"])
+    assert told["left_out"] == [
+        {"name": "raising", "value": "raising:KIND", "reason": "loading it failed with OSError('no driver')"}
+    ]
+
+
+def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
+    for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed)):
+        assert one.returncode == 0, one.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found.pop("backend") == "sockets"
+        assert max(found.values()) < 1e-9
+
+
+def test_an_installed_backend_keeps_the_contract(installed):
+    done = subprocess.run(
+        [sys.executable, "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"],
+        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["conforms"] is True
+    assert len(told["rules"]) == 11
