@@ -92,10 +92,7 @@ KIND = BackendKind("futures", "futures between the threads of one process", thre
 
 if __name__ == "__main__":
     conformance.check(KIND)
-    print(f"backend '{KIND.name}' keeps all {len(conformance.RULES)} rules of the contract")
-
     model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(6)])
-    batch = torch.randn(32, 16)
-    pipe = panpipe.pipeline(model, lambda m, x: (m(x) - x).square().mean(), batch, optimizer=torch.optim.AdamW,
-                            microbatches=4, backend=KIND)  # fmt: skip
+    batch, sgd = torch.randn(32, 16), torch.optim.SGD
+    pipe = panpipe.pipeline(model, lambda m, x: (m(x) - x).square().mean(), batch, optimizer=sgd, backend=KIND)
     print("loss", *(f"{pipe.step(batch).item():.4f}" for _ in range(5)))
