@@ -139,7 +139,7 @@ def make_team(devices: int | None, backend: str | BackendKind | None) -> Team:
         )
     if devices is not None and devices != world:
         raise RequestError(
-            f"the pipeline has {devices} devices and the job has {world} ranks: they must be equal; "
+            f"the pipeline is for {devices} devices and the job has {world} ranks: they must be equal; "
             f"start it with torchrun --nproc-per-node {devices}, or plan for mesh='pp={world}'"
         )
     return RankTeam(kind, _arrival_s())
