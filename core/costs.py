@@ -69,6 +69,10 @@ class StageCosts:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
+EMPTY_GRADIENT_BYTES = 1
+"""Size of the gradient of a tensor without bytes: its stage's backward still waits for that of the reader."""
+
+
 @frozen
 class StageEdge:
     """What one stage sends another for each microbatch.
@@ -99,7 +103,7 @@ def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageE
         sizes[key] = max(sizes.get(key, 0), edge.bytes)
         gradients = back.setdefault(pair, {})
         if edge.gradient:
-            gradients[key] = sizes[key]
+            gradients[key] = max(sizes[key], EMPTY_GRADIENT_BYTES)
     return tuple(StageEdge(*pair, sum(forward[pair].values()), sum(back[pair].values())) for pair in sorted(forward))
 
 

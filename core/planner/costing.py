@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from ..cluster import Cluster
-from ..costs import StageCosts, StageEdge
+from ..costs import EMPTY_GRADIENT_BYTES, StageCosts, StageEdge
 from ..graph import OpGraph
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..shortcut.path import BOTH, KINDS, StageArrays
@@ -108,7 +108,8 @@ def _tensors(graph: OpGraph) -> tuple[Integers, Integers, Integers, Floats, Floa
         readers = found.setdefault((graph.index[edge.src], edge.tensor), {})
         node = graph.index[edge.dst]
         size, back = readers.get(node, (0, 0))
-        readers[node] = max(size, edge.bytes), max(back, edge.bytes if edge.gradient else 0)
+        gradient = max(edge.bytes, EMPTY_GRADIENT_BYTES) if edge.gradient else 0
+        readers[node] = max(size, edge.bytes), max(back, gradient)
     source, first, rows = [], [0], []
     for (node, _), readers in sorted(found.items()):
         source.append(node)

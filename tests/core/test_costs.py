@@ -58,6 +58,11 @@ def test_nothing_comes_back_for_what_is_not_differentiable():
     assert stage_edges(graph, EACH) == (StageEdge(0, 1, 8, 0),)
 
 
+def test_a_tensor_without_bytes_has_a_gradient_to_wait_for():
+    graph = graph_of(OpEdge("a", "b", 0), OpEdge("b", "c", 0, gradient=False))
+    assert stage_edges(graph, EACH) == (StageEdge(0, 1, 0, 1), StageEdge(1, 2, 0, 0))
+
+
 def test_one_differentiable_reader_is_enough():
     graph = graph_of(OpEdge("a", "c", 8, gradient=False), OpEdge("a", "d", 8))
     assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 8, 8),)
