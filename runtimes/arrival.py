@@ -45,9 +45,11 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
             f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': a host and a port "
             "where the ranks meet; start the script with torchrun, which sets them"
         )
+    from torch._C._distributed_c10d import TCPStore  # builds of PyTorch without torch.distributed have none
+
     hosting = rank == 0 and not uses_agent_store()
     try:
-        return dist.TCPStore(
+        return TCPStore(
             address, int(port), size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as error:

@@ -183,10 +183,11 @@ def read_layouts(bench: Bench) -> None:
     }  # fmt: skip
     if torch.complex64 in bench.dtypes:
         layouts["a lazy conjugate"] = torch.complex(torch.ones(5), torch.arange(5.0)).conj()
-    for name, tensor in layouts.items():
-        bench.exchange(
-            lambda *_, tensor=tensor: [[tensor]], lambda sender, _, name=name: f"{name} from device {sender}"
-        )
+    names = list(layouts)
+    bench.exchange(
+        lambda *_: [[tensor] for tensor in layouts.values()],
+        lambda sender, number: f"{names[number]} from device {sender}",
+    )
 
 
 def release_when_waited(bench: Bench) -> None:
