@@ -1,6 +1,7 @@
 """``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -11,19 +12,27 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
-from ..core.planner import longest_path
 from ..core.planner.infeasible import NothingFits, roomier
-from ..core.planner.unlimited import unlimited_step_s
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .output import check_writable, note, print_json, write_text
 from .plan_answer import PlanAnswer
+from .plan_choices import (
+    counted_workload,
+    of_one_replica,
+    position_limits,
+    replicas_allowed,
+    sized_workload,
+    wanted_meshes,
+    wanted_recompute,
+)
 from .progress import search_progress
 
 if TYPE_CHECKING:
     from ..core.planner.choose import SearchResult
+    from ..core.planner.workload import Workload
 
 
 def plan(
@@ -35,7 +44,13 @@ def plan(
             "for N equal shares of this host."
         ),
     ],
-    microbatches: Annotated[int, typer.Option(help="Microbatches in one step.")],
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            help="Microbatches in one step, over all replicas; with --batch their size is chosen if not given.",
+            show_default=False,
+        ),
+    ] = None,
     graph: Annotated[Path | None, typer.Option(help="Operator-graph file with costs.", show_default=False)] = None,
     model: Annotated[
         str | None,
@@ -72,6 +87,24 @@ def plan(
     memory_limit: Annotated[
         float | None,
         typer.Option(help="Bytes that a device may hold, where less than its memory.", show_default=False),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|pp=N,dp=N",
+            help="Devices along the pipeline, and replicas. If not given: auto for a model on a described cluster, "
+            "else one pipeline over all devices.",
+            show_default=False,
+        ),
+    ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|all|auto",
+            help="Stages that run their forward again in front of their backward. If not given: auto, where memory is "
+            "short, for a model on a described cluster, else none.",
+            show_default=False,
+        ),
     ] = None,
     schedule: Annotated[
         str,
@@ -119,36 +152,57 @@ def plan(
         raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
     machine = find_cluster(cluster)
     limits = device_limits(machine, memory_limit)
-    costs = _costs(graph, ModelRequest(model, batch, sequence, dtype, optimizer) if model else None, machine, cluster,
-                   microbatches, Work(samples, tokens))  # fmt: skip
+    request = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
+    if microbatches is None and (model is None or batch is None):
+        raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
+    free = replicas_allowed(graph is not None, cluster)
+    meshes, again = wanted_meshes(mesh, machine, free=free), wanted_recompute(recompute, free=free)
+
+    @cache
+    def costs_of(microbatches: int) -> PlanningCosts:
+        return _costs(graph, request, machine, cluster, microbatches, Work(samples, tokens))
+
+    costs = costs_of(microbatches or batch or 1)
     known = list(families().values())
 
     wanted = known if schedule == "auto" else [find_family(schedule)]
 
-    def searched(
-        graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any
-    ) -> "SearchResult":
+    def search(work: "Workload", cluster: Cluster, limit: float | None, **options: Any) -> "SearchResult":
         from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
-        from ..core.planner.workload import counted
 
-        work = counted(graph, cluster, microbatches, costs.parameter_sizes)
         return search_plans(
             work, cluster, families=wanted, anneal=schedule == "auto", memory_limit=limit, seed=seed, **options
         )
 
+    def searched(
+        graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any
+    ) -> "SearchResult":
+        from ..core.planner.workload import counted
+
+        return search(counted(graph, cluster, microbatches, costs.parameter_sizes), cluster, limit, **options)
+
     try:
         with search_progress() as progress:
-            result = searched(
-                costs.graph, machine, microbatches, memory_limit, budget=budget, seconds=seconds, progress=progress
-            )
+            if microbatches is None:
+                work = sized_workload(costs_of, machine, batch or 1)
+            else:
+                work = counted_workload(costs, machine, microbatches)
+            result = search(
+                work, machine, memory_limit, meshes=meshes, recompute=again, budget=budget, seconds=seconds,
+                progress=progress,
+            )  # fmt: skip
     except NothingFits as nothing:
         _refuse(nothing, costs, searched, memory_limit=memory_limit, budget=budget, json=json)
+    from ..core.planner.unlimited import unlimited_step_s
+
     if result.stopped:
         note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, plans)
-    unlimited_s = unlimited_step_s(plans[0], known, longest_path, limits)
-    answer = PlanAnswer(plans[0], limits, costs.work, unlimited_s, costs.peak_flops_per_s, plans[1:])
+    limits = position_limits(plans[0], limits)
+    unlimited_s = unlimited_step_s(plans[0], known, limits)
+    work_each, peaks = of_one_replica(costs, plans[0])
+    answer = PlanAnswer(plans[0], limits, work_each, unlimited_s, peaks, plans[1:])
     if json:
         print_json(answer.plain())
         return

@@ -147,7 +147,7 @@ class PlanAnswer:
             peak = self.prediction.peak_memory_bytes[number]
             rows.append(
                 (
-                    f"{number} {self.prediction.cluster.devices[number].name}",
+                    f"{number} {self.prediction.cluster.devices[self.plan.mesh.cluster_devices[number]].name}",
                     " ".join(str(stage.index) for stage in own),
                     share_text(busy, step_s),
                     bytes_text(self.prediction.peak_saved_bytes[number]),

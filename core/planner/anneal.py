@@ -125,7 +125,7 @@ def judge(count: int, place: Any, machine: Any, bench: Any) -> tuple[float, floa
 
 @njit(cache=True)
 def _value(step: float, excess: float, room: Any) -> float:
-    return step * (1 + EXCESS * excess) + TAIL * room.free.mean() + (ABOVE if excess > 0 else 0.0)
+    return float(step * (1 + EXCESS * excess) + TAIL * room.free.mean() + (ABOVE if excess > 0 else 0.0))
 
 
 @njit(cache=True)

@@ -61,7 +61,7 @@ RECOMPUTES = 0.04
 """Share of the moves that have a stage recompute or not, where some do or memory is short."""
 SYSTEMATIC = 10
 """Where there are at most so many times as many cuts as moves, all of them are tried instead."""
-BUILT = 1_500_000
+BUILT = 250_000
 """Compute actions of the schedules that a search begins with; building them is plain Python."""
 LEAST_STARTS = 12
 """Schedules that each setting begins with, whatever their size."""

@@ -2,45 +2,43 @@
 
 from collections.abc import Iterable, Sequence
 
-from attrs import evolve
+import numpy as np
 
+from ..graph import OpGraph, OpNode
 from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
-from .options import options, schedule_problem
-from .score import Oracle
+from .search import Freedom, starts
+from .setting import FixedStages, Setting
 
 
-def unlimited_step_s(
-    plan: Plan, families: Iterable[ScheduleFamily], oracle: Oracle, limits: Sequence[float]
-) -> float | None:
+def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Sequence[float]) -> float | None:
     """The shortest step of all schedules of these stages that do not fit; None where none is shorter than the plan's.
 
+    Times are those of the compiled short-cut: a transfer is a pure delay.
+
     Args:
-        plan: a plan with its prediction, by the same oracle.
+        plan: a plan with its prediction.
         families: the schedules to build, those that place the stages as the plan does.
-        oracle: scores each.
-        limits: bytes that each device may hold.
+        limits: bytes that each device may hold, by position along the pipeline.
     """
-    prediction = plan.prediction
+    prediction, mesh = plan.prediction, plan.mesh
     assert prediction is not None
-    free = schedule_problem(
-        prediction.cluster,
-        plan.microbatches,
-        placement=plan.placement,
-        costs=prediction.costs,
-        edges=plan.edges,
-        limits=[float("inf")] * plan.devices,
-    )
-    best, seen = prediction.step_s, {plan.device_actions}
-    for option in options(families, evolve(free, memory_limit=None)):
-        if option.placement(plan.devices) != plan.placement:
+    devices = mesh.cluster_devices
+    replicas = tuple(devices[first : first + plan.devices] for first in range(0, mesh.ranks, plan.devices))
+    names = tuple(stage.nodes for stage in plan.stages)
+    setting = Setting(
+        (OpGraph(tuple(OpNode(str(stage.index)) for stage in plan.stages)),), prediction.cluster, replicas,
+        plan.microbatches, (0,) * len(prediction.cluster.devices), (float("inf"),) * len(prediction.cluster.devices),
+        fixed=FixedStages(names, prediction.costs, plan.edges),
+    )  # fmt: skip
+    chunks, extra = divmod(len(plan.stages), plan.devices)
+    if extra:
+        return None
+    best = prediction.step_s
+    for walk in starts([setting], Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)):
+        if tuple(walk.best.placement.tolist()) != plan.placement:
             continue
-        schedule = option.build(free)
-        if schedule is None or schedule.device_actions in seen:
-            continue
-        seen.add(schedule.device_actions)
-        score = oracle(evolve(plan, device_actions=schedule.device_actions), prediction.costs, prediction.cluster)
-        fits = all(peak <= limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
-        if not fits:
-            best = min(best, score.step_s)
+        walk.judge()
+        if np.any(np.array(walk.peaks) > np.array(limits)):
+            best = min(best, walk.step_s)
     return best if best < prediction.step_s else None

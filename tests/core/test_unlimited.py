@@ -15,7 +15,7 @@ def limited(name, limit):
     plan = scheduled(name, 4, 8)
     step_s = longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s
     plan = evolve(plan, prediction=evolve(plan.prediction, step_s=step_s))
-    return step_s, unlimited_step_s(plan, FAMILIES, longest_path, [limit] * 4)
+    return step_s, unlimited_step_s(plan, FAMILIES, [limit] * 4)
 
 
 def test_a_faster_schedule_that_does_not_fit():

@@ -1,0 +1,117 @@
+"""What the options of ``panpipe plan`` leave to the search: mesh, size of microbatches, recomputation."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..core.catalog.find import CPU, device_type
+from ..core.cluster import Cluster
+from ..core.derive import Recompute
+from ..core.errors import RequestError
+from ..core.graph import OpGraph
+from ..core.plan import Plan
+from ..core.throughput import Work
+from .costs import PlanningCosts
+
+if TYPE_CHECKING:
+    from ..core.planner.workload import Workload
+
+SIZES = (1, 2, 4, 8)
+"""Samples of a microbatch that are tried where nobody says how many microbatches there are."""
+
+
+def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
+    """So many microbatches, each with these costs, over all replicas."""
+    from ..core.planner.workload import Workload
+
+    graphs, kinds = _kinds(costs, cluster)
+    return Workload(lambda _: graphs, microbatches, (1,), kinds, costs.parameter_sizes)
+
+
+def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
+    """A batch of samples, cut into microbatches of a size to be chosen; ``costs_of`` tells their costs by number."""
+    from ..core.planner.workload import Workload
+
+    sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
+    known = {size: costs_of(batch // size) for size in sizes}
+    first = known[sizes[0]]
+    return Workload(
+        lambda size: _kinds(known[size], cluster)[0], batch, sizes, _kinds(first, cluster)[1], first.parameter_sizes
+    )
+
+
+def _kinds(costs: PlanningCosts, cluster: Cluster) -> tuple[tuple[OpGraph, ...], tuple[int, ...]]:
+    """Costs by kind of device, and the kind of each device."""
+    if not costs.by_type:
+        return (costs.graph,), (0,) * len(cluster.devices)
+    names = list(costs.by_type)
+    types = [device_type(cluster, number) for number in range(len(cluster.devices))]
+    return tuple(costs.by_type.values()), tuple(names.index(kind.name) for kind in types if kind is not None)
+
+
+def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence[tuple[int, int]]:
+    """Pipeline and data dimensions to choose among.
+
+    Args:
+        mesh: ``auto``, or such as ``pp=8`` or ``pp=8,dp=4``; None is auto where ``free``, else one pipeline.
+        cluster: all of its devices are used.
+        free: whether a plan may have replicas unless told.
+
+    Raises:
+        RequestError: it is written otherwise, or does not use every device.
+    """
+    from ..core.planner.workload import meshes
+
+    count = len(cluster.devices)
+    if mesh == "auto" or (mesh is None and free):
+        return meshes(count)
+    if mesh is None:
+        return [(count, 1)]
+    try:
+        parts = {name: int(number) for name, number in (part.split("=") for part in mesh.split(","))}
+        if not parts or set(parts) - {"pp", "dp"}:
+            raise ValueError
+    except ValueError:
+        raise RequestError(f"--mesh is '{mesh}': write auto, or such as pp=8,dp=4") from None
+    data = parts.get("dp", 1)
+    pipeline = parts.get("pp", count // max(data, 1))
+    if pipeline < 1 or data < 1 or pipeline * data != count:
+        raise RequestError(
+            f"--mesh {mesh} is for {pipeline * data} devices and the cluster has {count}: every device is used; "
+            f"give dimensions whose product is {count}"
+        )
+    return [(pipeline, data)]
+
+
+def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:
+    """``none``, ``all``, or None for what the search chooses.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    if recompute not in (None, "none", "all", "auto"):
+        raise RequestError(f"--recompute is '{recompute}': give none, all or auto")
+    if recompute == "auto" or (recompute is None and free):
+        return None
+    return recompute or "none"
+
+
+def replicas_allowed(graph_given: bool, cluster: str) -> bool:
+    """Whether a plan may have replicas and recompute unless told: not where a file or this host is planned for."""
+    return not graph_given and CPU.fullmatch(cluster) is None
+
+
+def position_limits(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
+    """Bytes that the device at each position of a plan may hold, in every replica, from those of the cluster's."""
+    devices = plan.mesh.cluster_devices
+    return tuple(
+        min(limits[device] for device in devices[position :: plan.devices]) for position in range(plan.devices)
+    )
+
+
+def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[float] | None]:
+    """What one replica works on, of what a step does, and the peak FLOP/s of its devices where they are known."""
+    work, data, peaks = costs.work, plan.mesh.data, costs.peak_flops_per_s
+    flops = None if work.flops is None else work.flops / data
+    samples, tokens = (None if total is None else total // data for total in (work.samples, work.tokens))
+    devices = plan.mesh.cluster_devices[: plan.devices]
+    return Work(samples, tokens, flops), None if peaks is None else [peaks[device] for device in devices]
