@@ -22,6 +22,7 @@ from .plan_answer import PlanAnswer
 from .plan_choices import (
     counted_workload,
     of_one_replica,
+    oracle_of,
     position_limits,
     replicas_allowed,
     sized_workload,
@@ -145,7 +146,8 @@ def plan(
 ) -> None:
     """Choose stages, schedule and its parameters, and predict time and memory.
 
-    A transfer takes the latencies of its path plus its bytes at the path's rate, and contends with no other.
+    For an operator-graph file a transfer takes the latencies of its path plus its bytes at the path's rate, and
+    contends with no other; a model's best plans are compared in the simulator, where transfers share links.
     """
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -156,6 +158,7 @@ def plan(
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
     free = replicas_allowed(graph is not None, cluster)
+    oracle = oracle_of(graph is not None)
     meshes, again = wanted_meshes(mesh, machine, free=free), wanted_recompute(recompute, free=free)
 
     @cache
@@ -171,8 +174,9 @@ def plan(
         from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
 
         return search_plans(
-            work, cluster, families=wanted, anneal=schedule == "auto", memory_limit=limit, seed=seed, **options
-        )
+            work, cluster, families=wanted, oracle=oracle, anneal=schedule == "auto", memory_limit=limit, seed=seed,
+            **options,
+        )  # fmt: skip
 
     def searched(
         graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any

@@ -9,6 +9,7 @@ from ..core.derive import Recompute
 from ..core.errors import RequestError
 from ..core.graph import OpGraph
 from ..core.plan import Plan
+from ..core.planner import Oracle, longest_path
 from ..core.throughput import Work
 from .costs import PlanningCosts
 
@@ -115,3 +116,12 @@ def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[flo
     samples, tokens = (None if total is None else total // data for total in (work.samples, work.tokens))
     devices = plan.mesh.cluster_devices[: plan.devices]
     return Work(samples, tokens, flops), None if peaks is None else [peaks[device] for device in devices]
+
+
+def oracle_of(graph_given: bool) -> Oracle:
+    """The last word on plans: for a file a longest path, as the file's contract has it; else the simulator."""
+    if graph_given:
+        return longest_path
+    from ..simulators.oracle import simulated
+
+    return simulated

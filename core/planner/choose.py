@@ -25,8 +25,11 @@ from .workload import Workload, counted, settings_of
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates unless told: some seconds on one core."""
-LEAST, MOST = 20_000, 400_000
+LEAST, MOST = 60_000, 400_000
 """Evaluations that this comes to, at least and at most."""
+MESSAGES = 4
+"""Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does
+not: two received ahead, and one sent each way."""
 RESCORED = 8
 """Plans that an oracle scores which is not the one that the search works with."""
 
@@ -175,6 +178,8 @@ def _searched(
     settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
 ) -> SearchResult:  # fmt: skip
     """Search, and have the oracle score what is best."""
+    if oracle is not longest_path:
+        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
     walks, stopped = search(settings, freedom, meter, seed)
     if not walks:
         raise RequestError(

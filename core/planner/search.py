@@ -59,11 +59,13 @@ SPLITS = 0.15
 
 RECOMPUTES = 0.04
 """Share of the moves that have a stage recompute or not, where some do or memory is short."""
+COOL = 10
+"""With fewer moves than so many times the actions annealing begins colder: there is no time to wander."""
 SYSTEMATIC = 10
 """Where there are at most so many times as many cuts as moves, all of them are tried instead."""
 BUILT = 250_000
 """Compute actions of the schedules that a search begins with; building them is plain Python."""
-LEAST_STARTS = 12
+LEAST_STARTS = 24
 """Schedules that each setting begins with, whatever their size."""
 
 
@@ -104,8 +106,6 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
         for number, each in enumerate(rounds):
             allowance = meter.budget * each.share / max(sum(other.share for other in rounds), 1e-9)
             _round(walks, each, number, int(allowance), meter, seed)
-            if number == 0 and freedom.recompute is None:
-                walks += _recomputing(walks, meter)
     except (Stopped, KeyboardInterrupt):
         if not any(walk.value < INFINITY for walk in walks):
             raise
@@ -132,23 +132,9 @@ def _round(walks: list[Walk], plan: Round, number: int, allowance: int, meter: M
             walk.try_every_cut(meter)
             walk.rest()
             continue
-        walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, plan.warmth, ways)
+        warmth = plan.warmth * min(moves / (COOL * max(walk.actions, 1)), 1.0)
+        walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, warmth, ways)
         walk.rest()
-
-
-def _recomputing(walks: Sequence[Walk], meter: Meter) -> list[Walk]:
-    """For every walk that holds too much, one from where it is whose stages all recompute; some may stop to, later."""
-    found = []
-    for walk in walks:
-        if walk.excess > 0 and meter.left > 0:
-            walk.recomputes = True
-            other = walk.again()
-            other.best.recompute[:] = True
-            other.judge()
-            other.rest()
-            meter.spend(1, other.step_s if other.excess == 0 else INFINITY)
-            found.append(other)
-    return found
 
 
 def _ranked(walks: list[Walk]) -> list[Walk]:
@@ -170,22 +156,27 @@ def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
                 walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
-                walks.append(_fitting(walk, placement) if setting.fixed is None else walk)
+                walks += _fitting(walk, freedom.recompute) if setting.fixed is None else [walk]
                 built += walk.actions
     return walks
 
 
-def _fitting(walk: Walk, placement: Sequence[int]) -> Walk:
-    """The walk on cuts that fit, where those that it stands on do not."""
+def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
+    """The walk; where it holds too much, on cuts that fit, and on its own with stages that recompute."""
     walk.judge()
+    found = [walk]
     if walk.excess > 0:
-        flight = in_flight(walk.best.orders, walk.best.lengths, len(placement), walk.setting.microbatches)
-        cuts = fitting_cuts(walk.setting, placement, flight)
+        if recompute is None:
+            found.append(walk.recomputing())
+        flight = in_flight(walk.best.orders, walk.best.lengths, len(walk.best.placement), walk.setting.microbatches)
+        cuts = fitting_cuts(walk.setting, walk.best.placement.tolist(), flight)
         if cuts is not None:
             walk.best.cuts[:] = cuts
-    walk.value = INFINITY
-    walk.rest()
-    return walk
+    for each in found:
+        each.recomputes = recompute is None and walk.excess > 0
+        each.value = INFINITY
+        each.rest()
+    return found
 
 
 def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:

@@ -11,7 +11,6 @@ from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ..graph import OpGraph
 from ..partition import stages_of
-from ..schedules.decode import Floats
 from ..shortcut.path import StageArrays
 from .anneal import Place
 from .arrange import Replicas
@@ -60,6 +59,7 @@ class Setting:
         memory: bytes that each of the cluster's devices may hold.
         parameter_sizes: bytes of each parameter, where they are known.
         fixed: stages that no search may cut otherwise.
+        messages: how many of a usual size the search leaves room for beside what it counts.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -70,6 +70,7 @@ class Setting:
     memory: tuple[float, ...]
     parameter_sizes: Mapping[str, int] | None = None
     fixed: FixedStages | None = None
+    messages: int = 0
 
     @property
     def devices(self) -> int:
@@ -82,9 +83,15 @@ class Setting:
         return self.graphs[0]
 
     @cached_property
-    def limits(self) -> tuple[float, ...]:
+    def allowed(self) -> tuple[float, ...]:
         """Bytes that the device at each position may hold, in every replica."""
         return tuple(min(self.memory[device] for device in same) for same in zip(*self.replicas, strict=True))
+
+    @cached_property
+    def limits(self) -> tuple[float, ...]:
+        """What is left of that beside messages: what the search may use."""
+        messages = self.messages * self._boundary_bytes if self.messages else 0.0
+        return tuple(max(limit - messages, 1.0) for limit in self.allowed)
 
     @cached_property
     def slowest(self) -> tuple[int, ...]:
@@ -152,7 +159,7 @@ class Setting:
         compute = totals[:, :3].sum(axis=1)
         pace = 1 / max(sum(1 / compute[kind] for kind in self.slowest if compute[kind]), 1e-300)
         state, saved = float(totals[:, STATE].max()), float(totals[:, SAVED].max())
-        boundary = float(np.median(self._crossing_bytes))
+        boundary = self._boundary_bytes
         hops = [
             self.machine.latency[a, b] + boundary / self.machine.rate[a, b] for a, b in pairwise(range(devices))
         ]  # fmt: skip
@@ -163,15 +170,15 @@ class Setting:
         return state + boundary * devices > limit, work_s + 2 * sum(hops) + float(least + gradients * each)
 
     @cached_property
-    def _crossing_bytes(self) -> Floats:
-        """Bytes of the tensors that cross each place between two operators."""
+    def _boundary_bytes(self) -> float:
+        """The median over all places between two operators of the bytes of the tensors that cross it."""
         change = np.zeros(len(self.graph.nodes))
         arrays = self.arrays
         for tensor, source in enumerate(arrays.source):
             readers = slice(arrays.first[tensor], arrays.first[tensor + 1])
             change[source] += arrays.size[readers].max()
             change[arrays.reader[readers].max()] -= arrays.size[readers].max()
-        return np.cumsum(change)
+        return float(np.median(np.cumsum(change)))
 
     @cached_property
     def mixes(self) -> bool:

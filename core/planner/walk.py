@@ -8,7 +8,7 @@ from attrs import define, evolve, field
 
 from ..actions import Action
 from ..partition import Cuts
-from ..schedules.decode import INFINITY
+from ..schedules.decode import FORWARD, INFINITY
 from ..schedules.problem import Schedule
 from ..shortcut.coding import decode_orders, encode
 from ..shortcut.path import make_room
@@ -127,6 +127,26 @@ class Walk:
     def again(self) -> "Walk":
         """A walk of its own from the best place."""
         return evolve(self, best=self.best.copy())
+
+    def recomputing(self) -> "Walk":
+        """A walk from the best place, where every device that holds too much recomputes as few stages as it must.
+
+        Those first that save most for their time; all of a device's stages where nothing helps.
+        """
+        other = self.again()
+        place, devices = other.best, range(self.setting.devices)
+        costs = other._working(place).costs
+        gains = costs.saved / np.maximum(costs.times[FORWARD], 1e-300)
+        stages_on = [np.flatnonzero(place.placement == device) for device in devices]
+        queues = [list(stages[np.argsort(-gains[stages], kind="stable")]) for stages in stages_on]
+        short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]
+        while any(queues[device] for device in short):
+            for device in short:
+                if queues[device]:
+                    place.recompute[queues[device].pop(0)] = True
+            other.judge()
+            short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]
+        return other
 
     def rest(self) -> None:
         """Give back what only walking needs."""

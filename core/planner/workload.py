@@ -92,7 +92,9 @@ def settings_of(
             f"{_listed(wanted)} with microbatches of {', '.join(map(str, work.sizes))}: every replica needs at least "
             "one whole microbatch, and every stage an operator; give another batch or mesh"
         )
-    return sorted(result, key=lambda setting: setting.estimate)[:SETTINGS]
+    ranked = sorted(result, key=lambda setting: setting.estimate)
+    possible = [setting for setting in ranked if not setting.estimate[0]]
+    return (possible or ranked)[:SETTINGS]
 
 
 def _listed(wanted: Sequence[tuple[int, int]]) -> str:
