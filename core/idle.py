@@ -9,13 +9,14 @@ same plan again after each; a cause is what the step loses by it, so that the ca
      │ contention      every two devices get a path of their own
      │ communication   messages take no time
      │ recomputation   nothing is recomputed
-     │ imbalance       the stages of each device are scaled until every device has the mean load
-     │ memory limit, warm-up and cool-down, dependency: what is left is the order of the schedule
+     │ memory limit, warm-up and cool-down, dependency: what the order of the schedule leaves
+    the load of the busiest device, which no order of these stages goes below
+     │ imbalance
     the mean load
 
-What is left is waiting for other stages: before a device's first backward and behind its last forward, warm-up and
-cool-down; in between, dependency. The memory limit's part of it is known where a schedule is known that is faster on
-the same stages and does not fit. A plan that is faster with uneven loads than with even ones has no imbalance.
+What the order leaves is waiting for other stages: before a device's first backward and behind its last forward,
+warm-up and cool-down; in between, dependency. The memory limit's part of it is known where a schedule is known that is
+faster on the same stages and does not fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ REDUCTION = "optimizer and reduction"
 CAUSES = {
     WARM_UP: "the pipeline fills and drains",
     DEPENDENCY: "in the steady state a device waits for another's result",
-    IMBALANCE: "devices have unequal loads",
+    IMBALANCE: "the busiest device's load is above the mean",
     COMMUNICATION: "messages take time on links of their own",
     CONTENTION: "messages share links",
     RECOMPUTATION: "forwards are run again to save memory",
@@ -113,11 +114,8 @@ def idle_time(
         without(RECOMPUTATION, evaluated(run, costs).makespan)
     final = evaluated(run, costs)
     mean = sum(final.busy) / len(final.busy)
-    even = evaluated(run, _evened(run, costs, final.busy))
-    if even.makespan < final.makespan:
-        without(IMBALANCE, even.makespan)
-        final = even
-    waiting = left - mean
+    causes[IMBALANCE] = min(max(final.busy) - mean, left - mean)
+    waiting = left - mean - causes[IMBALANCE]
     if unlimited_s is not None:
         causes[MEMORY] = min(max(step_s - unlimited_s, 0.0), waiting)
     outside, between = _waiting(run, final)
@@ -143,23 +141,6 @@ def _own_link(cluster: Cluster, a: int, b: int) -> Link:
     path = cluster.path(a, b)
     names = cluster.devices[a].name, cluster.devices[b].name
     return Link(*names, min(link.bytes_per_s for link, _ in path), sum(link.latency_s for link, _ in path))
-
-
-def _evened(plan: Plan, costs: Sequence[StageCosts], busy: Sequence[float]) -> list[StageCosts]:
-    """Costs of stages scaled, device by device, to the mean load."""
-    mean = sum(busy) / len(busy)
-    factors = [mean / load if load else 1.0 for load in busy]
-    return [_scaled(cost, factors[device]) for cost, device in zip(costs, plan.placement, strict=True)]
-
-
-def _scaled(cost: StageCosts, factor: float) -> StageCosts:
-    return evolve(
-        cost,
-        forward_s=cost.forward_s * factor,
-        backward_input_s=cost.backward_input_s * factor,
-        backward_weight_s=cost.backward_weight_s * factor,
-        backward_s=None if cost.backward_s is None else cost.backward_s * factor,
-    )
 
 
 def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:
