@@ -147,7 +147,8 @@ def plan(
     """Choose stages, schedule and its parameters, and predict time and memory.
 
     For an operator-graph file a transfer takes the latencies of its path plus its bytes at the path's rate, and
-    contends with no other; a model's best plans are compared in the simulator, where transfers share links.
+    contends with no other; a model's best plans are compared in the simulator, where transfers share links and
+    messages take memory.
     """
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):

@@ -32,6 +32,11 @@ MESSAGES = 4
 not: two received ahead, and one sent each way."""
 RESCORED = 8
 """Plans that an oracle scores which is not the one that the search works with."""
+SEARCHES = 3
+"""Searches, at most, where an oracle counts memory that the search does not, such as that of messages: each further one
+leaves room for what was missing."""
+MORE_ROOM = 1.05
+"""How many times what was missing."""
 
 
 @frozen
@@ -101,7 +106,38 @@ def search_plans(
     _check(work.batch, budget, min_chunks)
     settings = settings_of(work, cluster, limits, wanted, min_chunks)
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
-    return _searched(settings, freedom, _meter(settings, budget, seconds, progress), oracle, seed)
+    meter = _meter(settings, budget, seconds, progress)
+    found = _searched(settings, freedom, meter, oracle, seed)
+    if oracle is not longest_path:
+        found = _with_room(found, settings, freedom, meter, oracle, seed)
+    return found.result(meter.spent)
+
+
+def _with_room(
+    found: "_Found", settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
+) -> "_Found":
+    """Search again where the plan that leads by what the search counts does not fit by what the oracle counts."""
+    rooms, budget = (0.0,) * len(settings[0].memory), meter.budget
+    for _ in range(SEARCHES - 1):
+        if found.stopped or not found.misled:
+            break
+        missing = _missing(found.leader, len(rooms))
+        rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
+        if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
+            break
+        meter.budget = meter.spent + budget
+        more = _searched([evolve(each, rooms=rooms) for each in settings], freedom, meter, oracle, seed)
+        found = evolve(more, candidates=(*found.candidates, *more.candidates))
+    return found
+
+
+def _missing(candidate: Candidate, devices: int) -> list[float]:
+    """Bytes that each of the cluster's devices lacks for a plan."""
+    plan, missing = candidate.plan, [0.0] * devices
+    for rank, device in enumerate(plan.mesh.cluster_devices):
+        position = rank % plan.devices
+        missing[device] = max(candidate.score.peak_memory_bytes[position] - candidate.limits[position], 0.0)
+    return missing
 
 
 def plan(
@@ -161,7 +197,8 @@ def choose_schedule(
     setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes), fixed=fixed)
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
-    return _searched([setting], freedom, _meter([setting], budget, None, progress), oracle, seed).best
+    meter = _meter([setting], budget, None, progress)
+    return _searched([setting], freedom, meter, oracle, seed).result(meter.spent).best
 
 
 def _meter(
@@ -174,9 +211,30 @@ def _meter(
     return Meter(budget, seconds, progress)
 
 
-def _searched(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
-) -> SearchResult:  # fmt: skip
+@frozen
+class _Found:
+    """What a search found, by the oracle's word.
+
+    Args:
+        candidates: in no order.
+        leader: the best by what the search itself counts.
+        misled: whether that fits by what the search counts, and not by what the oracle does.
+        stopped: see :class:`SearchResult`.
+    """
+
+    candidates: tuple[Candidate, ...]
+    leader: Candidate
+    misled: bool
+    stopped: bool
+
+    def result(self, evaluations: int) -> SearchResult:
+        """The fastest and the frontier. Raises NothingFits where none fits."""
+        plans = _descending(self.candidates)
+        refuse_above(plans[0], evaluations)
+        return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
+
+
+def _searched(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> _Found:
     """Search, and have the oracle score what is best."""
     if oracle is not longest_path:
         settings = [evolve(setting, messages=MESSAGES) for setting in settings]
@@ -186,13 +244,12 @@ def _searched(
             f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
             "microbatches: give other families or another number of microbatches"
         )
-    for walk in walks[:1]:
-        walk.tidy()
+    leading = walks[0]
+    leading.tidy()
+    leader = scored(leading, oracle)
     best = rescored(walks, oracle, 1 if oracle is longest_path else RESCORED)[0]
-    refuse_above(best, meter.spent)
-    others = [walk for walk in frontier(walks) if walk.step_s > walks[0].step_s]
-    plans = [best, *(scored(walk, oracle) for walk in others)]
-    return SearchResult(tuple(predicted(each, meter.spent) for each in _descending(plans)), meter.spent, stopped)
+    others = [scored(walk, oracle) for walk in frontier(walks) if walk.step_s > leading.step_s]
+    return _Found((best, *others), leader, leading.excess == 0 and leader.rank[0] > 0, stopped)
 
 
 def _descending(found: Sequence[Candidate]) -> list[Candidate]:

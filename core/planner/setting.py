@@ -60,6 +60,8 @@ class Setting:
         parameter_sizes: bytes of each parameter, where they are known.
         fixed: stages that no search may cut otherwise.
         messages: how many of a usual size the search leaves room for beside what it counts.
+        rooms: further bytes of each of the cluster's devices that it leaves, for what an oracle counted and it did not;
+            none where it is empty.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -71,6 +73,7 @@ class Setting:
     parameter_sizes: Mapping[str, int] | None = None
     fixed: FixedStages | None = None
     messages: int = 0
+    rooms: tuple[float, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -85,13 +88,18 @@ class Setting:
     @cached_property
     def allowed(self) -> tuple[float, ...]:
         """Bytes that the device at each position may hold, in every replica."""
-        return tuple(min(self.memory[device] for device in same) for same in zip(*self.replicas, strict=True))
+        return self._by_position(self.memory)
+
+    def _by_position(self, memory: Sequence[float]) -> tuple[float, ...]:
+        return tuple(min(memory[device] for device in same) for same in zip(*self.replicas, strict=True))
 
     @cached_property
     def limits(self) -> tuple[float, ...]:
         """What is left of that beside messages: what the search may use."""
         messages = self.messages * self._boundary_bytes if self.messages else 0.0
-        return tuple(max(limit - messages, 1.0) for limit in self.allowed)
+        rooms = self.rooms or (0.0,) * len(self.memory)
+        left = self._by_position([memory - room for memory, room in zip(self.memory, rooms, strict=True)])
+        return tuple(max(limit - messages, 1.0) for limit in left)
 
     @cached_property
     def slowest(self) -> tuple[int, ...]:

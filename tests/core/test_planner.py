@@ -307,3 +307,19 @@ def test_longest_path_by_hand():
     assert score.peak_memory_bytes == (123, 224)
     assert score.peak_saved_bytes == (20, 20)
     assert score.bubble_ratio == 1 - 6 / 11.5
+
+
+def test_what_only_the_oracle_counts_is_within_the_limit_too():
+    """An oracle that counts messages: the limit holds by its word, and the plan is not one that gave up its order."""
+
+    def with_messages(plan, costs, cluster):
+        score = longest_path(plan, costs, cluster)
+        busiest = max(range(plan.devices), key=lambda device: score.peak_saved_bytes[device])
+        peaks = [peak + 8 * (device == busiest) for device, peak in enumerate(score.peak_memory_bytes)]
+        return evolve(score, peak_memory_bytes=tuple(peaks))
+
+    free = planned(memory_limit=1000.0)
+    tight = max(free.prediction.peak_memory_bytes) + 4
+    chosen = planned(memory_limit=tight, oracle=with_messages)
+    assert max(chosen.prediction.peak_memory_bytes) <= tight
+    assert chosen.prediction.step_s <= 1.1 * free.prediction.step_s
