@@ -79,7 +79,8 @@ class PlanAnswer:
         """What people read."""
         plan, prediction = self.plan, self.prediction
         print(
-            f"{plan.model or 'the graph'}: {len(plan.stages)} stages on {plan.devices} devices, "
+            f"{plan.model or 'the graph'}: {len(plan.stages)} stages on "
+            f"{f'{plan.mesh.data} × ' * (plan.mesh.data > 1)}{plan.devices} devices, "
             f"{plan.microbatches} microbatches, {plan.schedule}"
         )
         print(
