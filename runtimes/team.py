@@ -138,7 +138,9 @@ class RankTeam(Team):
         try:
             return {self._rank: work(self._rank)}
         except BaseException as failure:
-            self._watch.report(failure)
+            reason = self._watch.report(failure)
+            if isinstance(failure, WorkerError) and reason != str(failure):
+                raise WorkerError(reason) from failure
             raise
 
     def everywhere(self, work: Callable[[int], T]) -> list[T]:

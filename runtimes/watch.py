@@ -5,7 +5,6 @@ to it, and they write that. Every rank looks there twice a second: its main thre
 nothing else can interrupt.
 """
 
-import contextlib
 import os
 import sys
 import threading
@@ -57,17 +56,24 @@ class FailureWatch:
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
 
-    def report(self, failure: BaseException) -> None:
-        """Tell the others why this rank stops. The first reason counts."""
+    def report(self, failure: BaseException) -> str:
+        """Tell the others why this rank stops, and return why all of them do: the first reason counts.
+
+        A rank that missed a killed one stops too, and may be gone before its other neighbours look: they miss it, and
+        learn here whom it had missed.
+        """
         self._reported = True
         if isinstance(failure, WorkerError):
             reason = str(failure)
         else:
             reason = f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
-        with contextlib.suppress(RuntimeError):
-            self._store.compare_set(FAILURE_KEY, "", reason)
-            if hosts_store(self._rank):
-                time.sleep(LINGER_S)
+        try:
+            first: str = self._store.compare_set(FAILURE_KEY, "", reason).decode()
+        except RuntimeError:
+            return _STORE_GONE[uses_agent_store()]
+        if hosts_store(self._rank):
+            time.sleep(LINGER_S)
+        return first
 
     def stop(self) -> None:
         """Stop watching."""

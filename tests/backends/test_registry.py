@@ -91,6 +91,7 @@ def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
         assert max(found.values()) < 1e-9
 
 
+@pytest.mark.slow
 def test_an_installed_backend_keeps_the_contract(installed):
     done = subprocess.run(
         [sys.executable, "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"],

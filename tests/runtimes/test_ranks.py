@@ -134,6 +134,7 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_arrives_is_named(tmp_path):
     for one in alone("traced", tmp_path, 3, absent=(1,), PANPIPE_ARRIVAL_S="3"):
         assert one.returncode == 1

@@ -1,0 +1,66 @@
+"""Ranks meet, and one that is missing is named; the first reason to stop is everybody's. On one process's store."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+from panpipe.core.errors import RequestError, WorkerError
+from panpipe.runtimes import arrival, build
+from panpipe.runtimes.watch import FailureWatch
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """A store, and meetings all of number 0."""
+    monkeypatch.setattr(arrival, "_meetings", iter(lambda: 0, 1))
+    return dist.HashStore()
+
+
+def test_those_that_are_missing_are_named_to_all_that_came(store):
+    told = {}
+
+    def come(rank):
+        try:
+            arrival._meet(store, rank, 4, 0.3)
+        except WorkerError as error:
+            told[rank] = str(error)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told[1] == told[3]
+    assert told[1].startswith("ranks 0, 2 of 4 did not arrive within 0.3 s: ")
+
+
+def test_ranks_that_all_come_go_on(store):
+    late = threading.Timer(0.2, arrival._meet, (store, 0, 2, 5))
+    late.start()
+    arrival._meet(store, 1, 2, 5)
+    late.join()
+
+
+def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    first, second = FailureWatch(1), FailureWatch(3)
+    first.stop()
+    second.stop()
+    assert first.report(WorkerError("rank 2 stopped answering")) == "rank 2 stopped answering"
+    assert second.report(WorkerError("rank 1 stopped answering")) == "rank 2 stopped answering"
+    assert second.report(ValueError("its own")) == "rank 2 stopped answering"
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf", ""])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, given):
+    monkeypatch.setenv(build.ARRIVAL_VARIABLE, given)
+    with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a positive number of seconds"):
+        build._arrival_s()
+
+
+@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])
+def test_a_rank_that_is_not_told_where_to_meet_is_refused(monkeypatch, address, port):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(RequestError, match="start the script with torchrun"):
+        arrival._store(1, 2, 1)
