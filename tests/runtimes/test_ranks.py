@@ -152,7 +152,9 @@ def test_rank_0_that_never_arrives_is_named(tmp_path):
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim):
     done = alone("dying", tmp_path, 3, VICTIM=str(victim))
-    learned_s = time.time() - (tmp_path / "killed").stat().st_mtime
+    ended = time.time()
+    assert (tmp_path / "killed").exists(), [one.stderr[-1000:] for one in done]
+    learned_s = ended - (tmp_path / "killed").stat().st_mtime
     for rank, one in enumerate(done):
         if rank == victim:
             assert one.returncode == -signal.SIGKILL
