@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from panpipe.core.catalog import find_cluster
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.evaluate import Evaluator
-from panpipe.core.graph import OpGraph, OpNode
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.lowering import lower
 from panpipe.core.plan import Mesh, Plan, Stage
 from panpipe.core.planner.setting import one_setting
@@ -68,10 +69,9 @@ def others() -> list[list[str]]:
     schedule = find_family("1f1b").build(ScheduleProblem(16, 64))
     evaluator = Evaluator(schedule.placement, [StageCosts(1.0, 1.0, 1.0)] * 16, hop_s=0.1)
     _, evaluate_s = timed(lambda: evaluator.evaluate(schedule.device_actions))
-    setting = one_setting(
-        OpGraph(tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0) for i in range(16))), fully_connected(16, 10**6, 1e9, 0.1), 64,
-        (1e6,) * 16, None,
-    )  # fmt: skip
+    names = [f"n{i}" for i in range(16)]
+    chain = OpGraph(tuple(OpNode(n, 1.0, 1.0, 1.0) for n in names), tuple(OpEdge(a, b, 8) for a, b in pairwise(names)))
+    setting = one_setting(chain, fully_connected(16, 10**6, 1e9, 0.1), 64, (1e6,) * 16, None)
     walk = start_walk(setting, schedule, tuple(range(17)), split=False)
     walk.judge()  # loads what is compiled, or compiles it
     _, shortcut_s = timed(lambda: [walk.judge() for _ in range(1000)])

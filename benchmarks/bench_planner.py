@@ -1,51 +1,126 @@
-"""How long planning takes, and how good the plans are. Run: ``pytest benchmarks/bench_planner.py``.
+"""How long planning takes from the command line, in a process of its own, and how good the plans are.
 
-``PANPIPE_OPGRAPH`` names an operator-graph file of GPT-2 large, on which the four rows are those of the table for
-Pfeife's planner (its efficiencies stand beside them). Without it a graph like it is made: as many operators, whose
-costs repeat from layer to layer, and a heavy head.
+The four rows are those of the table for Pfeife's planner on GPT-2 large, whose efficiencies stand beside them: any two
+devices joined at 100 GB/s and 10 µs, 85 % of the memory usable. Each is to be planned within ten seconds on one core,
+in a step at least 3 % shorter than Pfeife's, and 8 % with 8 devices and 8 or 16 microbatches. Behind them: a U-net,
+whose skips are long; and what the first plan after an installation takes, while numba compiles. Run on one core:
+
+    taskset -c 0 python benchmarks/bench_planner.py --graph gpt2_large.opgraph.json [--record FILE] [--large]
 """
 
+import argparse
+import json
 import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
-import pytest
-from panpipe.core.cluster import fully_connected
-from panpipe.core.graph import OpEdge, OpGraph, OpNode, read_graph
-from panpipe.core.planner.choose import search_plans
-from panpipe.core.schedules.registry import families
+from panpipe.cli.output import print_table
+from panpipe.core.cluster import cluster_json, fully_connected
+from panpipe.core.graph import OpEdge, OpGraph, OpNode, graph_json
+from recording import machine, record
 
 ROWS = {
-    "4x8": (4, 8, 80e9, 0.901),
-    "8x8": (8, 8, 24e9, 0.741),
-    "8x16": (8, 16, 40e9, 0.829),
-    "8x32": (8, 32, 40e9, 0.888),
+    "4 × 8, 68 GB": (4, 8, 80e9, 0.901),
+    "8 × 8, 20.4 GB": (8, 8, 24e9, 0.741),
+    "8 × 16, 34 GB": (8, 16, 40e9, 0.829),
+    "8 × 32, 34 GB": (8, 32, 40e9, 0.888),
 }
-"""Devices, microbatches, memory (85 % of it usable), and the efficiency to hold against."""
+"""Devices, microbatches, memory (85 % of it usable), and Pfeife's efficiency."""
+LEVELS, BLOCKS = 5, 6
+"""Of the U-net, and of each of its levels on either side."""
 
 
-def graph_like_gpt2():
-    layer = [0.08e-3, 1.2e-3, 0.01e-3, 1.0e-3, 0.45e-3, 0.06e-3, 0.08e-3, 1.57e-3, 0.25e-3, 1.61e-3, 0.06e-3]
-    times = [0.4e-3, *layer * 36, 0.08e-3, 9.5e-3, 1e-3]
-    nodes = tuple(
-        OpNode(f"n{i}", t, t, t, state_bytes=round(t * 60e9), saved_bytes=21_000_000) for i, t in enumerate(times)
+def unet() -> OpGraph:
+    """Operators whose tensors halve and whose parameters quadruple from level to level, and back; levels are joined."""
+    nodes: list[OpNode] = []
+    edges: list[OpEdge] = []
+
+    def add(name: str, time_s: float, level: int, *sources: str) -> str:
+        size, parameters = 400_000_000 >> level, 2_000_000 << 2 * min(level, LEVELS - 1)
+        nodes.append(
+            OpNode(name, time_s, 1.1 * time_s, 0.8 * time_s, 1e-12 * parameters, parameters, 4 * parameters, size, size)
+        )
+        edges.extend(OpEdge(source, name, size) for source in sources)
+        return name
+
+    ends, last = [], add("in", 1e-3, 0)
+    for level in range(LEVELS):
+        for block in range(BLOCKS):
+            last = add(f"down{level}.{block}", (1 + block % 3) * 1e-3, level, last)
+        ends.append(last)
+    for level in reversed(range(LEVELS)):
+        last = add(f"up{level}.join", 1e-3, level, last, ends[level])
+        for block in range(BLOCKS):
+            last = add(f"up{level}.{block}", (1 + block % 3) * 1e-3, level, last)
+    return OpGraph(tuple(nodes), tuple(edges), name="u-net")
+
+
+def planned(folder: Path, *arguments: str, cache: str | None = None) -> tuple[dict[str, object], float, float]:
+    """The answer of ``panpipe plan``, the seconds it took by the clock, and those of a core."""
+    environment = os.environ | ({} if cache is None else {"NUMBA_CACHE_DIR": cache})
+    command = [str(Path(sys.executable).with_name("panpipe")), "plan", *arguments, "--json"]
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    text = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder).stdout
+    wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return json.loads(text), wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def row(
+    folder: Path, graph: Path, devices: int, microbatches: int, memory: float, cache: str | None = None
+) -> list[str]:
+    """Clock, core, schedule, evaluations and efficiency of one plan."""
+    cluster = folder / "cluster.json"
+    cluster.write_text(cluster_json(fully_connected(devices, int(0.85 * memory), 100e9, 10e-6)))
+    answer, wall_s, core_s = planned(
+        folder, "--graph", str(graph), "--cluster", str(cluster), "--microbatches", str(microbatches), cache=cache
     )
-    return OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 21_000_000) for i in range(len(nodes) - 1)))
+    return [
+        f"{wall_s:.1f}", f"{core_s:.1f}", str(answer["schedule"]), str(answer["evaluations"]),
+        f"{float(str(answer['efficiency'])):.3f}",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_plan(benchmark, row):
-    devices, microbatches, memory, reference = ROWS[row]
-    path = os.environ.get("PANPIPE_OPGRAPH")
-    graph = read_graph(path) if path else graph_like_gpt2()
-    cluster = fully_connected(devices, int(0.85 * memory), 100e9, 10e-6)
-    arguments = {"families": list(families().values())}
-    chosen = benchmark.pedantic(search_plans, (graph, cluster, microbatches), arguments, rounds=1).best
-    compute_s = sum(node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
-    efficiency = microbatches * compute_s / (devices * chosen.prediction.step_s)
-    benchmark.extra_info.update(
-        schedule=chosen.schedule,
-        efficiency=efficiency,
-        pfeife_efficiency=reference if path else None,
-        evaluations=chosen.prediction.evaluations,
-        graph="file" if path else "made",
+def large(folder: Path) -> list[list[str]]:
+    """Llama 70B on 64 H100, captured and planned, mesh and recomputation chosen."""
+    answer, wall_s, core_s = planned(
+        folder, "--model", "llama-70b", "--cluster", "8x8xH100", "--microbatches", "256", "--batch", "256"
     )
-    assert max(chosen.prediction.peak_memory_bytes) <= 0.85 * memory
+    return [["llama-70b, 8x8xH100, 256 samples", f"{wall_s:.1f}", f"{core_s:.1f}", str(answer["schedule"]),
+             str(answer["evaluations"]), f"{float(str(answer['efficiency'])):.3f}", "", ""]]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--graph", type=Path, required=True, help="operator-graph file of GPT-2 large")
+    parser.add_argument("--record", help="append the results to this Markdown file")
+    parser.add_argument("--large", action="store_true", help="plan Llama 70B for 64 devices, too")
+    arguments = parser.parse_args()
+    header = ("devices × microbatches, memory", "s", "core s", "schedule", "evaluations", "efficiency", "Pfeife",
+              "step shorter by")  # fmt: skip
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        graph = arguments.graph.resolve()
+        row(folder, graph, 2, 2, 200e9)  # compiles what is not compiled yet
+        for title, (devices, microbatches, memory, reference) in ROWS.items():
+            cells = row(folder, graph, devices, microbatches, memory)
+            rows.append([title, *cells, f"{reference:.3f}", f"{1 - reference / float(cells[-1]):.1%}"])
+        net = folder / "unet.json"
+        net.write_text(graph_json(unet()))
+        rows.append(["u-net, 8 × 16, 20.4 GB", *row(folder, net, 8, 16, 24e9), "", ""])
+        if arguments.large:
+            rows += large(folder)
+        with tempfile.TemporaryDirectory() as cache:
+            cells = row(folder, graph, 8, 8, 24e9, cache=cache)
+        rows.append(["8 × 8, 20.4 GB, nothing compiled yet", *cells, "", ""])
+    print_table("panpipe plan", header, rows)
+    if arguments.record:
+        record(arguments.record, "panpipe plan from the command line, on one core", machine(), header, rows)
+
+
+if __name__ == "__main__":
+    main()
