@@ -9,6 +9,7 @@ from ..schedules.decode import FORWARD, WEIGHT, Floats, Integers
 from ..shortcut.path import BOTH
 from .costing import SAVED, STATE
 from .setting import Setting
+from .walk import Walk
 
 BISECTIONS = 20
 """Halvings of the interval for the longest stage."""
@@ -27,17 +28,18 @@ def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> I
     return most
 
 
-def fitting_cuts(setting: Setting, placement: Sequence[int], flight: Integers) -> Cuts | None:
+def fitting_cuts(walk: Walk) -> Cuts | None:
     """The cuts of the shortest longest stage with which no device is above its limit; None where this way finds none.
 
     Stage after stage takes what its time and its memory allow; the time is found by bisection. With one stage a device
     no cuts are better; with more a device's memory is shared out equally, which may miss some.
 
     Args:
-        setting: what to cut for.
-        placement: device of every stage.
-        flight: microbatches that each stage holds.
+        walk: a schedule on any cuts.
     """
+    setting, place = walk.setting, walk.best
+    placement = place.placement.tolist()
+    flight = in_flight(place.orders, place.lengths, len(placement), setting.microbatches)
     longest = max(float(setting.arrays.sums[kind, :3, -1].sum()) for kind in set(setting.slowest))
     low, high = 0.0, longest
     best = _filled(setting, placement, flight, high)

@@ -17,7 +17,7 @@ from ..partition import Cuts
 from ..schedules.decode import INFINITY
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .anneal import Ways
-from .fitting import fitting_cuts, in_flight
+from .fitting import fitting_cuts
 from .meter import Meter, Stopped
 from .options import MAX_CHUNKS, Option, options, schedule_problem
 from .setting import Setting
@@ -156,7 +156,7 @@ def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
                 walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
-                walks += _fitting(walk, freedom.recompute) if setting.fixed is None else [walk]
+                walks += _fitting(walk, freedom.recompute)
                 built += walk.actions
     return walks
 
@@ -168,10 +168,8 @@ def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
     if walk.excess > 0:
         if recompute is None:
             found.append(walk.recomputing())
-        flight = in_flight(walk.best.orders, walk.best.lengths, len(walk.best.placement), walk.setting.microbatches)
-        cuts = fitting_cuts(walk.setting, walk.best.placement.tolist(), flight)
-        if cuts is not None:
-            walk.best.cuts[:] = cuts
+        if walk.setting.fixed is None:
+            walk.best.cuts[:] = fitting_cuts(walk) or walk.best.cuts
     for each in found:
         each.recomputes = recompute is None and walk.excess > 0
         each.value = INFINITY

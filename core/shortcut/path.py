@@ -202,14 +202,15 @@ def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
     stages, reduced = placement.shape[0], 0.0
     for stage in range(stages):
         reduced += costs.reduce[stage]
-    if reduced > 0:  # in the order in which gradients are whole, one behind the other
+    if reduced > 0:  # in the order of each stage's last backward on its device, one behind the other
         for stage in range(stages):
             code = KINDS * (stage * count + count - 1)
-            room.last[stage] = max(room.finish[code + WEIGHT], room.finish[code + BOTH])
+            room.last[stage] = room.where[code + (BOTH if room.finish[code + BOTH] >= 0 else WEIGHT)]
         room.left[:] = 0.0
         for stage in np.argsort(room.last):
-            d = placement[stage]
-            room.left[d] = max(room.left[d], room.last[stage]) + costs.reduce[stage]
+            d, code = placement[stage], KINDS * (stage * count + count - 1)
+            whole = max(room.finish[code + WEIGHT], room.finish[code + BOTH])
+            room.left[d] = max(room.left[d], whole) + costs.reduce[stage]
             room.last[stage] = room.left[d]
     for stage in range(stages):
         d = placement[stage]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from attrs import evolve
 from panpipe.core.cluster import Cluster, Device, Link, fully_connected
+from panpipe.core.costs import stage_costs
 from panpipe.core.errors import RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.partition import stages_of
 from panpipe.core.planner import longest_path
 from panpipe.core.planner.arrange import arrangements, nearest_order
-from panpipe.core.planner.choose import search_plans
+from panpipe.core.planner.choose import choose_schedule, search_plans
 from panpipe.core.planner.infeasible import NothingFits
 from panpipe.core.planner.workload import Workload, counted, meshes
 from panpipe.core.schedules.registry import families
@@ -130,3 +132,16 @@ def test_stages_recompute_where_memory_is_short_and_only_there():
     assert best(counted(graph, smallest, 8), smallest, recompute=None).memory.recompute
     every = best(counted(graph, roomy, 8), roomy, recompute="all")
     assert every.memory.recompute == tuple(range(len(every.stages)))
+
+
+def test_measured_stages_recompute_where_memory_is_short():
+    graph = chain(saved_bytes=40)
+    cluster = fully_connected(4, 310, 1e9, 0.0)
+    stages = stages_of(graph, (0, 4, 8, 12, 16))
+    costs = stage_costs(graph, stages)
+    arguments = {"families": ALL, "oracle": longest_path, "budget": BUDGET}
+    without = choose_schedule(graph, stages, costs, cluster, 8, **arguments)  # one microbatch at a time
+    plan = choose_schedule(graph, stages, costs, cluster, 8, recompute=None, **arguments)
+    assert plan.memory.recompute == (0, 1, 2)
+    assert plan.prediction.step_s < 0.6 * without.prediction.step_s
+    assert max(plan.prediction.peak_memory_bytes) <= 310
