@@ -1,12 +1,11 @@
-"""Cuts as a looped pipeline sees them: loops of one stage a device, each loop as slow as its slowest stage.
+"""Even cuts as a looped pipeline sees them: loops of one stage a device, each loop as slow as its slowest stage.
 
-Microbatches pass through a loop at the pace of its slowest stage, so that stages should be even within a loop, and
-need not be between loops. A heavy operator, such as a language model's head, makes its own loop long; the other loops
-are better short, and the first one above all: its stages are what the pipeline fills and drains with.
+Microbatches pass through a loop at the pace of its slowest stage: stages are even within a loop, whose bounds stand
+where each has its share of the work.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ..graph import OpGraph
@@ -17,9 +16,6 @@ Prefix = tuple[float, ...]
 
 BISECTIONS = 30
 """Halvings of the interval for the longest part: to a billionth."""
-HEAVY = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
-FIRST = (1.0, 0.5)
-"""Shares tried for the loop of the slowest stage and for the first loop, where every other loop has 1."""
 
 
 def prefix_of(graph: OpGraph) -> Prefix:
@@ -95,18 +91,3 @@ def looped_cuts(prefix: Prefix, devices: int, loops: Sequence[float]) -> Cuts:
     for start, end in zip(bounds, [*bounds[1:], nodes], strict=True):
         cuts += evened(prefix, start, end, devices)[1:]
     return tuple(cuts)
-
-
-def seeds(prefix: Prefix, devices: int, chunks: int) -> Iterator[Cuts]:
-    """Shapes to start a search from, plain ones first; none where every device has one stage."""
-    if chunks == 1:
-        return
-    equal = evened(prefix, 0, len(prefix) - 1, devices * chunks)
-    times = [prefix[end] - prefix[start] for start, end in pairwise(equal)]
-    heavy = times.index(max(times)) // devices
-    for first in FIRST:
-        for share in HEAVY:
-            loops = [1.0] * chunks
-            loops[heavy] *= share
-            loops[0] *= first
-            yield looped_cuts(prefix, devices, loops)

@@ -15,7 +15,7 @@ from panpipe.core.partition import device_limits, stages_of
 from panpipe.core.plan import TiedWeight, plan_json
 from panpipe.core.planner import Score, assemble, longest_path
 from panpipe.core.planner.choose import choose_schedule, plan, search_plans
-from panpipe.core.planner.shapes import evened, looped_cuts, prefix_of, seeds
+from panpipe.core.planner.shapes import evened, looped_cuts, prefix_of
 from panpipe.core.planner.workload import counted
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
@@ -271,7 +271,8 @@ def test_assemble_refuses_a_schedule_for_other_stages():
 @settings(max_examples=50)
 def test_shapes_leave_no_stage_empty(times, devices, chunks):
     prefix = prefix_of(chain(times))
-    for cuts in [looped_cuts(prefix, devices, [1.0] * chunks), *seeds(prefix, devices, chunks)]:
+    for loops in ([1.0] * chunks, [1.0 + loop for loop in range(chunks)]):
+        cuts = looped_cuts(prefix, devices, loops)
         assert len(cuts) == devices * chunks + 1
         assert (cuts[0], cuts[-1]) == (0, len(times))
         assert all(a < b for a, b in pairwise(cuts))
