@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from .watch import FAILURE_KEY, LINGER_S, hosts_store, uses_agent_store
 ARRIVAL_S = 300.0
 """How long ranks wait for each other: one may still be reading its model while another has captured it."""
 _POLL_S = 0.1
-_meetings = count()  # teams are made in the same order everywhere
 
 
 def join(timeout_s: float) -> None:
@@ -61,10 +59,11 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
-    meeting = f"panpipe/arrived/{next(_meetings)}"
-    keys = [f"{meeting}/{other}" for other in range(size)]
     deadline = time.monotonic() + timeout_s
     try:
+        # A store counts its own meetings: a process may be in groups, each with a store, that others are not in.
+        meeting = f"panpipe/arrived/{store.add(f'panpipe/meetings/{rank}', 1)}"
+        keys = [f"{meeting}/{other}" for other in range(size)]
         store.set(keys[rank], "")
         while not store.check(keys):
             if store.check([FAILURE_KEY]):

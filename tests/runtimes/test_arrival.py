@@ -10,9 +10,7 @@ from panpipe.runtimes.watch import FailureWatch
 
 
 @pytest.fixture
-def store(monkeypatch):
-    """A store, and meetings all of number 0."""
-    monkeypatch.setattr(arrival, "_meetings", iter(lambda: 0, 1))
+def store():
     return dist.HashStore()
 
 
@@ -39,6 +37,17 @@ def test_ranks_that_all_come_go_on(store):
     late.start()
     arrival._meet(store, 1, 2, 5)
     late.join()
+
+
+def test_a_rank_that_was_not_in_an_earlier_group_meets_the_others_in_the_next(store):
+    for size in (2, 3):
+        group = dist.PrefixStore(str(size), store)
+        threads = [threading.Thread(target=arrival._meet, args=(group, rank, size, 5)) for rank in range(1, size)]
+        for thread in threads:
+            thread.start()
+        arrival._meet(group, 0, size, 5)
+        for thread in threads:
+            thread.join()
 
 
 def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
