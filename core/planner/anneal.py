@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from ..schedules.decode import FORWARD, INFINITY, INPUT, TAIL, WEIGHT, Floats, Integers
+from ..schedules.local import some_move
 from ..shortcut.path import BOTH, UNKNOWN, Room, StageArrays, count_whole, peak, run, work_of
 from .costing import cost_stages
 
@@ -165,21 +166,6 @@ def _critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) 
                 number += 1
             i -= 1
     return number
-
-
-@njit(cache=True)
-def _some_shift(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
-    """A device, and a position there and where its action is to go."""
-    reach = 1 + int(-2.0 * np.log(1 - np.random.random()))
-    if number > 0 and np.random.random() < 0.8:
-        pick = np.random.randint(number)
-        d, i = found[pick, 0], found[pick, 1]
-        if np.random.random() < 0.5:
-            return d, i, max(i - reach, 0)
-        return d, i - 1, min(i - 1 + reach, lengths[d] - 1)
-    d = np.random.randint(lengths.shape[0])
-    start = np.random.randint(lengths[d])
-    return d, start, min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
 
 
 @njit(cache=True)
@@ -378,7 +364,7 @@ def _move(ways: Any, number: int, place: Any, bench: Any) -> int:
         d = np.random.randint(place.lengths.shape[0])
         bench.row[:] = place.orders[d]
         return d if _split_or_join(d, place.orders, place.lengths, bench) else NOTHING
-    d, start, goal = _some_shift(place.lengths, bench.found, number)
+    d, start, goal = some_move(place.lengths, bench.found, number)
     bench.row[:] = place.orders[d]
     return d if _shift(place.orders[d], start, goal, bench.room.stage_of) != start else NOTHING
 

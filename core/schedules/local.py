@@ -149,7 +149,7 @@ def _critical(orders: Any, lengths: Any, count: int, placement: Any, finish: Any
 
 
 @njit(cache=True)
-def _some_move(orders: Any, lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
+def some_move(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
     """A device, and a position there and where its action is to go."""
     reach = 1 + int(-2.0 * np.log(1 - np.random.random()))
     if number > 0 and np.random.random() < 0.8:
@@ -158,7 +158,7 @@ def _some_move(orders: Any, lengths: Any, found: Any, number: int) -> tuple[int,
         if np.random.random() < 0.5:
             return d, i, max(i - reach, 0)
         return d, i - 1, min(i - 1 + reach, lengths[d] - 1)
-    d = np.random.randint(orders.shape[0])
+    d = np.random.randint(lengths.shape[0])
     start = np.random.randint(lengths[d])
     return d, start, min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
 
@@ -192,7 +192,7 @@ def improve(
     tried = 0
     while tried < moves and best_span > target:
         tried += 1
-        d, start, goal = _some_move(orders, lengths, found, number)
+        d, start, goal = some_move(lengths, found, number)
         row[:] = orders[d]
         if _move(orders[d], start, goal, count, stages) == start:
             continue
