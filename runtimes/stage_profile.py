@@ -53,7 +53,8 @@ def profile_stages(
         }
         state = StageState(own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer)
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
-        return _stage_costs(run, _stand_ins(stage, device), tuple(leaves), device, repeats)
+        seed = torch.ones((), dtype=operators.values[operators.step.outputs.loss].dtype, device=device)
+        return _stage_costs(run, _stand_ins(stage, device), tuple(leaves), seed, repeats)
 
     # In a function of its own, so that what a stage holds is gone before the next one takes memory.
     return {index: measure(index, stage) for index, stage in programs.items()}
@@ -93,9 +94,9 @@ class _Stopwatch:
 
 
 def _stage_costs(
-    run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], device: torch.device, repeats: int
+    run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], seed: Tensor, repeats: int
 ) -> StageCosts:
-    key, seed = random_key(0, 0, 0), torch.ones((), device=device)
+    key, device = random_key(0, 0, 0), seed.device
     programs = run.programs
     halves = programs.backward_input is not None and programs.backward_weight is not None
     watch = _Stopwatch(device)

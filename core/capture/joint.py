@@ -55,12 +55,38 @@ def trace_joint(stage: StageGraph) -> JointGraph:
     try:
         with contextlib.ExitStack() as stack:
             joint = aot_export_joint_with_descriptors(stack, StageModule(stage), stage.fakes)
+            dropout_as_eager(joint.graph_module.graph)
             return _by_meaning(joint.graph_module.graph)
     except RuntimeError as error:
         raise RequestError(
             f"a stage cannot be turned into forward and backward programs: {str(error).splitlines()[0]}; "
             "change the operator that it names"
         ) from error
+
+
+def dropout_as_eager(graph: fx.Graph) -> None:
+    """Have the backward of dropout round as eager PyTorch does on a CPU, where the mask itself carries the scale.
+
+    The mask stays a byte an element between forward and backward.
+
+    Args:
+        graph: a joint graph; changed in place.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        value = gradient.meta["val"]
+        if value.device.type != "cpu" or not scale:
+            continue
+        with graph.inserting_before(node):
+            for target, args, kwargs in (
+                (aten._to_copy.default, (mask,), {"dtype": value.dtype}),
+                (aten.div.Scalar, (None, 1 / scale), {}),
+                (aten.mul.Tensor, (gradient, None), {}),
+            ):
+                mask = graph.call_function(target, tuple(mask if a is None else a for a in args), kwargs)
+                mask.meta = {**node.meta, "val": value}
+        node.replace_all_uses_with(mask)
+        graph.erase_node(node)
 
 
 def _by_meaning(graph: fx.Graph) -> JointGraph:

@@ -2,10 +2,15 @@
 
 Export would wrap the operators within such a part into one, which no cut can go through. Here the calls that set modes
 are taken out of the graph, and every operator runs in the modes that held where it stood.
+
+Within its outermost block autocast casts a parameter once, for all that read it, and its gradients are added up in the
+lower precision. While a graph is traced that does not happen: autocast knows no leaves there. So casts of parameters
+are noted at each operator, too, and a stage makes each of them once for all its operators of a block.
 """
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,6 +18,10 @@ import torch
 from attrs import frozen
 from torch import fx
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .regions import region_of
 
 _SETS_GRAD = (torch._C._set_grad_enabled, torch.autograd.grad_mode.set_grad_enabled)
 _ENTERS, _EXITS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
@@ -25,25 +34,36 @@ class Modes:
     Args:
         grad: whether autograd records it.
         autocasts: arguments of the autocasts around it, outermost first: device type, dtype, enabled, cached.
+        block: number of the outermost of them among the graph's.
     """
 
     grad: bool
     autocasts: tuple[tuple[Any, ...], ...]
+    block: int = 0
+
+    @property
+    def casts_once(self) -> bool:
+        """Whether a parameter is cast once for all operators of the block."""
+        return bool(self.autocasts) and self.autocasts[-1][3] is not False
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
+        """For one operator, whose casts are its own."""
+        with self.autocast(cached=False), contextlib.nullcontext() if self.grad else torch.no_grad():
+            yield
+
+    @contextlib.contextmanager
+    def autocast(self, cached: bool) -> Iterator[None]:
+        """In the autocasts alone; without ``cached`` no cast outlasts an operator."""
         with contextlib.ExitStack() as stack:
-            for device, dtype, enabled, _cached in self.autocasts:
-                # A cached cast would carry one stage's tensors into the next.
-                stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            if not self.grad:
-                stack.enter_context(torch.no_grad())
+            for device, dtype, enabled, wanted in self.autocasts:
+                stack.enter_context(torch.autocast(device, dtype, enabled, cached and wanted is not False))
             yield
 
 
 @contextlib.contextmanager
 def modes_as_calls() -> Iterator[None]:
-    """Within, export leaves calls that set modes where they are."""
+    """Within, export leaves calls that set modes where they are, and these say whether casts are cached."""
 
     def leave(module: Any, signature: Any) -> tuple[Any, Any]:
         return module, signature
@@ -51,6 +71,8 @@ def modes_as_calls() -> Iterator[None]:
     with (
         mock.patch.object(replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass", leave),
         mock.patch.object(replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass", leave),
+        # A tracer turns the cache off, and so the default of every autocast within.
+        mock.patch.object(torch, "is_autocast_cache_enabled", return_value=True),
     ):
         yield
 
@@ -63,6 +85,7 @@ def note_modes(graph: fx.Graph) -> None:
     """
     grad, autocasts = True, dict[fx.Node, tuple[Any, ...]]()
     done: list[fx.Node] = []
+    blocks = 0
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -70,19 +93,61 @@ def note_modes(graph: fx.Graph) -> None:
             grad = bool(node.args[0])
             done.append(node)
         elif node.target is _ENTERS:
+            blocks += not autocasts
             autocasts[node] = node.args
             done.append(node)
         elif node.target is _EXITS:
             autocasts.pop(node.args[0])
             done.append(node)
         elif not grad or autocasts:
-            node.meta["modes"] = Modes(grad, tuple(autocasts.values()))
+            modes = node.meta["modes"] = Modes(grad, tuple(autocasts.values()), blocks)
+            if (region := region_of(node)) is not None:
+                region.surroundings = partial(modes.autocast, cached=True)
     for node in reversed(done):
         graph.erase_node(node)
 
 
+CASTS = "autocast casts"
+"""Where a node's metadata says which of the parameters that it reads autocast casts for it, and to what dtype."""
+
+_OWN_CASTS = ("to", "_to_copy", "type_as")
+"""Operators that cast because the step says so."""
+
+
+class CastWatch(TorchDispatchMode):
+    """Watches what is cast to a lower precision.
+
+    Attributes:
+        casts: identity of a tensor → the dtype that it was last cast to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.casts: dict[int, torch.dtype] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and (dtype := (kwargs or {}).get("dtype")) is not None:
+            self.casts[id(args[0])] = dtype
+        return func(*args, **(kwargs or {}))
+
+
+def casts_once(node: fx.Node) -> bool:
+    """Whether autocast casts the parameters that an operator reads, and each once for all operators of a block."""
+    modes: Modes | None = node.meta.get("modes")
+    return modes is not None and modes.casts_once and getattr(node.target, "_opname", None) not in _OWN_CASTS
+
+
 class ModalInterpreter(fx.Interpreter):
     """Runs every operator of a captured graph in its modes."""
+
+    _lower: dict[tuple[int, str, torch.dtype, bool], Any] | None = None
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        self._lower = {}
+        try:
+            return super().run(*args, **options)
+        finally:
+            self._lower = None
 
     def run_node(self, n: fx.Node) -> Any:
         modes = n.meta.get("modes")
@@ -90,3 +155,19 @@ class ModalInterpreter(fx.Interpreter):
             return super().run_node(n)
         with modes.entered():
             return super().run_node(n)
+
+    def map_nodes_to_values(self, args: Any, n: fx.Node) -> Any:
+        casts = n.meta.get(CASTS)
+        if casts is None or self._lower is None:
+            return super().map_nodes_to_values(args, n)
+        modes, lower = n.meta["modes"], self._lower
+
+        def load(source: fx.Node) -> Any:
+            if source.name not in casts:
+                return self.env[source]
+            key = modes.block, source.name, casts[source.name], modes.grad
+            if key not in lower:
+                lower[key] = self.env[source].to(casts[source.name])
+            return lower[key]
+
+        return map_arg(args, load)

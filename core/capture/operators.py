@@ -12,7 +12,8 @@ Not every node of the captured graph becomes an operator of its own:
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -26,7 +27,7 @@ from ..errors import RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .captured import CapturedStep
 from .functions import called_name
-from .modes import ModalInterpreter
+from .modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from .nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from .randomness import KeyedRandom, random_key
 from .region_writes import note_writes_behind
@@ -57,11 +58,14 @@ class DrawCounter(ModalInterpreter):
         self._flowed: set[int] = set()
         self._hooked: dict[int, int] = {}
         self._nodes = list(step.graph.nodes)
+        self._parameters = step.parameters
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
-        with self.random:
+        with self.random, CastWatch() if casts_once(n) else nullcontext() as watch:
             value = super().run_node(n)
+        if watch is not None:
+            self._note_casts(n, watch.casts)
         region = region_of(n)
         if region is not None:
             self.random.ordinal += region.draws
@@ -75,6 +79,13 @@ class DrawCounter(ModalInterpreter):
                 self._hooked[key] = tensor._version
                 tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
         return value
+
+    def _note_casts(self, n: fx.Node, casts: Mapping[int, torch.dtype]) -> None:
+        """Note at an operator the parameters that autocast cast for it, under all their placeholders."""
+        read = {s: self.env[s] for s in n.all_input_nodes if s.name in self._parameters}
+        found = {self._parameters[s.name]: casts[id(t)] for s, t in read.items() if t.requires_grad and id(t) in casts}
+        if found:
+            n.meta[CASTS] = {p: found[name] for p, name in self._parameters.items() if name in found}
 
     def _note_layout(self, name: str, value: Tensor | None) -> None:
         if value is not None and not value.is_contiguous():

@@ -135,6 +135,8 @@ def _native_dropout(mode: KeyedRandom, x: Tensor, p: float, train: bool | None) 
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = bernoulli(x, 1 - p, *mode._next())
+    if x.device.type == "cpu" and p < 1:  # here eager PyTorch rounds the scale to the tensor's precision
+        return x * (mask / (1 - p)), mask.to(torch.bool)
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return x * mask * scale, mask.to(torch.bool)
 

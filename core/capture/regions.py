@@ -8,6 +8,7 @@ its *ticket*. Everything around regions is traced, cut and pipelined as ever.
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -80,6 +81,7 @@ class Region:
 
     Attributes:
         written: what of it is written in place behind it → the line that does; known when the step is captured.
+        surroundings: the modes that it stands in; likewise.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Region:
     draws: int
     shared: Sequence[tuple[Spot, Spot]] = ()
     written: dict[Spot, str] = field(factory=dict, init=False)
+    surroundings: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
 
     @property
     def _who(self) -> str:
@@ -98,7 +101,7 @@ class Region:
     def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """What it returns, and its ticket."""
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
-        with _autograd():
+        with _autograd(), self.surroundings():
             found = self._drawn(list(leaves), key, ordinal)
         if self.written:
             self.refuse_writes(shared_memory(leaves, found))

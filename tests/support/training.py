@@ -1,0 +1,44 @@
+"""Training as people do it, beside the same in one process, with what torch itself has for each part of it."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import panpipe
+import torch
+from torch import nn
+
+from .cuts import captured, even_plan
+from .models import Case
+
+
+def pipeline_of(
+    case: Case, rows: int, microbatches: int, devices: int = 2, dtype: torch.dtype = torch.float32, *,
+    plan_options: dict[str, Any] | None = None, **options: Any,
+) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
+    """A pipeline by an even plan, and a copy of its model for one process."""
+    plan = even_plan(captured(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    model = case.model(dtype)
+    alone = copy.deepcopy(model)
+    return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
+
+
+def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Callable[..., Any]) -> Case:
+    """A case whose model is made from a fixed seed."""
+
+    def build(dtype: torch.dtype) -> nn.Module:
+        torch.manual_seed(0)
+        return make().to(dtype).train()
+
+    return Case(build, step, batch)
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Of the parameters that have one."""
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    """Names of what is not the same to the last bit in both."""
+    names = {*first, *second}
+    return sorted(n for n in names if n not in first or n not in second or not torch.equal(first[n], second[n]))
