@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from .backends.kind import BackendKind
 from .core.capture.breaks import StepFunction
@@ -12,10 +13,11 @@ from .core.catalog import find_cluster
 from .core.cluster import Cluster
 from .core.derive import Recompute
 from .core.errors import RequestError
-from .core.plan import Mesh, Plan
+from .core.mesh import Mesh, MeshShape, parse_mesh
+from .core.plan import Plan
 from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
-from .runtimes.build import build_pipeline
+from .runtimes.build import build_pipeline, mesh_in_simulator
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
@@ -35,7 +37,7 @@ def pipeline(
     microbatches: int = 8,
     plan: Plan | str | Path = "auto",
     schedule: str = "auto",
-    mesh: Mesh | str | int | None = None,
+    mesh: Mesh | DeviceMesh | str | int | None = None,
     backend: str | BackendKind | None = None,
     target: str = "devices",
     cluster: Cluster | str | Path | None = None,
@@ -56,14 +58,20 @@ def pipeline(
             process takes memory for its own stages alone.
         step: ``step(model, batch) -> loss``; or ``(loss, weight)``, for means over something else than samples;
             either may be followed by a dict of metrics.
-        example_batch: a whole batch of one replica: any nesting of tensors whose dimension 0 is the batch.
+        example_batch: a whole batch of one replica; every rank of it passes the same one: any nesting of tensors whose
+            dimension 0 is the batch.
         optimizer: called with (name, parameter) pairs for each stage, such as ``torch.optim.AdamW``; None leaves the
             gradients in the parameters.
         microbatches: how many a batch is cut into.
         plan: ``"auto"``, a Plan, or the path of one.
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
-        mesh: devices along the pipeline, as a number, ``"pp=4"`` or a Mesh; by default the ranks there are, or two
-            threads.
+        mesh: devices along the pipeline and, with ranks, replicas of it: ``"pp=4"`` or 4, ``"pp=4,dp=2"``, a Mesh, or
+            torch's ``DeviceMesh`` with dimensions named ``pp`` and ``dp``. The dimension written last has neighbouring
+            ranks; the other one runs across nodes. By default one pipeline over the ranks there are, or two threads.
+            Over replicas a step is that of one process on their batches one after another, in the order of replicas;
+            microbatch m of replica r has the random numbers of number r × ``microbatches`` + m. Buffers that a
+            forward writes, such as BatchNorm's statistics, are those of the first replica, as in
+            DistributedDataParallel.
         target: ``"devices"``, which are there; or ``"simulator"``: the plan's own stage programs run on tensors of the
             host, one process in place of all devices of ``cluster``, when the simulator's clock comes to them. Losses,
             gradients and updates are those of devices; ``trace`` has the times of the cost model, and the saved tensors
@@ -100,11 +108,12 @@ def pipeline(
     chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
+    wanted = _mesh(mesh)
     machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     virtual = None
     if target == "simulator":
         virtual = SimulatedDevices(
-            machine, chosen, schedule == "auto", _devices(mesh), max_chunks, optimizer, recompute,
+            machine, chosen, schedule == "auto", _virtual_devices(wanted), max_chunks, optimizer, recompute,
             report or (lambda _: None),
         )  # fmt: skip
     return build_pipeline(
@@ -114,7 +123,7 @@ def pipeline(
         optimizer=optimizer,
         microbatches=microbatches,
         plan=plan,
-        devices=_devices(mesh),
+        mesh=wanted,
         backend=backend,
         cluster=machine,
         families=chosen,
@@ -131,21 +140,13 @@ def pipeline(
     )
 
 
-def _devices(mesh: Mesh | str | int | None) -> int | None:
-    """Devices along the pipeline."""
-    if mesh is None or isinstance(mesh, int):
-        devices, data = mesh, 1
-    elif isinstance(mesh, Mesh):
-        devices, data = mesh.pipeline, mesh.data
-    else:
-        try:
-            parts = dict(part.split("=") for part in mesh.split(","))
-            devices, data = int(parts.pop("pp")), int(parts.pop("dp", 1))
-            if parts:
-                raise ValueError
-        except (KeyError, ValueError):
-            rule = "write the devices along the pipeline, as in pp=4"
-            raise RequestError(f"mesh '{mesh}' is not a mesh: {rule}") from None
-    if data != 1 or (devices is not None and devices < 1):
-        raise RequestError(f"mesh {mesh!r}: this version trains one replica over at least one device; write pp=4")
-    return devices
+def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> Mesh | MeshShape | DeviceMesh | None:
+    """A mesh as far as it is known without knowing how many devices there are."""
+    if isinstance(mesh, Mesh):
+        mesh.check()
+    return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
+
+
+def _virtual_devices(mesh: Mesh | MeshShape | DeviceMesh | None) -> int | None:
+    """Devices along the pipeline of an automatic plan for devices that are simulated."""
+    return None if mesh is None else mesh_in_simulator(mesh).pipeline

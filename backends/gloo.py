@@ -28,27 +28,30 @@ All of them posted early, small messages keep gloo's thread from where the compu
 class _Sent:
     """A message on its way. gloo's handles can only be waited for: nothing else tells that they are done."""
 
-    __slots__ = ("_peer", "_works")
+    __slots__ = ("_rank", "_works")
 
-    def __init__(self, works: list[Any], peer: int) -> None:
+    def __init__(self, works: list[Any], rank: int) -> None:
         self._works = works
-        self._peer = peer
+        self._rank = rank
 
     def wait(self) -> None:
         try:
             for work in self._works:
                 work.wait()
         except RuntimeError as error:
-            raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error
+            raise WorkerError(f"rank {self._rank} stopped answering: {error}") from error
 
 
 class _Receive:
     """A receive that is posted at once or later, and never before those in front of it."""
 
-    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_works")
+    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_works")
 
-    def __init__(self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int) -> None:
+    def __init__(
+        self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int, rank: int
+    ) -> None:  # fmt: skip
         self._group = group
+        self._rank = rank
         self._queue = queue
         self._buffers = buffers
         self._peer = peer
@@ -72,13 +75,29 @@ class _Receive:
             if self._queue:
                 self._queue[0].post()
         except RuntimeError as error:
-            raise WorkerError(f"rank {self._peer} stopped answering: {error}") from error
+            raise WorkerError(f"rank {self._rank} stopped answering: {error}") from error
+
+
+class _Sum:
+    """A sum under way: gloo's ring, in which each part is added up by one rank and handed to the others."""
+
+    __slots__ = ("_end", "_work")
+
+    def __init__(self, end: "GlooBackend", work: Any) -> None:
+        self._end = end
+        self._work = work
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._end.missed_in_sum(error) from error
 
 
 class GlooBackend(Backend):
-    """One rank's end of a gloo process group whose ranks are the pipeline's devices.
+    """One rank's end of a gloo process group whose ranks are the devices.
 
-    Made on all of its ranks at the same time: they agree on a second group.
+    Made on all of its ranks at the same time: they agree on a second group. Errors have the ranks' numbers in the job.
 
     Args:
         group: the group; the default one if None.
@@ -89,7 +108,9 @@ class GlooBackend(Backend):
     def __init__(self, group: Any = None) -> None:
         world: Any = dist.group.WORLD
         self._group: Any = world if group is None else group
-        self._down: Any = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
+        self._ranks = dist.get_process_group_ranks(self._group)
+        # Other ranks of the job may be making groups of their own at the same time.
+        self._down: Any = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
         self.device = self._group.rank()
         self.devices = self._group.size()
         self._waiting: list[deque[_Receive]] = [deque() for _ in range(self.devices)]
@@ -97,13 +118,13 @@ class GlooBackend(Backend):
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
         group = self._group if peer > self.device else self._down
         try:
-            return _Sent([group.send([_plain(tensor)], peer, 0) for tensor in tensors], peer)
+            return _Sent([group.send([_plain(tensor)], peer, 0) for tensor in tensors], self._ranks[peer])
         except RuntimeError as error:
-            raise WorkerError(f"rank {peer} stopped answering: {error}") from error
+            raise WorkerError(f"rank {self._ranks[peer]} stopped answering: {error}") from error
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
         group = self._group if peer < self.device else self._down
-        receive = _Receive(group, self._waiting[peer], buffers, peer)
+        receive = _Receive(group, self._waiting[peer], buffers, peer, self._ranks[peer])
         size = 0
         for buffer in buffers:
             size += buffer.nbytes
@@ -111,8 +132,20 @@ class GlooBackend(Backend):
             try:
                 receive.post()
             except RuntimeError as error:
-                raise WorkerError(f"rank {peer} stopped answering: {error}") from error
+                raise WorkerError(f"rank {self._ranks[peer]} stopped answering: {error}") from error
         return receive
+
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        try:
+            return _Sum(self, self._group.allreduce([tensor]))
+        except RuntimeError as error:
+            raise self.missed_in_sum(error) from error
+
+    def missed_in_sum(self, error: RuntimeError) -> WorkerError:
+        """A sum failed: gloo does not tell by whom."""
+        others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
+        who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(map(str, others))}"
+        return WorkerError(f"{who} stopped answering: {error}")
 
     def close(self, failure: BaseException | None = None) -> None:
         """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""

@@ -24,7 +24,8 @@ from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.evaluate import Evaluator
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.lowering import lower
-from panpipe.core.plan import Mesh, Plan, Stage
+from panpipe.core.mesh import Mesh
+from panpipe.core.plan import Plan, Stage
 from panpipe.core.planner.setting import one_setting
 from panpipe.core.planner.walk import start_walk
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem

@@ -93,8 +93,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="auto|pp=N,dp=N",
-            help="Devices along the pipeline, and replicas. If not given: auto for a model on a described cluster, "
-            "else one pipeline over all devices.",
+            help="Devices along the pipeline, and replicas; the search places them. If not given: auto for a model on "
+            "a described cluster, else one pipeline over all devices.",
             show_default=False,
         ),
     ] = None,

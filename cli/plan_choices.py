@@ -8,6 +8,7 @@ from ..core.cluster import Cluster
 from ..core.derive import Recompute
 from ..core.errors import RequestError
 from ..core.graph import OpGraph
+from ..core.mesh import parse_mesh
 from ..core.plan import Plan
 from ..core.planner import Oracle, longest_path
 from ..core.throughput import Work
@@ -53,7 +54,8 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
     """Pipeline and data dimensions to choose among.
 
     Args:
-        mesh: ``auto``, or such as ``pp=8`` or ``pp=8,dp=4``; None is auto where ``free``, else one pipeline.
+        mesh: ``auto``, or such as ``pp=8`` or ``pp=8,dp=4``; None is auto where ``free``, else one pipeline. Which of
+            the two runs across nodes is for the search, which tries both.
         cluster: all of its devices are used.
         free: whether a plan may have replicas unless told.
 
@@ -67,20 +69,8 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
         return meshes(count)
     if mesh is None:
         return [(count, 1)]
-    try:
-        parts = {name: int(number) for name, number in (part.split("=") for part in mesh.split(","))}
-        if not parts or set(parts) - {"pp", "dp"}:
-            raise ValueError
-    except ValueError:
-        raise RequestError(f"--mesh is '{mesh}': write auto, or such as pp=8,dp=4") from None
-    data = parts.get("dp", 1)
-    pipeline = parts.get("pp", count // max(data, 1))
-    if pipeline < 1 or data < 1 or pipeline * data != count:
-        raise RequestError(
-            f"--mesh {mesh} is for {pipeline * data} devices and the cluster has {count}: every device is used; "
-            f"give dimensions whose product is {count}"
-        )
-    return [(pipeline, data)]
+    found = parse_mesh(mesh).over(count, "devices in the cluster")
+    return [(found.pipeline, found.data)]
 
 
 def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:

@@ -7,7 +7,8 @@ from attrs import frozen
 from ..core.actions import Action, Kind
 from ..core.costs import StageEdge
 from ..core.documents import read_text
-from ..core.plan import Mesh, Plan, Stage, parse_plan
+from ..core.mesh import Mesh
+from ..core.plan import Plan, Stage, parse_plan
 from ..core.schedule_csv import ScheduleFile, parse_schedule_csv
 from .output import note
 

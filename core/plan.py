@@ -5,7 +5,7 @@ Immutable, readable and deterministic: the planner writes plans; the simulator a
 
 import hashlib
 import json
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from attrs import field, frozen
@@ -14,93 +14,9 @@ from .actions import Action
 from .cluster import Cluster
 from .costs import StageCosts, StageEdge
 from .documents import as_plain, from_json, read_text, to_json
-from .errors import RequestError
+from .mesh import Mesh
 
 FORMAT = "panpipe.plan/1"
-
-
-@frozen
-class Mesh:
-    """How many devices stand along the pipeline and along the data dimension, and which of a cluster's they are.
-
-    A *replica* is one whole pipeline. All replicas run the same orders, each on microbatches of its own. Their devices
-    are numbered replica by replica: *rank* ``replica × pipeline + position``.
-
-    Args:
-        pipeline: devices of one replica, one for each position along the pipeline.
-        data: replicas.
-        devices: per replica the cluster's device at every position; None takes them in the cluster's order, so that
-            a rank's device is the one of its number.
-    """
-
-    pipeline: int
-    data: int = 1
-    devices: tuple[tuple[int, ...], ...] | None = None
-
-    @property
-    def ranks(self) -> int:
-        """All devices: those of every replica."""
-        return self.pipeline * self.data
-
-    @property
-    def cluster_devices(self) -> tuple[int, ...]:
-        """The cluster's device of every rank."""
-        if self.devices is None:
-            return tuple(range(self.ranks))
-        return tuple(device for replica in self.devices for device in replica)
-
-    def check(self, cluster: Cluster | None = None) -> None:
-        """Refuse what is no mesh, or none of this cluster.
-
-        Raises:
-            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline``, one stands twice, or the
-                cluster does not have it.
-        """
-        if self.pipeline < 1 or self.data < 1:
-            raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both are at least 1; plan again")
-        if self.devices is not None:
-            counts = [len(replica) for replica in self.devices]
-            if counts != [self.pipeline] * self.data:
-                raise RequestError(
-                    f"mesh.devices has replicas of {counts} devices: {self.data} replicas of {self.pipeline} each"
-                )
-            seen = set()
-            for device in self.cluster_devices:
-                if device in seen or device < 0:
-                    rule = "they go from 0" if device < 0 else "a device stands at one position of one replica"
-                    raise RequestError(f"mesh.devices names device {device}{' twice' * (device >= 0)}: {rule}")
-                seen.add(device)
-        if cluster is not None and max(self.cluster_devices) >= len(cluster.devices):
-            needs = (
-                f"needs {self.ranks} devices"
-                if self.devices is None
-                else f"uses device {max(self.cluster_devices)}, counted from 0,"
-            )
-            raise RequestError(
-                f"the plan {needs} and the cluster has {len(cluster.devices)}: use a larger cluster, or plan for this "
-                "one"
-            )
-
-    def arrange(self, cluster: Cluster) -> Cluster:
-        """The same cluster with its devices in the order of ranks; those that the mesh leaves out come last.
-
-        Raises:
-            RequestError: as of ``check``.
-        """
-        self.check(cluster)
-        return cluster if self.devices is None else _arranged(self, cluster)
-
-    def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
-        """Per position along the pipeline the memory of the replica that has least there. Errors as of ``check``."""
-        sizes = [device.memory_bytes for device in self.arrange(cluster).devices[: self.ranks]]
-        return tuple(min(sizes[position :: self.pipeline]) for position in range(self.pipeline))
-
-
-@lru_cache(maxsize=128)
-def _arranged(mesh: Mesh, cluster: Cluster) -> Cluster:
-    used = mesh.cluster_devices
-    rest = [number for number in range(len(cluster.devices)) if number not in set(used)]
-    return cluster.arranged((*used, *rest))
 
 
 @frozen

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from attrs import evolve
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from ..backends.kind import BackendKind
@@ -19,6 +20,7 @@ from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
 from ..core.derive import Recompute, recomputing
 from ..core.errors import RequestError
+from ..core.mesh import Mesh, MeshShape
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
@@ -36,10 +38,13 @@ from .weights import ModuleInit, weights_from
 ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
 """The environment variable that says how many seconds ranks wait for each other."""
 
+MeshWish = Mesh | MeshShape | DeviceMesh | None
+"""A mesh, or what is known of it before it is known how many ranks there are."""
+
 
 def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
-    microbatches: int, plan: Plan | str | Path, devices: int | None, backend: str | BackendKind | None,
+    microbatches: int, plan: Plan | str | Path, mesh: MeshWish, backend: str | BackendKind | None,
     cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
     max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None,
@@ -47,7 +52,7 @@ def build_pipeline(
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
     Args:
-        devices: along the pipeline; None for the ranks there are, or two threads.
+        mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
         families: the schedules an automatic plan chooses among.
         anneal: whether its orders may depart from theirs.
         oracle, cut_oracle: score plans (see :class:`Planning`).
@@ -75,8 +80,9 @@ def build_pipeline(
     keep_freed_memory(*([SMALL] if on_meta else []))
     if given is None and virtual is not None:
         given = virtual.planned(operators, microbatches)
-    team = (make_team if virtual is None else virtual_team)(devices if given is None else given.mesh.pipeline, backend)
+    team = (make_team if virtual is None else virtual_team)(mesh if given is None else given.mesh, backend)
     try:
+        _check_counts(team, microbatches)
 
         def ready(plan: Plan) -> Pipeline:
             _check_plan(plan, operators, team, anywhere=virtual is not None)
@@ -117,7 +123,7 @@ def read_tensors(operators: Operators) -> list[str]:
     return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
-def make_team(devices: int | None, backend: str | BackendKind | None) -> Team:
+def make_team(mesh: MeshWish = None, backend: str | BackendKind | None = None) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
     Raises:
@@ -131,18 +137,55 @@ def make_team(devices: int | None, backend: str | BackendKind | None) -> Team:
             raise RequestError(
                 f"backend '{kind.name}' runs ranks: start the script with torchrun, or use backend='memcpy'"
             )
-        return ThreadTeam(devices or 2, kind)
+        return ThreadTeam(_in_one_process(mesh).pipeline, kind)
     if kind.ranks is None:
         raise RequestError(
             f"backend '{kind.name}' runs threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    if devices is not None and devices != world:
+    return RankTeam(kind, _arrival_s(), _over_ranks(mesh, world))
+
+
+def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
+    """The mesh over all ranks of the job."""
+    if isinstance(mesh, MeshShape):
+        return mesh.over(world, "ranks")
+    if isinstance(mesh, Mesh):
+        if mesh.ranks != world:
+            raise RequestError(
+                f"the mesh pp={mesh.pipeline},dp={mesh.data} is for {mesh.ranks} devices and the job has {world} "
+                f"ranks: they must be equal; start it with torchrun --nproc-per-node {mesh.ranks}, or plan for {world}"
+            )
+        if max(mesh.cluster_devices) >= world:
+            raise RequestError(
+                f"the plan stands on the devices {list(mesh.cluster_devices)} of its cluster and the job has {world} "
+                "ranks, from 0: a rank is the device of its number; plan for a cluster of these devices alone"
+            )
+    return mesh
+
+
+def _in_one_process(mesh: MeshWish) -> Mesh:
+    """The mesh of devices that live in one process, of which one replica runs."""
+    if isinstance(mesh, DeviceMesh):
+        raise RequestError(f"mesh is {mesh} and this process is no rank: start the script with torchrun")
+    found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
+    if found.data > 1:
         raise RequestError(
-            f"the pipeline is for {devices} devices and the job has {world} ranks: they must be equal; "
-            f"start it with torchrun --nproc-per-node {devices}, or plan for mesh='pp={world}'"
+            f"a mesh of {found.data} replicas in one process: each has parameters of its own, in processes of its own; "
+            f"start the script with torchrun --nproc-per-node {found.ranks}"
         )
-    return RankTeam(kind, _arrival_s())
+    return found
+
+
+def _check_counts(team: Team, microbatches: int) -> None:
+    """Refuse ranks that cut their batches into different numbers of microbatches."""
+    counts = team.everywhere(lambda _: microbatches)
+    other = next((number for number, count in enumerate(counts) if count != counts[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"rank {team.rank(other)} has {counts[other]} microbatches and rank {team.rank(0)} has {counts[0]}: every "
+            "rank runs the same plan; give all of them the same number"
+        )
 
 
 def _world_size() -> int | None:
@@ -168,7 +211,7 @@ def _arrival_s() -> float | None:
     return seconds
 
 
-def virtual_team(devices: int | None, backend: str | BackendKind | None) -> Team:
+def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
     """The team of devices that are not there: all of them in this process.
 
     Raises:
@@ -181,7 +224,24 @@ def virtual_team(devices: int | None, backend: str | BackendKind | None) -> Team
         )
     if backend is not None:
         raise RequestError(f"backend '{backend}' moves nothing between devices that are simulated: leave it out")
-    return ThreadTeam(devices or 2)
+    return ThreadTeam(mesh_in_simulator(mesh).pipeline)
+
+
+def mesh_in_simulator(mesh: MeshWish) -> Mesh:
+    """The mesh of devices that are simulated, of which one replica trains.
+
+    Raises:
+        RequestError: it has several.
+    """
+    if isinstance(mesh, DeviceMesh):
+        raise RequestError(f"mesh is {mesh} and target 'simulator' has no ranks: write such as pp=4")
+    found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
+    if found.data > 1:
+        raise RequestError(
+            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe simulate "
+            "tells what a step of all of them takes"
+        )
+    return found
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:
@@ -194,20 +254,18 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
             "that the plan was made for; plan again"
         )
     if plan.mesh.data != 1:
+        raise RequestError(f"the plan has {plan.mesh.data} replicas: this version trains one; plan with data=1")
+    in_order = plan.mesh.cluster_devices == tuple(range(plan.devices))
+    if len(team.local) == team.size > 1 and not anywhere and not in_order:
         raise RequestError(
-            f"the plan has {plan.mesh.data} replicas along the data dimension: this version trains one; "
-            "plan with data=1"
-        )
-    if not anywhere and plan.mesh.devices is not None and plan.mesh.cluster_devices != tuple(range(plan.devices)):
-        raise RequestError(
-            f"the plan stands on the devices {list(plan.mesh.cluster_devices)} of its cluster: this version runs "
-            "position i of the pipeline on device i; plan for a cluster with its devices in this order"
+            f"the plan stands on the devices {list(plan.mesh.cluster_devices)} of its cluster: threads are its devices "
+            "in their order; plan for a cluster with its devices in this order, or start ranks with torchrun"
         )
     validate(plan)
     hashes = team.everywhere(lambda _: plan.hash)
-    other = next((rank for rank, found in enumerate(hashes) if found != hashes[0]), None)
+    other = next((number for number, found in enumerate(hashes) if found != hashes[0]), None)
     if other is not None:
         raise RequestError(
-            f"rank {other} has plan {hashes[other][:12]} and rank 0 has {hashes[0][:12]}: every rank runs the same "
-            "plan; give all of them the same file"
+            f"rank {team.rank(other)} has plan {hashes[other][:12]} and rank {team.rank(0)} has {hashes[0][:12]}: "
+            "every rank runs the same plan; give all of them the same file"
         )

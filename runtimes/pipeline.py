@@ -82,7 +82,7 @@ class Pipeline:
     def _warn_of_unused(self, operators: Operators) -> None:
         read = set(operators.graph.parameters)
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
-        if unused and 0 in self._team.local:
+        if unused and self._team.first:
             shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
             warnings.warn(f"{shown}: the loss does not depend on it; it keeps no gradient, as in eager", stacklevel=4)
 
@@ -219,7 +219,7 @@ class Pipeline:
             self.load(weights_from(None, self.model, self._seed))
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
-        if remark is not None and self.steps and 0 in self._team.local:
+        if remark is not None and self.steps and self._team.first:
             warnings.warn(remark, stacklevel=3)
         done = self._runner.run(prepared, pieces, self.steps, trace, watch, update)
         self.steps += 1

@@ -105,12 +105,14 @@ class Shapes:
             made = make()
         except Exception as error:
             failure = error
-        told = self._team.everywhere(lambda _: None if failure is None else f"{type(failure).__name__}: {failure}")
+        # Other replicas have batches, and shapes, of their own.
+        told = self._team.in_replica(lambda _: None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure
-        other = next((rank for rank, text in enumerate(told) if text is not None), None)
+        other = next((device for device, text in enumerate(told) if text is not None), None)
         if other is not None:
-            raise RequestError(f"rank {other} cannot compile the step for this batch: {told[other]}")
+            rank = self._team.rank(self._team.replica * self._team.size + other)
+            raise RequestError(f"rank {rank} cannot compile the step for this batch: {told[other]}")
         assert made is not None
         return made
 

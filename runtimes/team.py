@@ -1,7 +1,12 @@
-"""Teams: the devices of a pipeline, and how something is done on all of them at once.
+"""Teams: the devices of a mesh, and how something is done on all of them at once.
 
 Planning, profiling and training are written once for both process models: threads of one process, and ranks under
-``torchrun``.
+``torchrun``. A *device* has its number along the pipeline, in every replica the same; those of all replicas are counted
+replica by replica::
+
+    mesh dp=2,pp=2      replica 0: device 0 ── device 1       one transport along each pipeline,
+                                      ╎           ╎
+                        replica 1: device 0 ── device 1       and one over the replicas of each device
 """
 
 import threading
@@ -11,33 +16,59 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..backends import gloo, memcpy
 from ..backends.contract import Backend
 from ..backends.kind import BackendKind
 from ..core.errors import RequestError, WorkerError
+from ..core.mesh import Mesh
 from .arrival import ARRIVAL_S, join
+from .groups import device_mesh
 from .watch import FailureWatch
 
 T = TypeVar("T")
 
 
 class Team(ABC):
-    """The devices of a pipeline.
+    """The devices of a mesh.
 
     Attributes:
-        size: how many.
-        local: the devices that live in this process.
+        mesh: pipeline × data.
         kind: the transport between them.
+        local: the devices that live in this process.
+        replica: which replica they belong to.
     """
 
-    size: int
+    mesh: Mesh
     kind: BackendKind
     local: tuple[int, ...]
+    replica: int = 0
+
+    @property
+    def size(self) -> int:
+        """Devices along the pipeline."""
+        return self.mesh.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """How many pipelines there are, each on microbatches of its own."""
+        return self.mesh.data
+
+    @property
+    def first(self) -> bool:
+        """Whether the first device of all lives in this process: it speaks for all of them."""
+        return self.replica == 0 and 0 in self.local
 
     @abstractmethod
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
-        """Run ``work(device)`` on all devices at the same time; every process gets all the results."""
+        """Run ``work(device)`` on all devices of all replicas at the same time; every process gets all the results,
+        replica by replica."""
+
+    @abstractmethod
+    def in_replica(self, work: Callable[[int], T]) -> list[T]:
+        """The same on the devices of this replica alone, whatever others do."""
 
     @abstractmethod
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
@@ -45,11 +76,35 @@ class Team(ABC):
 
     @abstractmethod
     def decide(self, choose: Callable[[], T]) -> T:
-        """Compute something once, on the first device, and give it to all."""
+        """Compute something once, on the first device of the first replica, and give it to all."""
 
     @abstractmethod
     def backend(self, device: int) -> Backend:
-        """The transport's end at a device of this process."""
+        """The transport's end at a device of this process: to the others along its pipeline."""
+
+    @abstractmethod
+    def replicas_of(self, device: int) -> Backend | None:
+        """Its end to the same device of all replicas; None where there is one replica."""
+
+    def total(self, device: int, numbers: Tensor) -> Tensor:
+        """Add up a few numbers over all devices of all replicas: to the same bits everywhere.
+
+        Called on all of them at once, from within ``run_local``; every device waits for all. Along each pipeline first,
+        then over replicas. For sums over the stages alone there is ``backend(device).all_reduce``.
+
+        Args:
+            device: the device that asks.
+            numbers: its own; not changed.
+        """
+        sums = numbers.clone(memory_format=torch.contiguous_format)
+        for end in (self.backend(device), self.replicas_of(device)):
+            if end is not None and end.devices > 1:
+                end.all_reduce(sums).wait()
+        return sums
+
+    def rank(self, number: int) -> int:
+        """What people call a device, by its number among all devices of all replicas."""
+        return self.mesh.cluster_devices[number]
 
     @abstractmethod
     def close(self) -> None:
@@ -65,7 +120,7 @@ class ThreadTeam(Team):
     """
 
     def __init__(self, size: int, kind: BackendKind = memcpy.KIND) -> None:
-        self.size, self.kind = size, kind
+        self.mesh, self.kind = Mesh(size), kind
         self.local = tuple(range(size))
         self._ends: Sequence[Backend] = ()
 
@@ -99,11 +154,17 @@ class ThreadTeam(Team):
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
         return list(self.run_local(work).values())
 
+    def in_replica(self, work: Callable[[int], T]) -> list[T]:
+        return self.everywhere(work)
+
     def decide(self, choose: Callable[[], T]) -> T:
         return choose()
 
     def backend(self, device: int) -> Backend:
         return self._ends[device]
+
+    def replicas_of(self, device: int) -> Backend | None:
+        return None
 
     def close(self) -> None:
         """Threads end with the work they were given."""
@@ -117,26 +178,34 @@ class RankTeam(Team):
     Args:
         kind: the transport between them; one that connects ranks.
         arrival_s: how long ranks wait for each other; None for `ARRIVAL_S`.
+        mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
         WorkerError: a rank did not arrive in time.
+        RequestError: the mesh is for another number of ranks, or another one on another rank.
     """
 
-    def __init__(self, kind: BackendKind = gloo.KIND, arrival_s: float | None = None) -> None:
+    def __init__(
+        self, kind: BackendKind = gloo.KIND, arrival_s: float | None = None, mesh: Mesh | DeviceMesh | None = None
+    ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
         self._own_group = not dist.is_initialized()
         join(ARRIVAL_S if arrival_s is None else arrival_s)
         self.kind = kind
-        self.size = dist.get_world_size()
         self._rank = dist.get_rank()
-        self.local = (self._rank,)
+        self.mesh, groups = device_mesh(mesh)
+        self.replica, position = self.mesh.place(self._rank)
+        self.local = (position,)
         self._watch = FailureWatch(self._rank)
-        self._backend = kind.ranks(dist.group.WORLD)
+        self._pipeline = groups.get_group("pp")
+        self._backend = kind.ranks(self._pipeline)
+        self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
 
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
+        device = self.local[0]
         try:
-            return {self._rank: work(self._rank)}
+            return {device: work(device)}
         except BaseException as failure:
             reason = self._watch.report(failure)
             if isinstance(failure, WorkerError) and reason != str(failure):
@@ -144,20 +213,26 @@ class RankTeam(Team):
             raise
 
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
-        mine = self.run_local(work)[self._rank]
+        mine = self.run_local(work)[self.local[0]]
+        by_rank: list[Any] = [None] * self.mesh.ranks
+        dist.all_gather_object(by_rank, mine)
+        return [by_rank[rank] for rank in self.mesh.cluster_devices]
+
+    def in_replica(self, work: Callable[[int], T]) -> list[T]:
+        mine = self.run_local(work)[self.local[0]]
         results: list[Any] = [None] * self.size
-        dist.all_gather_object(results, mine)
+        dist.all_gather_object(results, mine, group=self._pipeline)
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:
         # A failure to decide is everybody's: it travels like a decision.
         chosen: list[Any] = [None, None]
-        if self._rank == 0:
+        if self.first:
             try:
                 chosen[0] = choose()
             except Exception as failure:
                 chosen[1] = failure
-        dist.broadcast_object_list(chosen, src=0)
+        dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
         if chosen[1] is not None:
             raise chosen[1]
         decision: T = chosen[0]
@@ -166,8 +241,13 @@ class RankTeam(Team):
     def backend(self, device: int) -> Backend:
         return self._backend
 
+    def replicas_of(self, device: int) -> Backend | None:
+        return self._replicas
+
     def close(self) -> None:
         self._watch.stop()
         self._backend.close()
+        if self._replicas is not None:
+            self._replicas.close()
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()

@@ -12,8 +12,9 @@ from attrs import frozen
 
 from ..contract import Backend
 from ..kind import BackendKind
+from .bench import Bench
 from .payload import DTYPES, BrokenRuleError
-from .rules import RULES, Bench
+from .rules import RULES
 
 
 @frozen

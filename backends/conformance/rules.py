@@ -12,67 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import Tensor
 
 from ...core.errors import WorkerError
-from ..contract import Backend, Handle
+from ..contract import Handle
+from .bench import Bench
 from .payload import BrokenRuleError, expect, payload, same
+from .sums import add_up, add_up_in_flight
 
 FAILURE_S = 10.0
 """Within this time a device learns that another one stopped."""
-
-
-@frozen
-class Bench:
-    """One device on which the rules run.
-
-    Args:
-        end: its end of the transport.
-        dtypes: what the backend moves of those that are tried.
-        where: its tensors are there.
-        alone: whether this device is a process of its own.
-    """
-
-    end: Backend
-    dtypes: Sequence[torch.dtype] = field(kw_only=True)
-    where: torch.device = field(kw_only=True)
-    alone: bool = field(kw_only=True)
-
-    @property
-    def others(self) -> list[int]:
-        """All devices but this one."""
-        return [device for device in range(self.end.devices) if device != self.end.device]
-
-    def send(self, tensors: Sequence[Tensor], peer: int) -> tuple[Handle, Sequence[Tensor]]:
-        """A send under way, with what must live until it is over."""
-        here = [tensor.to(self.where) for tensor in tensors]
-        return self.end.send(here, peer), here
-
-    def receive(self, like: Sequence[Tensor], peer: int) -> tuple[Handle, list[Tensor]]:
-        """A receive under way, with its buffers: as large as ``like``, and filled with something else."""
-        buffers = [torch.empty(one.shape, dtype=one.dtype, device=self.where) for one in like]
-        for buffer in buffers:
-            buffer.fill_(1)
-        return self.end.receive(buffers, peer), buffers
-
-    def exchange(self, messages: Callable[[int, int], list[list[Tensor]]], what: Callable[[int, int], str]) -> None:
-        """Send all messages of every pair and direction at once, receive them, and expect them unchanged.
-
-        Args:
-            messages: (sender, receiver) → what the one sends the other, in order.
-            what: (sender, number of the message) → the subject of what is said of a changed one.
-        """
-        me = self.end.device
-        flying = [self.send(message, peer) for peer in self.others for message in messages(me, peer)]
-        for peer in self.others:
-            for number, message in enumerate(messages(peer, me)):
-                handle, buffers = self.receive(message, peer)
-                handle.wait()
-                for buffer, sent in zip(buffers, message, strict=True):
-                    expect(buffer, sent, what(peer, number))
-        for handle, _ in flying:
-            handle.wait()
 
 
 @frozen
@@ -236,12 +186,13 @@ def miss_the_dead(bench: Bench) -> None:
         return
     bench.send([torch.ones(1)], victim)[0].wait()
     pending = iter(_waits_for(bench, victim))
-    for what in ("a receive that was waited for", "a send", "a receive"):
+    for what in ("a receive that was waited for", "a send", "a receive", "a sum"):
         begun = time.monotonic()
         try:
             next(pending)()
         except WorkerError as error:
-            if not re.search(rf"\b(rank|device) {victim}\b", str(error)):
+            # Of those that a sum misses it may not know which.
+            if what != "a sum" and not re.search(rf"\b(rank|device) {victim}\b", str(error)):
                 raise BrokenRuleError(
                     f"{what} on device {me} raised WorkerError('{error}'), which does not name device {victim}"
                 ) from error
@@ -258,10 +209,11 @@ def miss_the_dead(bench: Bench) -> None:
 
 
 def _waits_for(bench: Bench, peer: int) -> Iterator[Callable[[], None]]:
-    """A receive from a device that is about to stop; then a send and a receive when it is known to have."""
+    """A receive from a device that is about to stop; then a send, a receive and a sum when it is known to have."""
     yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
     yield partial(_finish, partial(bench.send, [torch.ones(1 << 20)], peer))
     yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
+    yield lambda: bench.end.all_reduce(torch.ones(3, device=bench.where)).wait()
 
 
 def _finish(begin: Callable[[], tuple[Handle, Sequence[Tensor]]]) -> None:
@@ -279,6 +231,11 @@ def _rules() -> Iterator[Rule]:
     yield Rule("layouts", "what is sent need not be contiguous", read_layouts)
     yield Rule("reuse", "what was sent may be overwritten once its handle was waited for", release_when_waited)
     yield Rule("bounds", "nothing but the buffers of a receive is written", touch_nothing_else)
+    yield Rule("sums", "a tensor is added up over all devices in place, to the same bits on all of them", add_up)
+    yield Rule(
+        "sums in flight", "several sums may be in flight at once, among messages, and waited for in any order",
+        add_up_in_flight,
+    )  # fmt: skip
     yield Rule(
         "death", f"those who wait for a device that stops raise WorkerError with its number within {FAILURE_S:g} s",
         miss_the_dead,

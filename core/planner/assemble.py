@@ -7,7 +7,8 @@ from attrs import evolve
 from ..costs import StageCosts, StageEdge, stage_edges
 from ..errors import RequestError
 from ..graph import OpGraph
-from ..plan import Mesh, Plan, Stage, TiedWeight
+from ..mesh import Mesh
+from ..plan import Plan, Stage, TiedWeight
 from ..schedules.problem import Schedule
 
 

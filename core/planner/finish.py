@@ -6,7 +6,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ..costs import StageCosts
-from ..plan import MemoryPolicy, Mesh, Plan, Prediction
+from ..mesh import Mesh
+from ..plan import MemoryPolicy, Plan, Prediction
 from ..schedules.problem import Schedule
 from .assemble import assemble, with_replicas
 from .infeasible import NothingFits

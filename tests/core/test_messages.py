@@ -3,8 +3,8 @@
 import pytest
 from attrs import evolve
 from panpipe.core.errors import RequestError
+from panpipe.core.mesh import Mesh
 from panpipe.core.messages import match_messages
-from panpipe.core.plan import Mesh
 
 from ..support.plans import orders, plan_of
 

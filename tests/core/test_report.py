@@ -8,7 +8,8 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
-from panpipe.core.plan import Mesh, Plan, Prediction, Stage, TiedWeight
+from panpipe.core.mesh import Mesh
+from panpipe.core.plan import Plan, Prediction, Stage, TiedWeight
 from panpipe.core.report import Check, ReportFacts, report_html, write_report
 from panpipe.core.report.operators import condensed
 from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue

@@ -9,7 +9,8 @@ from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError
 from panpipe.core.lowering import lower
-from panpipe.core.plan import MemoryPolicy, Mesh, Stage, TiedWeight
+from panpipe.core.mesh import Mesh
+from panpipe.core.plan import MemoryPolicy, Stage, TiedWeight
 from panpipe.core.validate import validate
 from panpipe.simulators.run import simulate
 

@@ -4,7 +4,7 @@ import panpipe
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.plan import Mesh
+from panpipe.core.mesh import Mesh
 from panpipe.core.planner import assemble
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -33,7 +33,14 @@ def plan(devices: int = 2):
         ({"microbatches": 0}, "0 microbatches"),
         ({"mesh": "pp=99"}, r"99 stages for \d+ operators.*use at most"),
         ({"mesh": "four"}, "'four' is not a mesh"),
-        ({"mesh": "pp=2,dp=2"}, "one replica"),
+        ({"mesh": "pp=2,dp=2"}, "2 replicas in one process.*torchrun --nproc-per-node 4"),
+        (
+            {"mesh": "pp=2,dp=2", "target": "simulator", "cluster": "2xA100-40GB"},
+            "trains one replica and the mesh has 2",
+        ),
+        ({"mesh": "pp=2,dp=0"}, "has dp=0: every dimension stands once and is at least 1"),
+        ({"mesh": "pp=2,tp=2"}, "has a dimension 'tp': there are pp"),
+        ({"mesh": 0}, "has pp=0"),
         ({"backend": "gloo"}, "torchrun"),
         ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are memcpy, gloo"),
         ({"schedule": "perfect"}, "no schedule 'perfect'"),
@@ -70,18 +77,18 @@ def test_a_plan_edited_into_a_deadlock_is_refused():
 def test_a_plan_for_another_world_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(panpipe.RequestError, match=r"for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
+    with pytest.raises(panpipe.RequestError, match=r"is for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
         build(plan=plan())
 
 
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [
-        (Mesh(2, 2), "the plan has 2 replicas along the data dimension: this version trains one"),
-        (Mesh(2, 1, ((1, 0),)), r"the plan stands on the devices \[1, 0\] of its cluster: this version runs"),
+        (Mesh(2, 2), "a mesh of 2 replicas in one process: .*torchrun --nproc-per-node 4"),
+        (Mesh(2, 1, ((1, 0),)), r"the plan stands on the devices \[1, 0\] of its cluster: threads are its devices"),
     ],
 )
-def test_a_mesh_that_no_runtime_has_yet_is_refused(mesh, said):
+def test_a_mesh_that_threads_do_not_have_is_refused(mesh, said):
     with pytest.raises(panpipe.RequestError, match=said) as refusal:
         build(plan=evolve(plan(), mesh=mesh))
     assert "\n" not in str(refusal.value)

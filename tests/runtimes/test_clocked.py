@@ -8,7 +8,8 @@ from panpipe.api import TARGETS
 from panpipe.core.actions import parse_action
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts
-from panpipe.core.plan import Mesh, Prediction
+from panpipe.core.mesh import Mesh
+from panpipe.core.plan import Prediction
 from panpipe.runtimes.clocked import ClockedWalk
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.team import ThreadTeam

@@ -7,8 +7,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
+from panpipe.core.mesh import Mesh
 from panpipe.core.perfetto import trace_json
-from panpipe.core.plan import Mesh, Plan
+from panpipe.core.plan import Plan
 from panpipe.simulators.run import simulate
 
 from ..support.plans import plans

@@ -85,6 +85,29 @@ class Spilling(MemcpyBackend):
         return handle
 
 
+class Disordered(MemcpyBackend):
+    """Every device adds up in an order of its own."""
+
+    def all_reduce(self, tensor):
+        others = [peer for peer in range(self.devices) if peer != self.device]
+        parts = [torch.empty_like(tensor) for _ in others]
+        handles = [self.send([tensor], peer) for peer in others]
+        handles += [self.receive([part], peer) for part, peer in zip(parts, others, strict=True)]
+        for handle in handles:
+            handle.wait()
+        for part in parts:
+            tensor.add_(part)
+        return Later()
+
+
+class Forgetful(MemcpyBackend):
+    """A sum says that it is over before it is."""
+
+    def all_reduce(self, tensor):
+        super().all_reduce(tensor)
+        return Later()
+
+
 def _connect(cls, devices):
     exchange = Exchange(devices)
     return [cls(exchange, device) for device in range(devices)]
@@ -112,6 +135,14 @@ def nameless(devices):
 
 def spilling(devices):
     return _connect(Spilling, devices)
+
+
+def disordered(devices):
+    return _connect(Disordered, devices)
+
+
+def forgetful(devices):
+    return _connect(Forgetful, devices)
 
 
 def unconnected(devices):

@@ -1,0 +1,88 @@
+"""The rules about sums over all devices."""
+
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from ..contract import Handle
+from ..kind import dtype_name
+from .bench import Bench
+from .payload import BrokenRuleError, expect, same
+
+SHAPES = ((), (1,), (3, 5, 7), (65_537,))
+NUMBERS = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+)  # fmt: skip
+"""What the rules add up of it, as far as the backend moves it."""
+
+
+def add_up(bench: Bench) -> None:
+    """Sums of every shape and dtype of numbers, each in the middle of a larger tensor."""
+    for dtype in NUMBERS:
+        for shape in SHAPES if dtype in bench.dtypes else ():
+            wanted = _total(bench, shape, dtype)
+            count = wanted.numel()
+            around = torch.full((count + 20,), 7, dtype=dtype, device=bench.where)
+            tensor = around[10 : 10 + count].view(shape)
+            tensor.copy_(_addend(bench.end.device, shape, dtype))
+            bench.end.all_reduce(tensor).wait()
+            _expect_sum(bench, tensor, wanted)
+            if not bool((around[:10] == 7).all() and (around[10 + count :] == 7).all()):
+                raise BrokenRuleError(
+                    f"device {bench.end.device} added up a part of a tensor, and more of it was written"
+                )
+
+
+def add_up_in_flight(bench: Bench) -> None:
+    """Sums of several sizes, one behind the other, with a message to everybody between each two."""
+    me, shapes = bench.end.device, [(5,), (40_000,), (1,), (3_000,), (200_000,)]
+    sums: list[tuple[Handle, Tensor, Tensor]] = []
+    flying, arriving = [], []
+    for number, shape in enumerate(shapes):
+        tensor = _addend(me, shape, torch.float32, number).to(bench.where)
+        sums.append((bench.end.all_reduce(tensor), tensor, _total(bench, shape, torch.float32, number)))
+        message = [torch.full((2_000,), float(number))]
+        flying += [bench.send(message, peer) for peer in bench.others]
+        arriving += [(peer, message, *bench.receive(message, peer)) for peer in bench.others]
+    for peer, (sent,), handle, (got,) in arriving:
+        handle.wait()
+        expect(got, sent, f"a message of device {peer} among sums")
+    for handle, _, _ in reversed(sums):
+        handle.wait()
+    for _, tensor, wanted in sums:
+        _expect_sum(bench, tensor, wanted)
+    for handle, _ in flying:
+        handle.wait()
+
+
+def _addend(device: int, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:
+    """What a device adds: numbers whose sum depends on the order in which they are added, as far as they round."""
+    generator = torch.Generator().manual_seed(crc32(repr((device, shape, number)).encode()))
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(-1_000_000, 1_000_000, shape, generator=generator, dtype=torch.int64).to(dtype)
+
+
+def _total(bench: Bench, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:
+    """The sum, in float64 or int64."""
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    return torch.stack([_addend(d, shape, dtype, number).to(wide) for d in range(bench.end.devices)]).sum(0)
+
+
+def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
+    """Raise BrokenRuleError where a sum is wrong by more than rounding, or another one than elsewhere."""
+    what = f"a sum {list(wanted.shape)} of {dtype_name(found.dtype)} on device {bench.end.device}"
+    rounding = 4 * bench.end.devices * torch.finfo(found.dtype).eps if found.dtype.is_floating_point else 0.0
+    far = (found.cpu().to(wanted.dtype) - wanted).abs()
+    if bool((far > rounding * (1 + wanted.abs())).any()):
+        raise BrokenRuleError(f"{what} is off by {far.max().item():g}")
+    here = found.clone()
+    flying = [bench.end.send([here], peer) for peer in bench.others]
+    for peer in bench.others:
+        handle, (there,) = bench.receive([here], peer)
+        handle.wait()
+        if not same(there, here):
+            raise BrokenRuleError(f"{what} has other bits than on device {peer}")
+    for handle in flying:
+        handle.wait()
