@@ -7,32 +7,39 @@
                                       │
     4 both handles see `done` ◄───────┴────► 4
 
-On CUDA ready, free and done are events: the copy is issued on a stream of its own, and no host waits for a device.
+On CUDA ready, free and done are events: the copy is issued on streams of its own, and no host waits for a device. Peers
+have a stream on either GPU, because PyTorch orders a copy between GPUs behind the current streams of both.
 """
 
 import threading
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
-import torch
 from attrs import define, field
 from torch import Tensor
 
 from ..core.errors import WorkerError
 from .contract import Backend, Handle
 from .kind import BackendKind
+from .streams import streams_of
 
 
 @define(eq=False)
 class _Transfer:
-    """One end of a message, and what both ends learn of its end."""
+    """One end of a message, and what both ends learn of its end.
+
+    Args:
+        tensors: what is sent, or where it goes.
+        ready: the event behind which they may be read or written; None where there are no streams.
+        done: set when the copy was made, or issued.
+        span: the events around the copy.
+    """
 
     tensors: Sequence[Tensor]
     ready: Any
     done: threading.Event = field(factory=threading.Event)
-    done_event: Any = None
+    span: tuple[Any, Any] | None = None
 
 
 @define(eq=False)
@@ -42,7 +49,6 @@ class _Channel:
     lock: threading.Lock = field(factory=threading.Lock)
     sends: deque[_Transfer] = field(factory=deque)
     receives: deque[_Transfer] = field(factory=deque)
-    stream: Any = None
 
 
 class Exchange:
@@ -88,8 +94,16 @@ class _MemcpyHandle:
         self._transfer.done.wait()
         if self._exchange.failure is not None:
             self._exchange.check()
-        if self._transfer.done_event is not None:
-            torch.cuda.current_stream(self._transfer.tensors[0].device).wait_event(self._transfer.done_event)
+        if self._transfer.span is not None:
+            device = self._transfer.tensors[0].device
+            streams = streams_of(device)
+            assert streams is not None
+            streams.wait(streams.current(device), self._transfer.span[1])
+
+    @property
+    def span(self) -> tuple[Any, Any] | None:
+        """Timed events around the copy, on the sender's device; None where there are none."""
+        return self._transfer.span
 
 
 class MemcpyBackend(Backend):
@@ -108,17 +122,14 @@ class MemcpyBackend(Backend):
         self.devices = exchange.devices
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        channel = self.exchange.channel(self.device, peer)
-        return self._meet(channel, channel.sends, channel.receives, tensors, sending=True)
+        return self._meet((self.device, peer), tensors, sending=True)
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        channel = self.exchange.channel(peer, self.device)
-        return self._meet(channel, channel.receives, channel.sends, buffers, sending=False)
+        return self._meet((peer, self.device), buffers, sending=False)
 
-    def _meet(
-        self, channel: _Channel, mine: deque[_Transfer], theirs: deque[_Transfer],
-        tensors: Sequence[Tensor], sending: bool,
-    ) -> Handle:  # fmt: skip
+    def _meet(self, pair: tuple[int, int], tensors: Sequence[Tensor], *, sending: bool) -> Handle:
+        channel = self.exchange.channel(*pair)
+        mine, theirs = (channel.sends, channel.receives) if sending else (channel.receives, channel.sends)
         transfer = _Transfer(tensors, _ready(tensors))
         with channel.lock:
             self.exchange.check()  # in here: a device that stops wakes what stands in the channel, under its lock
@@ -126,10 +137,8 @@ class MemcpyBackend(Backend):
             if other is None:
                 mine.append(transfer)
         if other is not None:
-            if sending:
-                _copy(channel, transfer, other)
-            else:
-                _copy(channel, other, transfer)
+            send, receive = (transfer, other) if sending else (other, transfer)
+            _copy(pair, send, receive)
         return _MemcpyHandle(self.exchange, transfer)
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -149,26 +158,31 @@ KIND = BackendKind(
 
 
 def _ready(tensors: Sequence[Tensor]) -> Any:
-    """An event behind everything issued so far that the tensors depend on; None on CPU, where that has happened."""
-    if tensors and tensors[0].is_cuda:
-        return torch.cuda.current_stream(tensors[0].device).record_event()
-    return None
+    """An event behind everything issued so far that the tensors depend on; None where that has happened."""
+    if not tensors:
+        return None
+    streams = streams_of(tensors[0].device)
+    return None if streams is None else streams.record(streams.current(tensors[0].device))
 
 
-def _copy(channel: _Channel, send: _Transfer, receive: _Transfer) -> None:
-    cuda = next((t for t in (*send.tensors, *receive.tensors) if t.is_cuda), None)
-    if cuda is not None and channel.stream is None:
-        channel.stream = torch.cuda.Stream(cuda.device)
-    with torch.cuda.stream(channel.stream) if cuda is not None else nullcontext():
-        for event in (send.ready, receive.ready):
-            if event is not None:
-                channel.stream.wait_event(event)
-        for source, target in zip(send.tensors, receive.tensors, strict=True):
-            target.copy_(source, non_blocking=True)
-            for tensor in (source, target):
-                if tensor.is_cuda:
-                    tensor.record_stream(channel.stream)
-        if cuda is not None:
-            send.done_event = receive.done_event = channel.stream.record_event()
+def _copy(pair: tuple[int, int], send: _Transfer, receive: _Transfer) -> None:
+    """Copy a message, or issue its copy, between a pair of devices."""
+    streams = streams_of(send.tensors[0].device) if send.tensors else None
+    if streams is None:
+        _copy_each(send, receive)
+    else:
+        source, target = send.tensors[0].device, receive.tensors[0].device
+        queue, other = streams.named(("memcpy", *pair), source), streams.named(("memcpy", *pair), target)
+        with streams.using(other, queue):
+            for event in (send.ready, receive.ready):
+                streams.wait(queue, event)
+            start = streams.record(queue, timed=True)
+            _copy_each(send, receive)
+            send.span = receive.span = start, streams.record(queue, timed=True)
     send.done.set()
     receive.done.set()
+
+
+def _copy_each(send: _Transfer, receive: _Transfer) -> None:
+    for source, target in zip(send.tensors, receive.tensors, strict=True):
+        target.copy_(source, non_blocking=True)

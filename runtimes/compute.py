@@ -1,17 +1,32 @@
-"""Where a device computes: the host itself on a CPU, a stream of its own on CUDA.
+"""Where a device computes: the host itself on a CPU, streams of its own on CUDA.
 
 On CUDA an action is only issued when its turn comes. The host runs ahead; streams keep the order within a queue, events
-keep it between queues, and times are those of events.
+keep it between queues, and times are those of events::
+
+    caller's stream ──begin──▶ load stream     microbatch 0 │ microbatch 1 │ …
+            │                       │ 1              │ 2           │ 2
+            └────────begin────▶ compute stream   F of microbatch 0 │ F of microbatch 1 │ … ──end──▶ caller's stream
+                                    │ 3               ▲ 4
+                                transport's streams ──┘
+
+1. What is loaded overwrites what the step before read: it comes behind that step's compute.
+2. The first action that reads a microbatch comes behind its copy to the device.
+3. A message is copied behind what computed it, and behind the posting of its receive.
+4. Its reader comes behind its copy; its sender lets go of it when the compute stream is behind the copy, too.
+
+Not run on a GPU yet; tests prove the order with streams that record it.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..backends.streams import Streams, streams_of
 
 
 class ComputeQueue(ABC):
@@ -23,9 +38,19 @@ class ComputeQueue(ABC):
 
     device: torch.device
 
+    def begin(self, traced: bool) -> None:
+        """Have what follows come behind what the caller had issued. The thread that asks for a step calls it.
+
+        Args:
+            traced: whether marks will be asked for.
+        """
+
+    def end(self) -> None:
+        """Have what the caller issues from now on come behind everything in this queue; called by the same thread."""
+
     @abstractmethod
     def active(self) -> Any:
-        """A context in which work goes to this queue: behind what the caller had issued, before what it issues next."""
+        """A context in which work of this thread goes to this queue."""
 
     @abstractmethod
     def mark(self) -> Any:
@@ -34,6 +59,21 @@ class ComputeQueue(ABC):
     @abstractmethod
     def nanoseconds(self, mark: Any) -> int:
         """When a mark was reached, on the monotonic clock. Waits for it."""
+
+    @abstractmethod
+    def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Tensors of a batch on this device, and what `loaded` takes; the host does not wait for their copies."""
+
+    def loaded(self, ticket: Any) -> None:
+        """Have what follows come behind a load."""
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        """A small tensor of the host on this device, for what follows; the host does not wait for its copy."""
+        return tensor
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The tensor on the host. Waits for everything in the queue: for the end of a step."""
+        return tensor
 
 
 class HostQueue(ComputeQueue):
@@ -52,48 +92,84 @@ class HostQueue(ComputeQueue):
     def nanoseconds(self, mark: Any) -> int:
         return int(mark)
 
+    def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        return list(values), None
+
 
 class StreamQueue(ComputeQueue):
-    """A CUDA stream.
+    """A compute stream, and one for what is loaded.
 
     Args:
-        device: the GPU.
+        device: where they are.
+        number: of the device along the pipeline: several may share one GPU, and have streams of their own there.
+        streams: makes and orders them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, number: int, streams: Streams) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._streams = streams
+        self._compute = streams.named(("compute", number), device)
+        self._load = streams.named(("load", number), device)
         self._origin: tuple[Any, int] | None = None
+        self._broken = False
+
+    def begin(self, traced: bool) -> None:
+        streams = self._streams
+        if self._broken or traced:
+            streams.synchronize(self.device)  # what a step that broke off left under way; or to tie clocks together
+            self._broken = False
+        before = streams.record(streams.current(self.device))
+        streams.wait(self._compute, before)
+        streams.wait(self._load, streams.record(self._compute))
+        if traced:
+            streams.synchronize(self.device)
+            self._origin = streams.record(self._compute, timed=True), time.perf_counter_ns()
+
+    def end(self) -> None:
+        self._streams.wait(self._streams.current(self.device), self._streams.record(self._compute))
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        caller = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(caller)
-        with torch.cuda.stream(self._stream):
-            yield
-        caller.wait_stream(self._stream)
+        try:
+            with self._streams.using(self._compute):
+                yield
+        except BaseException:
+            self._broken = True
+            raise
 
     def mark(self) -> Any:
-        if self._origin is None:  # ties the device's clock to the host's
-            torch.cuda.synchronize(self.device)
-            self._origin = self._event(), time.perf_counter_ns()
-        return self._event()
-
-    def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+        return self._streams.record(self._compute, timed=True)
 
     def nanoseconds(self, mark: Any) -> int:
         assert self._origin is not None
         event, at = self._origin
-        mark.synchronize()
-        return at + int(event.elapsed_time(mark) * 1e6)
+        return at + round(self._streams.elapsed_s(event, mark) * 1e9)
+
+    def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        streams = self._streams
+        with streams.using(self._load):
+            found = [streams.upload(v, self.device) if isinstance(v, Tensor) else v for v in values]
+        return found, streams.record(self._load)
+
+    def loaded(self, ticket: Any) -> None:
+        self._streams.wait(self._compute, ticket)
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        return self._streams.upload(tensor, self.device)
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return self._streams.download(tensor)
 
 
-def compute_queue(device: torch.device) -> ComputeQueue:
-    """A new queue on a device."""
-    return StreamQueue(device) if device.type == "cuda" else HostQueue()
+def compute_queue(device: torch.device, number: int) -> ComputeQueue:
+    """The queue of a device of the pipeline.
+
+    Args:
+        device: where it computes.
+        number: its number along the pipeline.
+    """
+    streams = streams_of(device)
+    return HostQueue() if streams is None else StreamQueue(device, number, streams)
 
 
 def compute_device(tensors: Iterable[Tensor]) -> torch.device:

@@ -40,14 +40,14 @@ class StepInputs:
 
     Args:
         microbatches: in order.
-        keys: the random key of each.
-        seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
+        keys: the random key of each, on the host.
+        seeds: the gradient that each microbatch's loss starts with: its share of the samples; one for each, on the host.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
     """
 
     microbatches: Sequence[Microbatch]
     keys: Sequence[Tensor]
-    seeds: list[Tensor]
+    seeds: Tensor
     weights: Sequence[str | None]
 
 
@@ -61,6 +61,7 @@ class StepRecord:
         events: (action, queue, start, end, bytes) in order, when the step is traced; a communication starts when it is
             posted.
         arrivals: receive → when its reader had waited for it, when the step is traced.
+        spans: send → start and end of its transfer, where the transport tells and the step is traced.
         memory: samples (time, bytes) of the saved tensors alive, from their finalizers, when they are watched.
         peak_saved: the most of them.
     """
@@ -70,6 +71,7 @@ class StepRecord:
     end_ns: int = 0
     events: list[tuple[Action, str, int, int, int]] = field(factory=list)
     arrivals: dict[Action, int] = field(factory=dict)
+    spans: dict[Action, tuple[int, int]] = field(factory=dict)
     memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0
 
@@ -86,12 +88,14 @@ class Bound:
         compute: up to the update.
         update: reductions and optimizer steps.
         states: of this device's stages.
+        reads: for each microbatch the positions of the leaves that are read here.
         fresh: whether no step has run them yet.
     """
 
     compute: Sequence[Instruction]
     update: Sequence[Instruction]
     states: Sequence[StageState]
+    reads: Sequence[Sequence[int]]
     fresh: bool = True
 
 
@@ -122,7 +126,8 @@ class Executor:
         """
         found = Binder(plan, lowered, self.device, runs, self._tied, self._frame).instructions
         first = next((i for i, one in enumerate(found) if one.action.microbatch is None), len(found))
-        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()])
+        reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
+        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
 
     def run(
         self, bound: Bound, inputs: StepInputs, *, trace: bool = False, watch: bool = False, update: bool = True,
@@ -153,6 +158,9 @@ class Executor:
             record.start_ns, record.end_ns = at(start), at(queue.mark())
             record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in notes]
             record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
+            spans = {action: getattr(handle, "span", None) for action, handle in frame.flying.items()}
+            record.spans = {a: (at(span[0]), at(span[1])) for a, span in spans.items() if span is not None}
+            frame.flying = {}
         return record
 
     def begin(
@@ -169,15 +177,29 @@ class Executor:
         frame = self._frame
         frame.backend, frame.reduced = self.backend, False
         frame.messages = self.backend if messages is None else messages
-        frame.microbatches, frame.keys = inputs.microbatches, inputs.keys
-        frame.seeds, frame.weights = inputs.seeds, inputs.weights
-        frame.results, frame.arrivals = {}, {}
+        self._load(bound, inputs)
+        frame.keys, frame.weights = inputs.keys, inputs.weights
+        frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
+        frame.results, frame.arrivals, frame.flying = {}, {}, {}
         record = StepRecord(frame.results)
         frame.traced = False
         frame.meter = None if now is None else StorageMeter(lambda alive: record.memory.append((now(), alive)))
         for state in bound.states:
             state.clear_gradients()
         return record
+
+    def _load(self, bound: Bound, inputs: StepInputs) -> None:
+        """Bring what this device reads of the batch to it, each tensor once."""
+        here: dict[int, Any] = {}
+        self._frame.leaves, self._frame.loading = [], {}
+        for m, (piece, reads) in enumerate(zip(inputs.microbatches, bound.reads, strict=True)):
+            fresh = [i for i in reads if id(piece.leaves[i]) not in here]
+            if fresh:
+                found, ticket = self._queue.load([piece.leaves[i] for i in fresh])
+                if ticket is not None:
+                    self._frame.loading[m] = ticket
+                here.update({id(piece.leaves[i]): value for i, value in zip(fresh, found, strict=True)})
+            self._frame.leaves.append(tuple(here.get(id(leaf)) for leaf in piece.leaves))
 
     def end(
         self, bound: Bound, record: StepRecord, *, update: bool,

@@ -18,7 +18,6 @@ from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
 from .compute import ComputeQueue
-from .microbatches import Microbatch
 from .stage_run import StageRun
 from .tied import TiedReduction
 
@@ -64,13 +63,15 @@ class Frame:
         backend: this device's end of the transport, for the end of the step.
         messages: its end of what moves messages between stages; mostly the same.
         queue: where this device computes.
-        microbatches: in order.
+        leaves: of each microbatch, those that are read here; use `given`.
+        loading: microbatch → what the queue waits for before its leaves are read, until it has.
         keys: the random key of each.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
         results: (name, microbatch) → the part of the step's result computed here.
         traced: whether arrivals are recorded.
         arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
+        flying: send → its transfer, when the step is traced.
         meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
     """
@@ -78,15 +79,24 @@ class Frame:
     backend: Backend
     messages: Transport
     queue: ComputeQueue
-    microbatches: Sequence[Microbatch] = ()
+    leaves: list[tuple[Any, ...]] = field(factory=list)
+    loading: dict[int, Any] = field(factory=dict)
     keys: Sequence[Tensor] = ()
     seeds: list[Tensor] = field(factory=list)
     weights: Sequence[str | None] = ()
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
     traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
+    flying: dict[Action, Handle] = field(factory=dict)
     meter: StorageMeter | None = None
     reduced: bool = False
+
+    def given(self, microbatch: int) -> tuple[Any, ...]:
+        """The leaves of a microbatch, there to be read."""
+        if self.loading:
+            for m in [m for m in self.loading if m <= microbatch]:  # a tensor that all share came with the first
+                self.queue.loaded(self.loading.pop(m))
+        return self.leaves[microbatch]
 
 
 class Instruction(NamedTuple):
@@ -187,7 +197,7 @@ class Binder:
             boundary = [mail.tensors[place] for mail, place in sources if mail.tensors is not None]
             for mail in incoming:
                 mail.tensors = None
-            leaves = frame.microbatches[microbatch].leaves
+            leaves = frame.given(microbatch)
             outputs, results = forward(microbatch, boundary, leaves, frame.keys[microbatch])
             for mail, places in outgoing:
                 mail.tensors = [outputs[place] for place in places]
@@ -202,7 +212,7 @@ class Binder:
         frame = self._frame
 
         def call() -> None:
-            leaves = frame.microbatches[microbatch].leaves
+            leaves = frame.given(microbatch)
             run.recompute(microbatch, leaves, frame.keys[microbatch])
             if frame.meter is not None:
                 _watch(frame.meter, run, microbatch, leaves)
@@ -229,7 +239,7 @@ class Binder:
             given = {output: _total(parts) for output, parts in tangents}
             for mail in incoming:
                 mail.tensors = None
-            leaves = frame.microbatches[microbatch].leaves
+            leaves = frame.given(microbatch)
             messages = program(microbatch, given, frame.seeds[microbatch], leaves, frame.keys[microbatch])
             for mail, message in zip(returned, messages, strict=True):
                 mail.tensors = message
@@ -242,7 +252,7 @@ class Binder:
         frame = self._frame
 
         def call() -> None:
-            leaves = frame.microbatches[microbatch].leaves
+            leaves = frame.given(microbatch)
             run.backward_weight(microbatch, frame.seeds[microbatch], leaves, frame.keys[microbatch])
 
         return call
@@ -255,6 +265,8 @@ class Binder:
         def call() -> None:
             assert mail.tensors is not None
             mail.handle = frame.messages.send(mail.tensors, peer)
+            if frame.traced:
+                frame.flying[action] = mail.handle
 
         return call
 

@@ -64,6 +64,7 @@ class Pipeline:
         local = [s.index for s in plan.stages if s.device in team.local]
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local)
         device = compute_device([*model.parameters(), *model.buffers()])
+        where = dict.fromkeys(team.local, device)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), device)
         self._shapes = Shapes(model, step, team, shape, first, max_shapes)
         self._own = own_tensors(model, first.programs)
@@ -74,7 +75,7 @@ class Pipeline:
             for i in local
         }
         self._preparations = Preparations(plan, self._shapes, self._states, model)
-        self._runner = StepRunner(plan, self._preparations, self._states, team, device, seed, clock)
+        self._runner = StepRunner(plan, self._preparations, self._states, team, where, seed, clock)
         self._modules = dict(model.named_modules())
         self._training = {name: module.training for name, module in self._modules.items()}
         self._warn_of_unused(operators)

@@ -7,6 +7,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..backends.contract import Backend, Handle
+from .compute import ComputeQueue
 from .executor import StepRecord
 
 
@@ -25,9 +26,14 @@ class Computed:
 
 Part = Computed | float
 
+_WEIGHT = 1
+"""Where a microbatch's weight stands among its parts."""
+
 
 class SharedResults:
     """Loss, weight and metrics of one step at one device.
+
+    On CUDA waiting is for streams; `collect` alone makes the host wait, at the end of a step.
 
     `announce` sends what this device computed, posts receives for the rest, and does not wait: the last stage has its
     results while the first ones are still at work. `collect` waits.
@@ -35,11 +41,11 @@ class SharedResults:
     Args:
         parts: for each microbatch, as many parts of the step's result: computed somewhere, or a number.
         backend: this device's end of the transport.
-        where: the device's tensors are there.
+        queue: where the device computes.
     """
 
-    def __init__(self, parts: Sequence[Sequence[Part]], backend: Backend, where: torch.device) -> None:
-        self._parts, self._backend, self._where = parts, backend, where
+    def __init__(self, parts: Sequence[Sequence[Part]], backend: Backend, queue: ComputeQueue) -> None:
+        self._parts, self._backend, self._queue = parts, backend, queue
         own: dict[int, list[tuple[int, list[int]]]] = {}
         for place in range(len(parts[0])):
             of_place: dict[int, list[int]] = {}
@@ -59,7 +65,7 @@ class SharedResults:
         for source, places in self._own.items():
             if source != backend.device:
                 size = sum(len(microbatches) for _, microbatches in places)
-                table = torch.empty(size, dtype=torch.float64, device=self._where)
+                table = torch.empty(size, dtype=torch.float64, device=self._queue.device)
                 self._handles.append(backend.receive([table], source))
             else:
                 table = torch.cat([self._computed(record, place, found) for place, found in places])
@@ -75,13 +81,32 @@ class SharedResults:
             values.append(record.results[part.name, m])
         return _means(values)
 
-    def collect(self) -> list[list[float]]:
-        """For each microbatch: loss, weight, metrics, and what the step writes into text."""
+    def total_weight(self, dtype: torch.dtype | None) -> Tensor | float:
+        """The sum of the microbatches' weights, in the dtype of those that are computed; added up where they are, so
+        that nobody waits for a device."""
+        self._arrive()
+        total: Tensor | float = 0.0
+        places = {
+            m: self._tables[source][at]
+            for source, own in self._own.items()
+            for at, (place, m) in enumerate((place, m) for place, microbatches in own for m in microbatches)
+            if place == _WEIGHT
+        }
+        for m, row in enumerate(self._parts):
+            part = row[_WEIGHT]
+            total = total + (places[m].to(dtype) if isinstance(part, Computed) else part)
+        return total
+
+    def _arrive(self) -> None:
         for handle in self._handles:
             handle.wait()
+
+    def collect(self) -> list[list[float]]:
+        """For each microbatch: loss, weight, metrics, and what the step writes into text."""
+        self._arrive()
         rows = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
         for source, table in self._tables.items():
-            values = iter(table.tolist())
+            values = iter(self._queue.read(table).tolist())
             for place, microbatches in self._own[source]:
                 for m in microbatches:
                     rows[m][place] = next(values)

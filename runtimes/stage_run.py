@@ -46,7 +46,7 @@ class StageRun:
             *(constants[name] for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
-        self._batch, self._random = inputs.batch, inputs.random
+        self.batch, self._random = inputs.batch, inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
         self._again = programs.recompute if recompute else None
         self._inputs: dict[int, list[Tensor]] = {}
@@ -137,8 +137,8 @@ class StageRun:
     def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
         """What F reads, in order."""
         given = boundary + self._static
-        if self._batch:
-            given += [leaves[i] for i in self._batch]
+        if self.batch:
+            given += [leaves[i] for i in self.batch]
         if self._random:
             given.append(key)
         return given

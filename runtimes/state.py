@@ -73,11 +73,12 @@ class StageState:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def divide_gradients(self, divisor: float) -> None:
-        """Divide all gradients."""
+    def divide_gradients(self, divisor: Tensor | float) -> None:
+        """Divide all gradients, by a number or a scalar tensor where they are."""
         held = [p.grad for p in self.parameters.values() if p.grad is not None]
         if held:
-            torch._foreach_div_(held, divisor)
+            on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
+            torch._foreach_div_(held, float(divisor) if on_host else divisor)
 
     def step(self) -> None:
         """Step the optimizer."""

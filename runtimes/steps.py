@@ -50,19 +50,19 @@ class StepRunner:
         preparations: what a step needs, by the shapes of its microbatches.
         states: stage index → what this process keeps of it.
         team: the devices.
-        device: the device that tensors are on.
+        where: device of this process → the device that its tensors are on.
         seed: of all random numbers.
         clock: that the devices run under, all of them in this process; None where time is time.
     """
 
     def __init__(
         self, plan: Plan, preparations: Preparations, states: Mapping[int, StageState], team: Team,
-        device: torch.device, seed: int, clock: Clock | None = None,
+        where: Mapping[int, torch.device], seed: int, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
         self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
-        self._device, self._seed = device, seed
-        self._queues = {local: compute_queue(device) for local in team.local}
+        self._seed = seed
+        self._queues = {local: compute_queue(where[local], local) for local in team.local}
         self._executors: dict[int, Executor] = {}
 
     def run(
@@ -87,19 +87,19 @@ class StepRunner:
 
         def work(device: int) -> StepRecord:
             executor = self._executor(device)
-            shared = SharedResults(parts, executor.backend, self._device)
+            queue = self._queues[device]
+            shared = SharedResults(parts, executor.backend, queue)
 
             def before_update(record: StepRecord) -> None:
                 shared.announce(record)
                 if prepared.weighted:
                     # A weighted mean's sum of weights is known when the last microbatch is through.
-                    rows[device] = shared.collect()
-                    _, total = _mean(prepared, rows[device])
+                    total = shared.total_weight(prepared.weight_dtype)
                     for stage in self._plan.stages_on(device):
-                        self._states[stage.index].divide_gradients(float(total))
+                        self._states[stage.index].divide_gradients(total)
 
-            bound = self._bound(prepared, device)
-            with self._queues[device].active():
+            with queue.active():
+                bound = self._bound(prepared, device)
                 if device in begun:
                     record = begun[device]
                     executor.end(bound, record, update=update, before_update=before_update)
@@ -107,17 +107,20 @@ class StepRunner:
                     record = executor.run(
                         bound, inputs, trace=trace, watch=watch, update=update, before_update=before_update
                     )
-                if device not in rows:
-                    rows[device] = shared.collect()
+                rows[device] = shared.collect()
             record.results.clear()
             return record
 
         begun: dict[int, StepRecord] = {}
         clocked: Trace | None = None
         try:
+            for queue in self._queues.values():
+                queue.begin(trace)
             if self._clock is not None:
                 begun, clocked = self._compute_under(self._clock, prepared, inputs)
             records = self._team.run_local(work)
+            for queue in self._queues.values():
+                queue.end()
         except BaseException:
             self._preparations.forget()  # the mail of a step that broke off is no start for the next
             raise
@@ -165,8 +168,7 @@ class StepRunner:
         shares = [
             weight if isinstance(weight, float) else piece.weight for weight, piece in zip(weights, pieces, strict=True)
         ]
-        seeds = torch.tensor(shares, dtype=prepared.loss_dtype, device=self._device)
-        return StepInputs(pieces, keys, list(seeds.unbind()), prepared.weights)
+        return StepInputs(pieces, keys, torch.tensor(shares, dtype=prepared.loss_dtype), prepared.weights)
 
     def _executor(self, device: int) -> Executor:
         """The device's executor, at the transport's end that is open now."""

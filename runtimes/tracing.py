@@ -13,8 +13,8 @@ from .executor import StepRecord
 def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     """The trace of a step.
 
-    A transfer is known from its two ends: it starts when send and receive are both posted, and it had arrived when the
-    reader had waited for it, which is the earliest that anybody can tell.
+    Where the transport does not tell, a transfer is known from its two ends: it starts when send and receive are both
+    posted, and it had arrived when the reader had waited for it, which is the earliest that anybody can tell.
 
     Args:
         plan: that was run.
@@ -23,9 +23,11 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     origin = min(record.start_ns for record in records)
     posted: dict[Action, int] = {}
     arrived: dict[Action, int] = {}
+    spans: dict[Action, tuple[int, int]] = {}
     for record in records:
         posted.update({action: start for action, _, start, _, _ in record.events if action.kind in COMM_KINDS})
         arrived.update(record.arrivals)
+        spans.update(record.spans)
     events, memory = [], []
     for device, record in enumerate(records):
         for action, queue, issued, returned, size in record.events:
@@ -34,6 +36,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                 receive = action if action.kind in RECV_KINDS else action.counterpart
                 start = max(posted[action], posted[action.counterpart])
                 end = max(arrived.get(receive, returned), start)
+                start, end = spans.get(receive.counterpart, (start, end))
             events.append(TraceEvent(device, queue, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
         memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
     events.sort(key=lambda event: (event.start_s, event.device))

@@ -1,0 +1,127 @@
+"""Streams and events: what orders work on a device whose host runs ahead of it.
+
+The executor and the transports are written against `Streams`, never against ``torch.cuda``: a test puts an
+implementation there that records who waits for what and proves that every read is ordered behind its write. The one
+for CUDA below only passes on.
+
+Memory: a tensor's memory belongs to the stream on which it was made, and is handed out again there as soon as the host
+lets go of it. Panpipe keeps every tensor that another stream reads or writes until its own stream is ordered behind
+that, and so needs no ``record_stream``: with that, when memory comes back would depend on when the host happens to ask,
+and the peak of a step would be another one each time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Streams(ABC):
+    """Streams and events of one type of device."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[Hashable, torch.device], Any] = {}
+
+    def named(self, name: Hashable, device: torch.device) -> Any:
+        """The stream of this name on a device, made when it is first asked for: there are few of them, and they stay."""
+        key = name, device
+        found = self._named.get(key)
+        return self._named.setdefault(key, self.new(device)) if found is None else found
+
+    @abstractmethod
+    def new(self, device: torch.device) -> Any:
+        """A new stream on a device."""
+
+    @abstractmethod
+    def current(self, device: torch.device) -> Any:
+        """The stream that this thread's work on a device goes to."""
+
+    @abstractmethod
+    def using(self, *streams: Any) -> AbstractContextManager[None]:
+        """A context in which this thread's work goes to these streams, one for each of their devices."""
+
+    @abstractmethod
+    def record(self, stream: Any, *, timed: bool = False) -> Any:
+        """An event behind everything that was issued to a stream so far.
+
+        Args:
+            stream: the stream.
+            timed: whether `elapsed_s` will be asked about it.
+        """
+
+    @abstractmethod
+    def wait(self, stream: Any, event: Any) -> None:
+        """Have what is issued to a stream from now on come behind an event. The host does not wait."""
+
+    @abstractmethod
+    def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """The tensor on a device, copied on the current stream; the host does not wait for the copy."""
+
+    @abstractmethod
+    def download(self, tensor: Tensor) -> Tensor:
+        """The tensor on the host, once everything issued to the current stream has run: the host waits."""
+
+    @abstractmethod
+    def synchronize(self, device: torch.device) -> None:
+        """Wait on the host until everything that was issued to a device has run."""
+
+    @abstractmethod
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Seconds between two timed events of one device. Waits for the second one."""
+
+
+class CudaStreams(Streams):
+    """CUDA's, by ``torch.cuda``."""
+
+    def new(self, device: torch.device) -> Any:
+        return torch.cuda.Stream(device)
+
+    def current(self, device: torch.device) -> Any:
+        return torch.cuda.current_stream(device)
+
+    @contextmanager
+    def using(self, *streams: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+
+    def record(self, stream: Any, *, timed: bool = False) -> Any:
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
+        # From pageable memory the host would wait. The allocator of pinned memory keeps it until the copy has run.
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        held.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(tensor.device))
+        event.synchronize()
+        return held
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+_KINDS: dict[str, Streams] = {"cuda": CudaStreams()}
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a device; None where what was called has happened."""
+    return _KINDS.get(device.type)
