@@ -26,7 +26,7 @@ class Streams(ABC):
         self._named: dict[tuple[Hashable, torch.device], Any] = {}
 
     def named(self, name: Hashable, device: torch.device) -> Any:
-        """The stream of this name on a device, made when it is first asked for: there are few of them, and they stay."""
+        """The stream of this name on a device, made when it is first asked for: streams are few, and stay."""
         key = name, device
         found = self._named.get(key)
         return self._named.setdefault(key, self.new(device)) if found is None else found

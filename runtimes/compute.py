@@ -38,6 +38,7 @@ class ComputeQueue(ABC):
 
     device: torch.device
 
+    @abstractmethod
     def begin(self, traced: bool) -> None:
         """Have what follows come behind what the caller had issued. The thread that asks for a step calls it.
 
@@ -45,6 +46,7 @@ class ComputeQueue(ABC):
             traced: whether marks will be asked for.
         """
 
+    @abstractmethod
     def end(self) -> None:
         """Have what the caller issues from now on come behind everything in this queue; called by the same thread."""
 
@@ -64,16 +66,17 @@ class ComputeQueue(ABC):
     def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         """Tensors of a batch on this device, and what `loaded` takes; the host does not wait for their copies."""
 
+    @abstractmethod
     def loaded(self, ticket: Any) -> None:
         """Have what follows come behind a load."""
 
+    @abstractmethod
     def upload(self, tensor: Tensor) -> Tensor:
         """A small tensor of the host on this device, for what follows; the host does not wait for its copy."""
-        return tensor
 
+    @abstractmethod
     def read(self, tensor: Tensor) -> Tensor:
         """The tensor on the host. Waits for everything in the queue: for the end of a step."""
-        return tensor
 
 
 class HostQueue(ComputeQueue):
@@ -81,6 +84,12 @@ class HostQueue(ComputeQueue):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+
+    def begin(self, traced: bool) -> None:
+        """Nothing is under way."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -94,6 +103,15 @@ class HostQueue(ComputeQueue):
 
     def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         return list(values), None
+
+    def loaded(self, ticket: Any) -> None:
+        """It is."""
+
+    def upload(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return tensor
 
 
 class StreamQueue(ComputeQueue):

@@ -41,7 +41,7 @@ class StepInputs:
     Args:
         microbatches: in order.
         keys: the random key of each, on the host.
-        seeds: the gradient that each microbatch's loss starts with: its share of the samples; one for each, on the host.
+        seeds: the gradient that each microbatch's loss starts with: its share of the samples; on the host.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
     """
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread per process, so that sums are the same everywhere."""
+"""What all tests share: one thread per process, so that sums are the same everywhere; and GPUs only where there are."""
 
 import pytest
 import torch
@@ -7,3 +7,10 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda") is not None:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))

@@ -20,7 +20,6 @@ def test_float64_equals_untouched_eager(name, devices, plan):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", CASES)
 def test_two_stages_on_one_gpu(name, plan):

@@ -1,0 +1,188 @@
+"""Streams that record instead of run: operators happen at once on the CPU, and what streams would allow is checked.
+
+Every stream has a vector clock. An operator on a stream is behind what that stream's clock covers, and behind nothing
+else: neither that the host called it later nor that the CPU ran it later counts. Checked are:
+
+1. a read is behind the write of what it reads;
+2. a write is behind the reads and the write before it;
+3. memory that the host let go of is handed out again on the stream it was made on, at once, as CUDA's allocator does:
+   whatever is made there next must be behind all that was done with it, on any stream.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define, field
+from panpipe.backends.streams import Streams
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Clock = dict[int, int]
+Access = tuple[int, int]
+"""A stream, and how many operators it had by then."""
+
+
+@define(eq=False)
+class Stream:
+    number: int
+    name: Any
+    clock: Clock = field(factory=dict)
+
+
+@define(eq=False)
+class _Memory:
+    made_on: int | None
+    write: Access | None = None
+    reads: dict[int, int] = field(factory=dict)
+
+    def uses(self) -> list[Access]:
+        return [*self.reads.items(), *([self.write] if self.write is not None else [])]
+
+
+class RecordedStreams(Streams):
+    """Streams of the CPU that record.
+
+    Args:
+        deaf: names of streams whose waits are ignored, to see that this is found.
+
+    Attributes:
+        problems: what is not ordered.
+        operators: stream name → operators that ran there.
+    """
+
+    def __init__(self, deaf: str = "") -> None:
+        super().__init__()
+        self.problems: list[str] = []
+        self.operators: dict[Any, int] = {}
+        self._deaf = deaf
+        self._lock = threading.RLock()
+        self._streams: list[Stream] = []
+        self._memory: dict[int, _Memory] = {}
+        self._freed: dict[int, list[_Memory]] = {}
+        self._thread = threading.local()
+        self._default = self._made("default")
+
+    def _made(self, name: Any) -> Stream:
+        with self._lock:
+            self._streams.append(Stream(len(self._streams), name))
+            return self._streams[-1]
+
+    def named(self, name: Any, device: torch.device) -> Stream:
+        stream = super().named(name, device)
+        stream.name = name
+        return stream
+
+    def new(self, device: torch.device) -> Stream:
+        return self._made(None)
+
+    def current(self, device: torch.device) -> Stream:
+        return getattr(self._thread, "stream", self._default)
+
+    @contextmanager
+    def using(self, *streams: Stream) -> Iterator[None]:
+        before = getattr(self._thread, "stream", None)
+        self._thread.stream = streams[-1]
+        try:
+            if before is None:
+                with _Recording(self):
+                    yield
+            else:
+                yield
+        finally:
+            if before is None:
+                del self._thread.stream
+            else:
+                self._thread.stream = before
+
+    def record(self, stream: Stream, *, timed: bool = False) -> tuple[Clock, int]:
+        with self._lock:
+            return dict(stream.clock), sum(stream.clock.values())
+
+    def wait(self, stream: Stream, event: tuple[Clock, int]) -> None:
+        if stream.name is not None and stream.name[0] == self._deaf:
+            return
+        with self._lock:
+            for number, count in event[0].items():
+                stream.clock[number] = max(stream.clock.get(number, 0), count)
+
+    def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
+        return tensor.clone()
+
+    def download(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def synchronize(self, device: torch.device) -> None:
+        with self._lock:
+            for stream in self._streams:
+                for other in self._streams:
+                    self.wait(stream, (dict(other.clock), 0))
+
+    def elapsed_s(self, start: tuple[Clock, int], end: tuple[Clock, int]) -> float:
+        return (end[1] - start[1]) * 1e-6
+
+    # What an operator does
+
+    def ran(self, func: Any, read: list[Tensor], written: list[Tensor], made: list[Tensor]) -> None:
+        with self._lock:
+            stream = self.current(torch.device("cpu"))
+            self.operators[stream.name] = self.operators.get(stream.name, 0) + 1
+            stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
+            now = stream.number, stream.clock[stream.number]
+            for tensor in read:
+                memory = self._of(tensor)
+                self._behind(func, stream, "reads what is being written", memory.write)
+                memory.reads[now[0]] = now[1]
+            for tensor in written:
+                memory = self._of(tensor)
+                for use in memory.uses():
+                    self._behind(func, stream, "writes what is in use", use)
+                memory.write, memory.reads = now, {}
+            for tensor in made:
+                if tensor.untyped_storage()._cdata not in self._memory:
+                    for memory in self._freed.pop(stream.number, []):
+                        for use in memory.uses():
+                            self._behind(func, stream, "is handed memory that is in use", use)
+                    self._of(tensor, stream.number).write = now
+
+    def _behind(self, func: Any, stream: Stream, what: str, use: Access | None) -> None:
+        if use is not None and stream.clock.get(use[0], 0) < use[1]:
+            self.problems.append(f"{func} on {stream.name} {what} on {self._streams[use[0]].name}")
+
+    def _of(self, tensor: Tensor, made_on: int | None = None) -> _Memory:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._memory:
+            self._memory[key] = _Memory(made_on)
+            weakref.finalize(storage, self._died, key)
+        return self._memory[key]
+
+    def _died(self, key: int) -> None:
+        with self._lock:
+            memory = self._memory.pop(key)
+            if memory.made_on is not None:
+                self._freed.setdefault(memory.made_on, []).append(memory)
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self, streams: RecordedStreams) -> None:
+        super().__init__()
+        self._streams = streams
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        read, written = [], []
+        for position, argument in enumerate(func._schema.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            tensors = [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            (written if writes else read).extend(tensors)
+        if torch.Tag.inplace_view not in func.tags and not func.is_view:
+            made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+            self._streams.ran(func, read, written, made)
+        return result
