@@ -94,11 +94,13 @@ class _MemcpyHandle:
         self._transfer.done.wait()
         if self._exchange.failure is not None:
             self._exchange.check()
-        if self._transfer.span is not None:
-            device = self._transfer.tensors[0].device
+        transfer = self._transfer
+        if transfer.span is not None and transfer.tensors:
+            device = transfer.tensors[0].device
             streams = streams_of(device)
             assert streams is not None
-            streams.wait(streams.current(device), self._transfer.span[1])
+            streams.wait(streams.current(device), transfer.span[1])
+        transfer.tensors = ()  # a trace keeps the handle for its span
 
     @property
     def span(self) -> tuple[Any, Any] | None:
