@@ -68,12 +68,22 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
     seed = torch.tensor(1 / MICROBATCHES)
     shape = (1, 8)
 
-    def accumulate(number: int, gradient: torch.Tensor) -> None:
-        parameter = parameters[number]
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            parameter.grad.add_(gradient)
+    class Accumulate:
+        def add(self, number: int, gradient: torch.Tensor) -> None:
+            parameter = parameters[number]
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+
+        def add_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> None:
+            parameter = parameters[number]
+            if parameter.grad is None:
+                parameter.grad = left.mm(right)
+            else:
+                parameter.grad.addmm_(left, right)
+
+    accumulate = Accumulate()
 
     def first() -> None:
         saved, sends = deque(), deque()

@@ -89,7 +89,7 @@ class BoundBackward:
         if release:
             saved.clear()
             created.clear()
-        values = self._run(given, self._add)
+        values = self._run(given, self)
         boundary, device = self._boundary, self._device
         messages = [
             [zeros(boundary[place], device) if i is None else values[i].contiguous() for i, place in message]
@@ -97,7 +97,8 @@ class BoundBackward:
         ]
         return messages, values[self._gradients :]
 
-    def _add(self, number: int, gradient: Tensor) -> None:
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Add to the gradient of a parameter."""
         if nothing_flowed(gradient):
             return
         parameter = self._parameters[number]
@@ -106,6 +107,15 @@ class BoundBackward:
             held.add_(gradient)
         else:
             parameter.grad = self._buffers[number].copy_(gradient)
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Add a product of two matrices to the gradient of a parameter, inside the product."""
+        parameter = self._parameters[number]
+        held = parameter.grad
+        if held is not None:
+            held.addmm_(left, right)
+        else:
+            parameter.grad = torch.mm(left, right, out=self._buffers[number])
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:

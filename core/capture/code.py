@@ -1,21 +1,39 @@
 """Turns a part of a graph into a Python function that calls operators and drops each tensor after its last use."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from torch import fx
+from torch import Tensor, fx
 
 from .layouts import function_of
+from .overwriting import overwriting
+from .products import Product, products_of
 
-Sink = Callable[[int, Any], None]
-"""Takes a result that a program does not return, with its number, as soon as it is there."""
+
+class Sink(Protocol):
+    """Takes results that a program does not return, each by its number, as soon as they are there."""
+
+    def add(self, number: int, value: Any) -> None:
+        """Take a value."""
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Take the product of two matrices, which is for the sink to compute."""
+
 
 Program = Callable[[list[Any], Sink], list[Any]]
 """Takes its inputs in a list, which it empties so that nothing outlives its last use, and returns its outputs."""
 
 
-def no_sink(number: int, value: Any) -> None:
-    """For programs that hand nothing over while they run, and for callers who do not want it."""
+class _NoSink:
+    def add(self, number: int, value: Any) -> None:
+        pass
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        pass
+
+
+no_sink = _NoSink()
+"""For programs that hand nothing over while they run, and for callers who do not want it."""
 
 
 def compile_program(
@@ -41,33 +59,58 @@ def compile_program(
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
     scope: dict[str, Any] = {}
     last = _last_uses(nodes, outputs)
-    lines = ["def program(inputs, sink):"]
+    over = overwriting(nodes, {*outputs, *handed_over})
+    products = {product.node: product for product in products_of(handed_over, nodes, outputs)}
+    left_out = {flip for product in products.values() for flip in product.flips}
     sinks: dict[fx.Node, list[str]] = {}
     for number, node in enumerate(handed_over):
-        sinks.setdefault(node, []).append(f"    sink({number}, {names[node]})")
+        sinks.setdefault(node, []).append(f"    sink.add({number}, {names[node]})")
+    lines = ["def program(inputs, sink):"]
     if inputs:
         lines += [f"    {', '.join(names[node] for node in inputs)}, = inputs", "    inputs.clear()"]
     lines += [line for node in inputs for line in sinks.get(node, ())]
     unused = [names[node] for node in inputs if node not in last]
     lines += [f"    del {', '.join(unused)}"] if unused else []
     for position, node in enumerate(nodes):
+        if node in left_out:
+            continue
         if node.op == "get_attr":
             scope[names[node]] = modules[str(node.target)]
             continue
-        function = f"f{position}"
-        scope[function] = function_of(node.target)
-        arguments = [_argument(value, names, scope) for value in node.args]
-        arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
-        lines.append(f"    {names[node]} = {function}({', '.join(arguments)})")
-        lines += sinks.get(node, ())
-        done = [names[n] for n in dict.fromkeys([*node.all_input_nodes, node]) if last.get(n, position) == position]
-        done = [name for name in done if name not in scope]
-        if done:
-            lines.append(f"    del {', '.join(done)}")
+        if node in products:
+            lines.append(_product(products[node], names))
+        else:
+            lines.append(f"    {names[node]} = {_call(node, position, names, scope, over.get(node))}")
+            lines += sinks.get(node, ())
+        done = [n for n in dict.fromkeys([*node.all_input_nodes, node]) if last.get(n, position) == position]
+        gone = [names[n] for n in done if n not in products and names[n] not in scope]
+        if gone:
+            lines.append(f"    del {', '.join(gone)}")
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
     exec(compile("\n".join(lines), "<stage program>", "exec"), scope)
     program: Program = scope["program"]
     return program
+
+
+def _call(
+    node: fx.Node, position: int, names: dict[fx.Node, str], scope: dict[str, Any],
+    over: tuple[Any, str, fx.Node] | None,
+) -> str:  # fmt: skip
+    """The call of an operator; where it is to overwrite an operand, of that one of its family which does."""
+    arguments = [_argument(value, names, scope) for value in node.args]
+    arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
+    if over is not None:
+        arguments.append(f"{over[1]}={names[over[2]]}")
+    function = f"f{position}"
+    scope[function] = function_of(node.target if over is None else over[0])
+    return f"{function}({', '.join(arguments)})"
+
+
+def _product(product: Product, names: dict[fx.Node, str]) -> str:
+    left, right = (names[factor] for factor in product.node.args[:2])  # type: ignore[index]
+    if product.transposed:
+        left, right = f"{right}.t()", f"{left}.t()"
+    return f"    sink.add_product({product.number}, {left}, {right})"
 
 
 def _last_uses(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node | None]) -> dict[fx.Node, int]:
