@@ -5,30 +5,16 @@ A package adds one through the entry-point group ``panpipe.backends``: the entry
 
 import warnings
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 
 from attrs import frozen
 
 from ..core.errors import RequestError
+from ..core.plugins import LeftOut, load_plugins
 from . import gloo, memcpy
 from .kind import BackendKind
 
 GROUP = "panpipe.backends"
 BUILT_IN = (memcpy.KIND, gloo.KIND)
-
-
-@frozen
-class LeftOut:
-    """A plug-in that cannot be used.
-
-    Args:
-        name, value: of its entry point.
-        reason: what is wrong with it.
-    """
-
-    name: str
-    value: str
-    reason: str
 
 
 @frozen
@@ -47,25 +33,16 @@ class Plugins:
 @cache
 def plugins() -> Plugins:
     """The plug-ins; one that cannot be used hides no other."""
-    taken, kinds, left_out = {kind.name for kind in BUILT_IN}, dict[str, BackendKind](), []
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        found = _load(point, taken | kinds.keys())
-        if isinstance(found, BackendKind):
-            kinds[found.name] = found
-        else:
-            left_out.append(LeftOut(point.name, point.value, found))
-    return Plugins(kinds, tuple(left_out))
+    kinds, taken = dict[str, BackendKind](), {kind.name for kind in BUILT_IN}
 
+    def add(kind: object) -> None:
+        if not isinstance(kind, BackendKind):
+            raise RequestError(f"it is a {type(kind).__name__}, not a BackendKind")
+        if kind.name in taken | kinds.keys():
+            raise RequestError(f"the name '{kind.name}' is taken")
+        kinds[kind.name] = kind
 
-def _load(point: EntryPoint, taken: set[str]) -> BackendKind | str:
-    """The kind, or why there is none."""
-    try:
-        kind = point.load()
-    except Exception as error:
-        return f"loading it failed with {error!r}"
-    if not isinstance(kind, BackendKind):
-        return f"it is a {type(kind).__name__}, not a BackendKind"
-    return f"the name '{kind.name}' is taken" if kind.name in taken else kind
+    return Plugins(kinds, load_plugins(GROUP, add))
 
 
 def known_backends() -> dict[str, BackendKind]:
@@ -76,7 +53,7 @@ def known_backends() -> dict[str, BackendKind]:
 @cache
 def _warn_of_left_out() -> None:
     for one in plugins().left_out:
-        warnings.warn(f"backend plug-in '{one.name}' ({one.value}) is left out: {one.reason}", stacklevel=3)
+        warnings.warn(str(one), stacklevel=3)
 
 
 def find_backend(wanted: str | BackendKind) -> BackendKind:

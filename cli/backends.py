@@ -7,8 +7,9 @@ import typer
 
 from ..backends.conformance import Finding, examine
 from ..backends.kind import BackendKind, dtype_name
-from ..backends.registry import BUILT_IN, LeftOut, find_backend, known_backends, plugins
+from ..backends.registry import BUILT_IN, find_backend, known_backends, plugins
 from ..core.errors import RequestError
+from ..core.plugins import LeftOut
 from .output import note, print_json, print_table
 
 
@@ -75,7 +76,7 @@ def _print(shown: Sequence[BackendKind], left_out: Sequence[LeftOut]) -> None:
         if kind.unavailable is not None:
             print(f"{kind.name} cannot be used here: {kind.unavailable}")
     for one in left_out:
-        print(f"plug-in '{one.name}' ({one.value}) is left out: {one.reason}")
+        print(one)
 
 
 def _check(kind: BackendKind, devices: int, json: bool) -> int:

@@ -6,7 +6,6 @@ several of them, or the ``pathlib.Path`` of a catalogue file.
 
 import warnings
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from ..device_type import DeviceType
 from ..documents import read_text
 from ..errors import RequestError
+from ..plugins import load_plugins
 from .catalogue import Catalogue
 
 GROUP = "panpipe.devices"
@@ -31,12 +31,13 @@ def catalogue() -> Catalogue:
     for name in FILES:
         text = files(__package__).joinpath("data", name).read_text(encoding="utf-8")
         found = found.with_file(text, f"panpipe's {name}")
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        try:
-            found = _with_plugin(found, point.load())
-        except Exception as error:
-            reason = str(error) if isinstance(error, RequestError) else f"loading it failed with {error!r}"
-            warnings.warn(f"device plug-in '{point.name}' ({point.value}) is left out: {reason}", stacklevel=2)
+
+    def add(plugin: object) -> None:
+        nonlocal found
+        found = _with_plugin(found, plugin)
+
+    for one in load_plugins(GROUP, add):
+        warnings.warn(str(one), stacklevel=2)
     return found
 
 

@@ -5,9 +5,9 @@ A package adds one through the entry-point group ``panpipe.schedules``: the entr
 
 import warnings
 from functools import cache
-from importlib.metadata import entry_points
 
 from ..errors import RequestError
+from ..plugins import load_plugins
 from . import (
     building_block,
     dualpipe_v,
@@ -51,19 +51,16 @@ def families() -> dict[str, ScheduleFamily]:
     that names it and its package.
     """
     found = {family.name: family for family in BUILT_IN}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        origin = f"schedule plug-in '{point.name}' ({point.value})"
-        try:
-            family = point.load()
-        except Exception as error:
-            warnings.warn(f"{origin} is left out: loading it failed with {error!r}", stacklevel=2)
-            continue
+
+    def add(family: object) -> None:
         if not isinstance(family, ScheduleFamily):
-            warnings.warn(f"{origin} is left out: it is a {type(family).__name__}, not a ScheduleFamily", stacklevel=2)
-        elif family.name in found:
-            warnings.warn(f"{origin} is left out: the name '{family.name}' is taken", stacklevel=2)
-        else:
-            found[family.name] = family
+            raise RequestError(f"it is a {type(family).__name__}, not a ScheduleFamily")
+        if family.name in found:
+            raise RequestError(f"the name '{family.name}' is taken")
+        found[family.name] = family
+
+    for one in load_plugins(GROUP, add):
+        warnings.warn(str(one), stacklevel=2)
     return found
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from panpipe.core import plugins
 from panpipe.core.catalog import catalogue, find_device, registry
 from panpipe.core.device_type import COMPUTE_KINDS, MEMORY_KINDS
 from panpipe.core.errors import RequestError
@@ -120,12 +121,12 @@ MINE = evolve(find_device("H100"), name="H100-mine", aliases=())
 def plugged(monkeypatch):
     """Pretend that packages with these entry points are installed."""
 
-    def install(**plugins):
-        for name, plugin in plugins.items():
+    def install(**added):
+        for name, plugin in added.items():
             monkeypatch.setattr(registry, name, plugin, raising=False)
-        points = [EntryPoint(name, f"panpipe.core.catalog.registry:{name}", registry.GROUP) for name in plugins]
+        points = [EntryPoint(name, f"panpipe.core.catalog.registry:{name}", registry.GROUP) for name in added]
         points.append(EntryPoint("absent", "no_such_module_here:DEVICE", registry.GROUP))
-        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
+        monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == registry.GROUP else [])
         catalogue.cache_clear()
         return catalogue
 

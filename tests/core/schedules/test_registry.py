@@ -3,6 +3,7 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+from panpipe.core import plugins
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules import registry
 from panpipe.core.schedules.gpipe import gpipe
@@ -17,7 +18,7 @@ def plugged(monkeypatch):
 
     def install(*values):
         points = [EntryPoint(name, value, registry.GROUP) for name, value in values]
-        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
+        monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == registry.GROUP else [])
         registry.families.cache_clear()
         return registry.families
 
