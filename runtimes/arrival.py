@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..core.errors import RequestError, WorkerError
-from .watch import FAILURE_KEY, LINGER_S, hosts_store, uses_agent_store
+from .watch import FAILURE_KEY, acknowledge, hosts_store, linger, uses_agent_store
 
 ARRIVAL_S = 300.0
 """How long ranks wait for each other: one may still be reading its model while another has captured it."""
@@ -47,7 +47,7 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
 
     hosting = rank == 0 and not uses_agent_store()
     try:
-        return TCPStore(
+        store = TCPStore(
             address, int(port), size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as error:
@@ -56,6 +56,9 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
             f"{who} did not arrive within {timeout_s:g} s: nobody keeps the job's store at {address}:{port}, where "
             f"rank {rank} of {size} waited; start {who}, or see why it stopped"
         ) from error
+    # torchrun's store outlives ranks that it starts again, and has why they stopped the last time.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -67,12 +70,14 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
         store.set(keys[rank], "")
         while not store.check(keys):
             if store.check([FAILURE_KEY]):
+                acknowledge(store, rank)
                 raise WorkerError(store.get(FAILURE_KEY).decode())
             if time.monotonic() > deadline:
-                reason = _absent([other for other in range(size) if not store.check([keys[other]])], size, timeout_s)
-                store.compare_set(FAILURE_KEY, "", reason)
+                missing = [other for other in range(size) if not store.check([keys[other]])]
+                reason = store.compare_set(FAILURE_KEY, "", _absent(missing, size, timeout_s)).decode()
+                acknowledge(store, rank)
                 if hosts_store(rank):
-                    time.sleep(LINGER_S)
+                    linger(store, set(range(size)).difference(missing))
                 raise WorkerError(reason)
             time.sleep(_POLL_S)
     except RuntimeError as error:

@@ -11,7 +11,8 @@ replica by replica::
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -197,31 +198,38 @@ class RankTeam(Team):
         self.mesh, groups = device_mesh(mesh)
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
-        self._watch = FailureWatch(self._rank)
+        self._watch = FailureWatch(self._rank, self.mesh.ranks)
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
 
-    def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
-        device = self.local[0]
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A failure in here is told to the others, and named after the rank that failed first."""
         try:
-            return {device: work(device)}
+            yield
         except BaseException as failure:
             reason = self._watch.report(failure)
-            if isinstance(failure, WorkerError) and reason != str(failure):
+            own = str(failure), f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+            if isinstance(failure, WorkerError | RuntimeError) and reason not in own:
                 raise WorkerError(reason) from failure
             raise
 
+    def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
+        device = self.local[0]
+        with self._watched():
+            return {device: work(device)}
+
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
-        mine = self.run_local(work)[self.local[0]]
         by_rank: list[Any] = [None] * self.mesh.ranks
-        dist.all_gather_object(by_rank, mine)
+        with self._watched():
+            dist.all_gather_object(by_rank, work(self.local[0]))
         return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
-        mine = self.run_local(work)[self.local[0]]
         results: list[Any] = [None] * self.size
-        dist.all_gather_object(results, mine, group=self._pipeline)
+        with self._watched():
+            dist.all_gather_object(results, work(self.local[0]), group=self._pipeline)
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:
@@ -232,7 +240,8 @@ class RankTeam(Team):
                 chosen[0] = choose()
             except Exception as failure:
                 chosen[1] = failure
-        dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
+        with self._watched():
+            dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
         if chosen[1] is not None:
             raise chosen[1]
         decision: T = chosen[0]

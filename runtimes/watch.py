@@ -1,15 +1,21 @@
 """When one rank stops, all stop, within seconds, with the name of that rank and its reason.
 
-A rank that fails writes its reason to the job's store before it goes; a rank that is killed is missed by those who talk
-to it, and they write that. Every rank looks there twice a second: its main thread may be waiting in a transfer that
-nothing else can interrupt.
+1. A rank that fails writes its reason to the job's store before it goes; the first reason counts.
+2. A rank that is killed is missed by those who talk to it, and they write that. Where the transport does not say whom
+   it missed, as in a collective, the heartbeats tell: every rank's goes to the store twice a second.
+3. Every rank looks for a reason as often, from a thread: its main thread may be waiting in a transfer that nothing else
+   can interrupt. Who has read it notes that, and the rank that keeps the store stays until all others have.
 """
 
+import atexit
+import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -18,8 +24,10 @@ from ..core.errors import WorkerError
 FAILURE_KEY = "panpipe/failure"
 """Where the job's store has the reason why all stop."""
 _POLL_S = 0.5
-LINGER_S = 2 * _POLL_S
-"""How long the rank that keeps the store stays when it fails, so that the others can read why."""
+LINGER_S = 5.0
+"""How long the rank that keeps the store stays, at most, when it fails, so that the others can read why."""
+_SILENCE_S = 3.0
+"""A rank that sends no heartbeat for so long, while another has failed, is taken for dead."""
 _GRACE_S = 3.0
 """How long a rank that saw a peer's failure may take to raise it from its main thread."""
 _STORE_GONE = {
@@ -38,23 +46,94 @@ def hosts_store(rank: int) -> bool:
     return rank == 0 and not uses_agent_store()
 
 
+def acknowledge(store: Any, rank: int) -> None:
+    """Note that this rank knows why all stop."""
+    store.set(_told(rank), "")
+
+
+def linger(store: Any, ranks: Iterable[int]) -> None:
+    """Stay until these ranks know why all stop, or are silent, or it takes too long.
+
+    A fixed second, as it was, let a rank that had no processor for that time find the store gone, and blame its keeper.
+    """
+    beats, deadline = _Heartbeats(store, ranks), time.monotonic() + LINGER_S
+    while time.monotonic() < deadline and any(not store.check([_told(rank)]) for rank in beats.not_silent()):
+        time.sleep(_POLL_S / 5)
+
+
+def _told(rank: int) -> str:
+    return f"panpipe/told/{rank}"
+
+
+def _beat(rank: int) -> str:
+    return f"panpipe/beat/{rank}"
+
+
+class _Heartbeats:
+    """The heartbeats of some ranks from now on.
+
+    Args:
+        store: the job's.
+        ranks: whose.
+    """
+
+    def __init__(self, store: Any, ranks: Iterable[int]) -> None:
+        self._store = store
+        now = time.monotonic()
+        self._last = {rank: (self._count(rank), now) for rank in ranks}
+        self._first = dict(self._last)
+
+    def _count(self, rank: int) -> int:
+        return int(self._store.add(_beat(rank), 0))
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for rank, (count, _) in self._last.items():
+            found = self._count(rank)
+            if found != count:
+                self._last[rank] = found, now
+
+    def not_silent(self) -> list[int]:
+        """Those heard of within the time after which one is taken for dead, or within that time from the start."""
+        self._look()
+        now = time.monotonic()
+        return [rank for rank, (_, heard) in self._last.items() if now - heard < _SILENCE_S]
+
+    def silent(self) -> list[int]:
+        """Those that are not heard of for that time; returns at once when all were."""
+        deadline = time.monotonic() + _SILENCE_S
+        while True:
+            self._look()
+            missing = [rank for rank, heard in self._last.items() if heard == self._first[rank]]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(_POLL_S / 5)
+
+
 class FailureWatch:
     """Watches the job's store for failures from a thread.
 
     Args:
         rank: this rank.
+        size: how many there are.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
+        self._others = [other for other in range(size) if other != rank]
         default = dist.distributed_c10d._get_default_store()
-        # A connection of its own: the main thread may hold the shared one.
-        self._store = default.clone() if hasattr(default, "clone") else default
-        self._store.set_timeout(timedelta(seconds=5))
+        # Connections of their own: the main thread may hold the shared one, and wait in the second.
+        self._store, self._reports = (self._connection(default) for _ in range(2))
         self._stopped = threading.Event()
         self._reported = False
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
+
+    def _connection(self, default: Any) -> Any:
+        store = default.clone() if hasattr(default, "clone") else default
+        store.set_timeout(timedelta(seconds=5))
+        return store
 
     def report(self, failure: BaseException) -> str:
         """Tell the others why this rank stops, and return why all of them do: the first reason counts.
@@ -62,35 +141,60 @@ class FailureWatch:
         A rank that missed a killed one stops too, and may be gone before its other neighbours look: they miss it, and
         learn here whom it had missed.
         """
-        self._reported = True
-        if isinstance(failure, WorkerError):
-            reason = str(failure)
-        else:
-            reason = f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+        store = self._reports
         try:
-            first: str = self._store.compare_set(FAILURE_KEY, "", reason).decode()
+            reason = self._reason(failure)
+            self._reported = True
+            first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
+            acknowledge(store, self._rank)
+            if hosts_store(self._rank):
+                linger(store, self._others)
         except RuntimeError:
+            self._reported = True
             return _STORE_GONE[uses_agent_store()]
-        if hosts_store(self._rank):
-            time.sleep(LINGER_S)
         return first
+
+    def _reason(self, failure: BaseException) -> str:
+        if isinstance(failure, WorkerError):
+            return str(failure)
+        # A collective fails where another rank died, and does not say which.
+        silent = _Heartbeats(self._reports, self._others).silent() if isinstance(failure, RuntimeError) else []
+        if silent:
+            names = ("ranks " if len(silent) > 1 else "rank ") + ", ".join(map(str, silent))
+            return f"{names} stopped answering: {failure}"
+        return f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+
+    def _leave(self) -> None:
+        """End a process that a failure ends: the interpreter takes seconds to free captured graphs, more on a busy
+        machine than the others are to wait."""
+        if self._reported and getattr(sys, "last_value", None) is not None:
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
     def stop(self) -> None:
         """Stop watching."""
+        atexit.unregister(self._leave)
         self._stopped.set()
         self._thread.join()
 
     def _look(self) -> None:
+        store = self._store
         while not self._stopped.wait(_POLL_S):
             try:
-                if not self._store.check([FAILURE_KEY]):
+                store.add(_beat(self._rank), 1)
+                if not store.check([FAILURE_KEY]):
                     continue
-                reason = self._store.get(FAILURE_KEY).decode()
+                reason = store.get(FAILURE_KEY).decode()
+                acknowledge(store, self._rank)
+                if hosts_store(self._rank):
+                    linger(store, self._others)
             except RuntimeError:
                 if self._stopped.is_set():
                     return
                 reason = _STORE_GONE[uses_agent_store()]
-            if self._stopped.wait(_GRACE_S if self._reported else LINGER_S if hosts_store(self._rank) else 0):
+            if self._stopped.wait(_GRACE_S if self._reported else 0):
                 return
             sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")
             sys.stderr.flush()

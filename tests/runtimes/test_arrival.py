@@ -52,7 +52,7 @@ def test_a_rank_that_was_not_in_an_earlier_group_meets_the_others_in_the_next(st
 
 def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    first, second = FailureWatch(1), FailureWatch(3)
+    first, second = FailureWatch(1, 4), FailureWatch(3, 4)
     first.stop()
     second.stop()
     assert first.report(WorkerError("rank 2 stopped answering")) == "rank 2 stopped answering"

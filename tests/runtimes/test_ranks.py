@@ -1,5 +1,6 @@
 """Ranks under torchrun, over gloo: real processes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from ..support.parity import EVERYWHERE, PLANS
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
 
 
-def start(job: str, folder: Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def start(job: str, folder: Path, ranks: int = 2, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["--max-restarts", str(restarts)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, str(SCRIPT), job, str(folder)],
@@ -131,6 +133,7 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
     done = start("killed", tmp_path)
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
+    assert left_over(tmp_path) == []
     assert time.monotonic() - begun < 60
 
 
@@ -148,17 +151,53 @@ def test_rank_0_that_never_arrives_is_named(tmp_path):
         assert "WorkerError: rank 0 did not arrive within 3 s" in one.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim):
-    done = alone("dying", tmp_path, 3, VICTIM=str(victim))
+def assert_all_name(victim: int, folder: Path, done: list[subprocess.CompletedProcess[str]]) -> None:
+    """All ranks but a killed one ended within 10 s of that, with its name."""
     ended = time.time()
-    assert (tmp_path / "killed").exists(), [one.stderr[-1000:] for one in done]
-    learned_s = ended - (tmp_path / "killed").stat().st_mtime
+    assert (folder / "killed").exists(), [one.stderr[-1000:] for one in done]
     for rank, one in enumerate(done):
         if rank == victim:
             assert one.returncode == -signal.SIGKILL
         else:
             assert one.returncode == 1
             assert f"rank {victim} stopped" in one.stderr, one.stderr
-    assert learned_s < 10  # from the kill to the end of the last process
+    assert ended - (folder / "killed").stat().st_mtime < 10
+    assert left_over(folder) == []
+
+
+def left_over(folder: Path) -> list[int]:
+    """Processes that were started with this folder and are still there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [int(path.parent.name)] if os.fsencode(folder) in path.read_bytes() else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["F", "B", "STEP"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim, where):
+    assert_all_name(victim, tmp_path, alone("dying", tmp_path, 3, VICTIM=str(victim), WHERE=where))
+
+
+@pytest.mark.slow
+def test_a_rank_that_had_no_processor_meanwhile_names_the_killed_one_too(tmp_path):
+    """Rank 0 keeps the store: gone before rank 1 had looked there, it was taken for the one that was killed."""
+    assert_all_name(2, tmp_path, alone("dying", tmp_path, 3, VICTIM="2", WHERE="B", STARVED="1"))
+
+
+@pytest.mark.slow
+def test_a_rank_killed_while_the_others_wait_in_a_collective_is_named(tmp_path):
+    left, killed, other = alone("gathering", tmp_path, 3)
+    assert killed.returncode == -signal.SIGKILL
+    for one in (left, other):
+        assert one.returncode == 1
+        assert "rank 1 stopped answering" in one.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job_whose_rank_was_killed(tmp_path):
+    """Its store has why the first attempt stopped; the second one begins afresh."""
+    done = start("dying_once", tmp_path, restarts=1)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe.runtimes.shapes
+from panpipe.runtimes.stage_run import StageRun
 
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
@@ -94,22 +97,66 @@ def killed(team):
 
 
 def dying(team):
-    """The rank that the environment names is killed in the middle of a step, between two of its sends."""
+    """The rank that the environment names is killed in its third step, where the environment says.
+
+    ``STARVED`` names another one, which has no processor for the first two seconds and a half behind that.
+    """
+    victim, starved = int(os.environ["VICTIM"]), os.environ.get("STARVED")
+    Path(sys.argv[2], f"{team.local[0]}.pid").write_text(str(os.getpid()))
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
-    pipe.step(CASES[name].batch(8, torch.float32))
-    if team.local == (int(os.environ["VICTIM"]),):
-        send, left = team._backend.send, iter(range(2))
 
-        def kill_behind_two(tensors, peer):
-            if next(left, None) is None:
-                Path(sys.argv[2], "killed").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return send(tensors, peer)
+    def die():
+        if pipe.steps < 2 or next(left, None) is not None:
+            return
+        if starved is not None:
+            process = Path(sys.argv[2], f"{starved}.pid").read_text()
+            os.kill(int(process), signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {process}"])
+        Path(sys.argv[2], "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        team._backend.send = kill_behind_two
+    def dying_in(function):
+        def call(*given, **named):
+            done = function(*given, **named)
+            die()
+            return done
+
+        return call
+
+    if team.local == (victim,):
+        place, left = os.environ["WHERE"], iter(range(1))  # behind the second call of the step
+        if place == "STEP":
+            left = iter(())
+            torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: die())
+        else:
+            methods = {"F": ("forward",), "B": ("backward", "backward_input")}[place]
+            for method in methods:
+                setattr(StageRun, method, dying_in(getattr(StageRun, method)))
     for _ in range(1000):
         pipe.step(CASES[name].batch(8, torch.float32))
+
+
+def dying_once(team):
+    """Rank 1 is killed in its second step, unless torchrun has started it again."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    for step in range(3):
+        if step == 1 and team.local == (1,) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.step(CASES[name].batch(8, torch.float32))
+
+
+def gathering(team):
+    """Rank 1 is killed while the others wait for it in a collective, which does not say whom it waits for."""
+
+    def work(device):
+        if device == 1:
+            time.sleep(1.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return device
+
+    team.everywhere(work)
 
 
 def plugged(team):
