@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": "Check that a model trains as a pipeline, equal to one process.",
     "simulate": "Run a plan in the simulator.",
     "validate": "Check a plan or a schedule file.",
-    "profile": "Measure operators here, and fit a device's efficiencies to them.",
+    "profile": "Measure operators, or links between ranks, and fit a device or a cluster to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
     "backends": "Show transports: which work here, and whether one keeps the contract.",
     "compare": "Lay a predicted trace over a measured one.",

@@ -1,4 +1,7 @@
-"""``panpipe profile``: what operators take on the machine at hand, and the device type that this makes of it."""
+"""``panpipe profile``: what operators take on the machine at hand, and the device type that this makes of it.
+
+``panpipe profile links`` is in `profile_links`.
+"""
 
 import datetime
 import statistics
@@ -23,6 +26,10 @@ GPU_SCALE = 64
 
 
 def profile(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[links]", help="Measure the links between ranks instead.", show_default=False),
+    ] = None,
     *,
     model: Annotated[
         str | None,
@@ -46,17 +53,41 @@ def profile(
     threads: Annotated[int, typer.Option(help="Threads of an operator on a CPU.", min=1)] = 1,
     repeats: Annotated[int, typer.Option(help="Runs of each operator; the least time counts.", min=1)] = 7,
     name: Annotated[str | None, typer.Option(help="Of the device in the file.", show_default=False)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="links: processes to start, where torchrun started none.", show_default=False)
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="links: the transport; see panpipe backends.", show_default=False)
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write a catalogue file (TOML) with the device here.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Write a catalogue file (TOML) with the device here; of links, a cluster file (JSON).",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
-) -> None:
+) -> int:
     """Measure operators and the link between two workers, and fit a device type to them.
 
     The residuals tell how far predictions are off: of operators that the fit has seen, and, held out, of those that it
     has not.
+
+    With links: latency and rate of every pair of ranks in both directions, alone, and of groups that send to all others
+    at once, so that shared links show; as a cluster file.
     """
     check_writable(out)
+    if what is not None:
+        if what != "links" or model is not None or name is not None:
+            given = what if what != "links" else "links --model" if model is not None else "links --name"
+            raise RequestError(f"'profile {given}' is nothing to measure: write panpipe profile, or profile links")
+        from .profile_links import profile_links
+
+        where = _device(device)
+        return profile_links(where, _base(like, device).name, ranks, backend, max(repeats, 2), out, json)
+    if ranks is not None or backend is not None:
+        option = "--ranks" if ranks is not None else "--backend"
+        raise RequestError(f"{option} is for links: write panpipe profile links {option} …")
     if dtype not in NUMBER_TYPES:
         raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(NUMBER_TYPES)}")
     where, base = _device(device), _base(like, device)
@@ -70,16 +101,17 @@ def profile(
     samples = _samples(model, where, dtype, repeats)
     found = calibrate(samples, base, tf32=dtype == "tf32")
     link = _link(where)
-    what = f"{machine(where)}, {dtype}{f', {threads} threads' if where.type == 'cpu' else ''}"
+    host = f"{machine(where)}, {dtype}{f', {threads} threads' if where.type == 'cpu' else ''}"
     if out is not None:
-        told = f"measured by panpipe profile on {what}, {datetime.date.today().isoformat()}"
-        write_text(out, device_file(title, base.name, what, _numbers(found, told), _link_numbers(link, told)))
+        told = f"measured by panpipe profile on {host}, {datetime.date.today().isoformat()}"
+        write_text(out, device_file(title, base.name, host, _numbers(found, told), _link_numbers(link, told)))
     if json:
-        print_json(_answer(found, base, what, link))
+        print_json(_answer(found, base, host, link))
     else:
-        _show(found, base, what, link)
+        _show(found, base, host, link)
         if out is not None:
             print(f"\nWritten to {out}: plan with --cluster {out}#2x{title}")
+    return 0
 
 
 def _device(name: str | None) -> torch.device:

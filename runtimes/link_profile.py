@@ -54,19 +54,24 @@ def profile_link(
 
 
 def measured_cluster(team: Team, device: torch.device) -> Cluster:
-    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours.
-
-    No device has more memory than the operating system leaves to the process that has least.
-    """
-    left = team.everywhere(lambda _: bytes_left() if device.type == "cpu" else None)
-    limits = [found // len(team.local) for found in left if found is not None]
-    memory = min([_memory(device) // team.size, *limits])
+    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
+    memory = memory_of_each(team, device)
     if team.size == 1:
         return fully_connected(1, memory, 1e9, 1e-6)
     measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d), device)) if pair[1] > 0]
     latency = statistics.median(pair[0] for pair in measured)
     rate = statistics.median(pair[1] for pair in measured)
     return team.decide(lambda: fully_connected(team.size, memory, rate, latency))
+
+
+def memory_of_each(team: Team, device: torch.device) -> int:
+    """Bytes of each device: an equal share of the machine's, or all of a GPU's of its own.
+
+    No device has more than the operating system leaves to the process that has least.
+    """
+    left = team.everywhere(lambda _: bytes_left() if device.type == "cpu" else None)
+    limits = [found // len(team.local) for found in left if found is not None]
+    return min([_memory(device) // team.size, *limits])
 
 
 def _memory(device: torch.device) -> int:

@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe.runtimes.shapes
 from panpipe.runtimes.stage_run import StageRun
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
@@ -128,7 +129,7 @@ def dying(team):
         place, left = os.environ["WHERE"], iter(range(1))  # behind the second call of the step
         if place == "STEP":
             left = iter(())
-            torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: die())
+            register_optimizer_step_pre_hook(lambda *_: die())
         else:
             methods = {"F": ("forward",), "B": ("backward", "backward_input")}[place]
             for method in methods:

@@ -1,0 +1,186 @@
+"""``panpipe profile links``: what messages between ranks take, alone and together, and the cluster that this makes."""
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from ..core.cluster import Cluster, Device, cluster_json
+from ..core.errors import RequestError
+from ..core.links.lines import LineFit, fit_line
+from ..core.links.shared import SharedLinks, groups_to_measure, shared_links
+from ..runtimes.build import make_team
+from ..runtimes.host_copies import HostCopy, host_copies
+from ..runtimes.link_measurements import measure_links
+from ..runtimes.link_profile import memory_of_each
+from ..runtimes.machine import machine
+from .output import bytes_text, note, print_json, print_table, seconds_text, write_text
+from .topology import rate_text
+
+
+@frozen
+class LinkProfile:
+    """What was found.
+
+    Args:
+        cluster: the devices and their links.
+        alone: (sender, receiver) → its line.
+        tree: the shared links, with what was measured together.
+        copies: between the first device and its host.
+        what: the machine and transport, in one line.
+    """
+
+    cluster: Cluster
+    alone: Mapping[tuple[int, int], LineFit]
+    tree: SharedLinks
+    copies: Sequence[HostCopy]
+    what: str
+
+
+def profile_links(
+    where: torch.device, kind: str, ranks: int | None, backend: str | None, repeats: int, out: Path | None, json: bool
+) -> int:
+    """Measure and tell; in a process that is no rank, start ranks that do.
+
+    Args:
+        where: the type of device that messages are on.
+        kind: the type of the devices in the file, from the catalogue.
+        ranks: how many to start; None under torchrun.
+        backend: the transport; that of training by default.
+        repeats: of each message.
+        out: the cluster file to write.
+        json: whether to print JSON.
+
+    Returns:
+        The exit status.
+    """
+    if "RANK" not in os.environ:
+        return _start(ranks)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks is not None and ranks != size:
+        raise RequestError(f"--ranks {ranks} in a job of {size} ranks: leave it out under torchrun")
+    found = _measure(where, kind, backend, repeats)
+    if os.environ["RANK"] != "0":
+        return 0
+    if out is not None:
+        write_text(out, cluster_json(found.cluster))
+    if json:
+        print_json(_answer(found))
+    else:
+        _show(found)
+        if out is not None:
+            print(f"\nWritten to {out}: plan with --cluster {out}")
+    return 0
+
+
+def _start(ranks: int | None) -> int:
+    """Run this command on ranks of this machine."""
+    if ranks is None or ranks < 2:
+        raise RequestError(
+            f"links are between ranks, and {'this is none' if ranks is None else f'--ranks is {ranks}'}: "
+            "give --ranks 2 or more, or start panpipe with torchrun --module panpipe.cli"
+        )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    given = sys.argv[1:] if sys.argv[1:2] == ["profile"] else []
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.run([*command, "--module", "panpipe.cli", *given], env=environment, check=False).returncode
+
+
+def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) -> LinkProfile:
+    team = make_team(None, backend)
+    try:
+        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if where.type == "cuda" else where
+        hosts = team.everywhere(lambda _: platform.node())
+        if team.local == (0,):
+            note(f"measuring links between {team.size} ranks over {team.kind.name}")
+        measured = measure_links(team, lambda _: here, groups_to_measure(hosts), repeats=repeats)
+        memory = memory_of_each(team, here)
+        copies = host_copies(here)
+    finally:
+        team.close()
+    alone = {pair: fit_line(list(times), list(times.values())) for pair, times in measured.alone.items()}
+    names = [f"device{number}" for number in range(team.size)]
+    latencies = [[alone[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
+    tree = shared_links(names, measured.together, {pair: fit.bytes_per_s for pair, fit in alone.items()}, latencies)
+    cluster = Cluster(tuple(Device(name, memory, kind) for name in names), tree.hubs, tree.links)
+    what = f"{machine(where)}, {len(set(hosts))} hosts, {team.kind.name}, {datetime.date.today().isoformat()}"
+    return LinkProfile(cluster, alone, tree, copies, what)
+
+
+def _answer(found: LinkProfile) -> dict[str, Any]:
+    return {
+        "machine": found.what,
+        "alone": [
+            {"from": a, "to": b, **_line(fit), "predicted_bytes_per_s": _path_rate(found.cluster, a, b)}
+            for (a, b), fit in found.alone.items()
+        ],
+        "together": [
+            {
+                "group": sorted(cut.group),
+                "sent_bytes_per_s": cut.sent_bytes_per_s,
+                "received_bytes_per_s": cut.received_bytes_per_s,
+                "fitted_bytes_per_s": cut.fitted_bytes_per_s,
+                "error": cut.error,
+            }
+            for cut in found.tree.cuts
+        ],
+        "shared": {hub: sorted(group) for hub, group in found.tree.shared.items()},
+        "links": [
+            {"a": link.a, "b": link.b, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+            for link in found.cluster.links
+        ],
+        "host_copies": [{"to_host": copy.to_host, "pinned": copy.pinned, **_line(copy.line)} for copy in found.copies],
+    }
+
+
+def _line(fit: LineFit) -> dict[str, Any]:
+    return {
+        "latency_s": fit.latency_s,
+        "bytes_per_s": fit.bytes_per_s,
+        "points": [{"bytes": p.bytes, "measured_s": p.measured_s, "fitted_s": p.fitted_s} for p in fit.points],
+    }
+
+
+def _path_rate(cluster: Cluster, a: int, b: int) -> float:
+    return min(link.bytes_per_s for link, _ in cluster.path(a, b))
+
+
+def _show(found: LinkProfile) -> None:
+    print(found.what)
+    rows = [
+        (
+            f"{a} → {b}",
+            seconds_text(fit.latency_s),
+            rate_text(fit.bytes_per_s),
+            rate_text(_path_rate(found.cluster, a, b)),
+            *(f"{point.error:.0%}" for point in fit.points),
+        )
+        for (a, b), fit in found.alone.items()
+    ]
+    sizes = [bytes_text(point.bytes) for point in next(iter(found.alone.values())).points]
+    print_table("Alone, with the residual of each size", ("pair", "latency", "rate", "in the file", *sizes), rows)
+    cuts = [
+        (
+            ", ".join(map(str, sorted(cut.group))),
+            rate_text(cut.sent_bytes_per_s),
+            rate_text(cut.received_bytes_per_s),
+            rate_text(cut.fitted_bytes_per_s),
+            f"{cut.error:.0%}",
+        )
+        for cut in found.tree.cuts
+    ]
+    print_table("Together: a group to all others at once, and back", ("group", "sent", "got", "fitted", "off"), cuts)
+    for link in found.cluster.links:
+        group = next((found.tree.shared[end] for end in (link.a, link.b) if end in found.tree.shared), None)
+        shared = f", shared by {', '.join(map(str, sorted(group)))}" if group else ""
+        print(f"{link.a} – {link.b}: {rate_text(link.bytes_per_s)}, {seconds_text(link.latency_s)}{shared}")
+    for copy in found.copies:
+        way = f"{'to' if copy.to_host else 'from'} {'pinned' if copy.pinned else 'pageable'} host memory"
+        print(f"{way}: {rate_text(copy.line.bytes_per_s)}, {seconds_text(copy.line.latency_s)}")

@@ -1,0 +1,36 @@
+"""Lines of latency and rate."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.errors import RequestError
+from panpipe.core.links.lines import fit_line
+
+SIZES = [64, 4096, 1 << 16, 1 << 20, 1 << 22]
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e12))
+def test_a_line_is_found_again(latency_s, rate):
+    fit = fit_line(SIZES, [latency_s + size / rate for size in SIZES])
+    assert fit.latency_s == pytest.approx(latency_s, rel=1e-4)
+    assert [point.fitted_s for point in fit.points] == pytest.approx([point.measured_s for point in fit.points])
+    assert fit.seconds(1 << 18) == pytest.approx(latency_s + (1 << 18) / rate, rel=1e-4)
+
+
+def test_residuals_tell_how_far_the_line_is_off():
+    fit = fit_line([1, 1, 1001, 1001], [1.0, 1.0, 2.0, 3.0])
+    assert fit.latency_s == pytest.approx(1.0, rel=1e-2)
+    assert 2.2 < fit.seconds(1001) < 2.6
+    assert [point.error for point in fit.points] == pytest.approx([0, 0, 0.2, 0.2], abs=0.06)
+
+
+def test_neither_latency_nor_time_per_byte_is_below_0():
+    assert fit_line([1, 2], [1.0, 3.0]).latency_s == 0
+    assert fit_line([100, 200], [2.0, 1.0]).bytes_per_s == 200  # the rate that was reached
+
+
+@pytest.mark.parametrize(("sizes", "seconds"), [([1], [1.0]), ([1, 1], [1.0, 2.0]), ([1, 2], [0.0, 1.0]), ([], [])])
+def test_what_is_no_line_is_refused(sizes, seconds):
+    with pytest.raises(RequestError, match="a line needs two sizes and times above 0"):
+        fit_line(sizes, seconds)
