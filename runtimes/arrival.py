@@ -43,7 +43,8 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
             f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': a host and a port "
             "where the ranks meet; start the script with torchrun, which sets them"
         )
-    from torch._C._distributed_c10d import TCPStore  # builds of PyTorch without torch.distributed have none
+    # Builds of PyTorch without torch.distributed have none.
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     hosting = rank == 0 and not uses_agent_store()
     try:
@@ -58,7 +59,7 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
         ) from error
     # torchrun's store outlives ranks that it starts again, and has why they stopped the last time.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store
+    return PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
