@@ -27,9 +27,9 @@ def _number(value: object, _: type) -> float:
 
 
 def _whole_number(value: object, _: type) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise ValueError(f"{value!r} is not a whole number")
-    return value
+    return int(value)  # other programs write 1e9 for a billion
 
 
 def _truth(value: object, _: type) -> bool:
@@ -81,7 +81,9 @@ def reasons(error: Exception, path: str) -> str:
 
 
 def _reason(error: BaseException, kind: type | None) -> str:
-    """What the converter's own hooks say, which names the value; else cattrs's words."""
+    """What classes and the converter's own hooks say, which names the value; else cattrs's words."""
+    if isinstance(error, RequestError):
+        return str(error)
     told = isinstance(error, ValueError) and not isinstance(error, cattrs.errors.ForbiddenExtraKeysError) and str(error)
     return str(error) if told else cattrs.v.format_exception(error, kind)
 

@@ -38,6 +38,28 @@ def test_what_is_written_is_read_and_written_again_to_the_same_bytes():
     assert to_json(FORMAT, read) == text
 
 
+def test_a_whole_number_may_be_written_as_other_programs_do():
+    read = from_json(changed(sizes=[1e9, 3]), FORMAT, Example, "x")
+    assert read.sizes == (10**9, 3)
+    assert all(isinstance(size, int) for size in read.sizes)
+    for size in (1.5, float("inf"), float("nan"), True, "1"):
+        with pytest.raises(RequestError, match="is not a whole number"):
+            from_json(changed(sizes=[size]), FORMAT, Example, "x")
+
+
+@frozen
+class Strict:
+    name: str
+
+    def __attrs_post_init__(self):
+        raise RequestError(f"'{self.name}' is no name: take another")
+
+
+def test_what_a_class_says_of_its_fields_is_told_as_it_is():
+    with pytest.raises(RequestError, match=r"x is not a valid panpipe.example/1: 'a' is no name: take another @"):
+        from_json(json.dumps({"format": FORMAT, "name": "a"}), FORMAT, Strict, "x")
+
+
 def test_plain_data():
     assert as_plain(EXAMPLE) == {"name": "a", "sizes": [1, 2], "order": [["0F0", "0SEND_F0>1"]]}
 
