@@ -18,6 +18,7 @@ from ..core.documents import as_plain, read_text
 from ..core.errors import RequestError
 from ..core.sourced import joined
 from ..core.topology import PathClass, Topology, path_classes, topology_of
+from ..core.wording import counted
 from .output import bytes_text, note, print_json, print_table, seconds_text, write_text
 from .topology import draw, rate_text
 
@@ -59,11 +60,11 @@ def catalog(
             raise RequestError(f"--{'svg' if svg else 'out'} is of one cluster: write panpipe catalog show NAME")
         _print_all(known) if not json else print_json(_answer(known))
         return
-    if name in known.devices or name in known.links:
+    entry = known.links.get(name) or _device(known, name)
+    if entry is not None:
         if svg or out:
             option = "svg" if svg else "out"
             raise RequestError(f"--{option} is of a cluster, and '{name}' is a device or link: write 1x{name}")
-        entry = known.devices.get(name) or known.links[name]
         _print_entry(entry) if not json else print_json(joined(entry))
         return
     cluster = find_cluster(name) if file is None else cluster_in(known, name)
@@ -72,6 +73,14 @@ def catalog(
             write_text(path, text(cluster))
             note(f"written to {path}")
     _print_cluster(name, known, cluster) if not json else print_json(as_plain(cluster))
+
+
+def _device(known: Catalogue, name: str) -> DeviceType | None:
+    """The device of that name or alias."""
+    try:
+        return known.device(name)
+    except RequestError:
+        return None
 
 
 def _answer(known: Catalogue) -> dict[str, Any]:
@@ -225,7 +234,7 @@ def _path_row(cluster: Cluster, path: PathClass) -> tuple[str | int, ...]:
 
 def _summary(cluster: Cluster, topology: Topology) -> str:
     nodes = f" in {len(topology.nodes)} nodes" if len(topology.nodes) > 1 else ""
-    return f"{len(cluster.devices)} devices{nodes}"
+    return f"{counted(len(cluster.devices), 'device')}{nodes}"
 
 
 def _coloured(line: str) -> Text:

@@ -68,6 +68,8 @@ class Catalogue:
                 else:
                     whole = self._inherited(table, section, data, where)
                     added[section][name] = structured({"name": name, **whole}, SECTIONS[section], where)
+        self._check_aliases(added["devices"].values(), origin)
+        added["nodes"] |= self._nodes_alike(data.get("devices", {}), added["nodes"])
         result = Catalogue(**{section: {**getattr(self, section), **new} for section, new in added.items()})
         result._check_names(added, origin)
         return result
@@ -86,7 +88,7 @@ class Catalogue:
                 raise RequestError(f"{where} is like itself, by way of {' and '.join(seen)}: give one of them in full")
             seen.append(name)
             if name in data.get(section, {}):
-                base = _entries(data, section, where)[name]
+                base = {key: value for key, value in _entries(data, section, where)[name].items() if key != "aliases"}
             elif name in getattr(self, section):
                 base = {key: value for key, value in joined(getattr(self, section)[name]).items() if key != "name"}
                 base.pop("aliases", None)
@@ -96,6 +98,31 @@ class Catalogue:
                 )
             table = _merged(base, own)
         return table
+
+    def _check_aliases(self, devices: Iterable[DeviceType], origin: str) -> None:
+        """No device that is added takes the name of one that is there as an alias."""
+        taken = {
+            _plain(name): device.name for device in self.devices.values() for name in (device.name, *device.aliases)
+        }
+        for device in devices:
+            for alias in device.aliases:
+                if _plain(alias) in taken:
+                    raise RequestError(
+                        f"{origin}: alias '{alias}' of device '{device.name}' is device '{taken[_plain(alias)]}': "
+                        "leave it out"
+                    )
+
+    def _nodes_alike(self, devices: Mapping[str, Any], own: Mapping[str, NodeType]) -> dict[str, NodeType]:
+        """Nodes of a file's devices that have none: that of the device that each is like."""
+        nodes = {node.device: node for node in (*self.nodes.values(), *own.values()) if node.device is not None}
+        found: dict[str, NodeType] = {}
+        for name in devices:
+            like = name
+            while like not in nodes and "like" in devices.get(like, {}):
+                like = devices[like]["like"]
+            if like in nodes and like != name and name not in self.nodes and name not in own:
+                found[name] = evolve(nodes[like], name=name, title=f"{nodes[like].title}: {name}", device=name)
+        return found
 
     def _check_names(self, added: Mapping[str, Mapping[str, Any]], origin: str) -> None:
         """Everything that the entries name is there."""
@@ -131,6 +158,8 @@ def _parsed(text: str, origin: str) -> dict[str, Any]:
 def _entries(data: dict[str, Any], section: str, origin: str) -> dict[str, dict[str, Any]]:
     """The tables of a section, with the texts of the sources that they name."""
     entries, texts = data.get(section, {}), data.get("sources", {})
+    if not isinstance(texts, dict):
+        raise RequestError(f'{origin}: sources is not a table: write [sources] with lines such as lab = "…"')
     if not isinstance(entries, dict) or not all(isinstance(table, dict) for table in entries.values()):
         raise RequestError(f"{origin}: {section} is not a table of tables: write [{section}.NAME]")
     return {name: _with_texts(table, texts) for name, table in entries.items()}

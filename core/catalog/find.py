@@ -71,9 +71,9 @@ def _of_toml(path: str, name: str) -> Cluster:
     extended = known.with_file(read_text(path), path)
     own = [cluster for cluster in extended.clusters if cluster not in known.clusters]
     if not name and len(own) != 1:
-        raise RequestError(
-            f"{path} has {len(own) or 'no'} clusters: name one as in {path}#{own[0] if own else '8xMYGPU'}"
-        )
+        devices = [f"2x{device}" for device in extended.devices if device not in known.devices]
+        example = next(iter((*own, *devices)), "8xH100")
+        raise RequestError(f"{path} has {len(own) or 'no'} clusters: name one as in {path}#{example}")
     return cluster_in(extended, name or own[0])
 
 

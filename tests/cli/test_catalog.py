@@ -136,6 +136,11 @@ def test_show_prints_links_paths_and_memory(capsys):
     assert row.split() == ["gpu2", "2", "24", "GB/s", "14", "µs", "pcie0", "host0", "pcie2"]
 
 
+def test_an_alias_is_the_device_it_stands_for(capsys):
+    assert run(capsys, "show", "A100-SXM-40GB") == run(capsys, "show", "A100-40GB")
+    assert run(capsys, "show", "1xA100")[1].startswith("1xA100: 1 device\n")
+
+
 def test_files_are_written(capsys, tmp_path):
     out, svg = tmp_path / "cluster.json", tmp_path / "cluster.svg"
     status, _, err = run(capsys, "show", "2x4xA100-80GB:nics=4", "--out", out, "--svg", svg)

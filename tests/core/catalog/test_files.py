@@ -81,11 +81,36 @@ def test_one_cluster_of_several_is_named_behind_the_path(lab):
     assert len(find_cluster(f"{lab}#more").devices) == 1
 
 
-def test_a_device_without_a_node_of_its_own_is_put_into_a_plain_one(lab):
-    text = LAB[: LAB.index("[nodes")]
-    lab.write_text(text)
+def test_a_device_without_a_node_of_its_own_is_put_into_that_of_the_device_it_is_like(lab):
+    more = '[devices.H20Y]\nlike = "H20X"\ntitle = "Another"\n'
+    lab.write_text(LAB[: LAB.index("[nodes")] + more)
+    for name in ("H20X", "H20Y"):
+        cluster = find_cluster(f"{lab}#2x8x{name}")
+        assert {device.type for device in cluster.devices} == {name}
+        assert sum(hub.kind == "nic" for hub in cluster.hubs) == 16
+        assert [link.bytes_per_s for link, _ in cluster.path(0, 1)] == [150e9, 150e9]  # its own cable, by the NVSwitch
+
+
+def test_a_device_that_is_like_none_with_a_node_is_put_into_a_plain_one(lab):
+    lab.write_text(
+        LAB[: LAB.index("[nodes")].replace('like = "H100"', 'like = "cpu-core"').replace("= 1200e12", "= 9e12")
+    )
     cluster = find_cluster(f"{lab}#2xH20X")
     assert [hub.kind for hub in cluster.hubs] == ["pcie", "host"]
+
+
+def test_aliases_are_not_inherited(lab):
+    own = '[devices.H20Z]\nlike = "H20X"\ntitle = "Another"\n'
+    lab.write_text(LAB.replace('title = "An accelerator of our own"', 'title = "An"\naliases = ["twenty"]') + own)
+    extended = catalogue().with_file(lab.read_text(), "lab")
+    assert extended.device("twenty").name == "H20X"
+    assert extended.device("H20Z").aliases == ()
+
+
+def test_a_file_without_clusters_is_told_how_to_name_one(lab):
+    lab.write_text(LAB[: LAB.index("[clusters")])
+    with pytest.raises(RequestError, match=r"has no clusters: name one as in .*lab.toml#2xH20X$"):
+        find_cluster(lab)
 
 
 def test_a_cluster_file_names_devices_of_the_catalogue(tmp_path):
@@ -148,6 +173,14 @@ BAD = {
     "all is reserved": (replaced("96_000_000_000", "1_000_000_000"), "reserves 1000000000 of its 1000000000 bytes"),
     "no groups": (replaced("groups = [{", "groups_ = [{"), "groups"),
     "no nodes": (replaced("nodes = 2", "nodes = 0"), "nodes of 0x4xH20X is 0"),
+    "alias taken": (
+        replaced('gpu_link = "ring"', 'gpu_link = "ring"\naliases = ["a100 sxm 40gb"]'),
+        "alias 'a100 sxm 40gb' of device 'H20X' is device 'A100-40GB': leave it out",
+    ),
+    "sources not a table": (
+        replaced('[sources]\nbench = "measured in our lab"', "sources = 3"),
+        "sources is not a table",
+    ),
     "not a table": (LAB + "[links]\nrope = 5\n", "TOML|not a table of tables"),
 }
 
@@ -158,6 +191,7 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
     with pytest.raises(RequestError, match=message) as caught:
         find_cluster(lab)
     assert "\n" not in str(caught.value)
+    assert "unknown error" not in str(caught.value)
 
 
 def test_a_parameter_of_a_group_that_there_is_not(lab):
