@@ -13,6 +13,7 @@ from ..module_names import module_ranges
 from ..perfetto import queue_order
 from ..plan import Plan
 from ..trace import LinkTrack, Trace, TraceEvent
+from ..wording import counted
 from .facts import ReportFacts
 from .operators import condensed
 
@@ -49,10 +50,10 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
 
 
 def _summary(plan: Plan) -> str:
-    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
-    devices = f"{plan.devices} device{'s' if plan.devices != 1 else ''}"
+    stages = counted(len(plan.stages), "stage")
+    devices = counted(plan.devices, "device")
     copies = "" if plan.mesh.data == 1 else f", {plan.mesh.data} replicas"
-    batches = f"{plan.microbatches} microbatch{'es' if plan.microbatches != 1 else ''} a step"
+    batches = f"{counted(plan.microbatches, 'microbatch')} a step"
     return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
 
 
@@ -191,6 +192,7 @@ def _traced(trace: Trace) -> dict[str, Any]:
         "hash": trace.plan_hash,
         "devices": trace.devices,
         "replicas": 1,
+        "held": [sorted(stage for stage in stages if stages[stage] == device) for device in range(trace.devices)],
         "stages": [{"index": stage, "device": stages[stage]} for stage in sorted(stages)],
     }
 
@@ -220,6 +222,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "hash": plan.hash,
         "devices": plan.devices,
         "replicas": plan.mesh.data,
+        "held": [[stage.index for stage in plan.stages_on(rank % plan.devices)] for rank in range(plan.mesh.ranks)],
         "microbatches": plan.microbatches,
         "stages": stages,
         "edges": [as_plain(edge) for edge in plan.edges],

@@ -159,7 +159,7 @@ function paintNames(context, shape) {
   for (const row of shape.rows) {
     context.textBaseline = "middle";
     if (row.queue === COMPUTE) {
-      const held = DATA.plan.stages.filter((s) => s.device === row.device).map((s) => s.index);
+      const held = DATA.plan.held[row.device];
       context.textAlign = "left";
       context.fillStyle = css(colour("--ink"));
       context.font = "600 13px system-ui, sans-serif";

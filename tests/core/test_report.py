@@ -200,6 +200,15 @@ def test_links_causes_and_modules():
     ]
 
 
+def test_every_replica_names_its_stages():
+    given = inputs(2)
+    prediction = evolve(given["plan"].prediction, cluster=fully_connected(4, 320_000_000, 1e10, 1e-5))
+    plan = evolve(given["plan"], mesh=Mesh(2, 2), prediction=prediction)
+    data = Page(report_html(plan=plan, predicted=given["predicted"])).data
+    assert data["plan"]["held"] == [[0], [1], [0], [1]]
+    assert Page(report_html(plan=None, predicted=given["predicted"])).data["plan"]["held"] == [[0], [1]]
+
+
 def test_memory_timelines_and_peaks():
     data = Page(report_html(**inputs(2))).data
     assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
