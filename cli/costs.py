@@ -91,10 +91,10 @@ def _type(cluster: Cluster, device: int) -> DeviceType:
 def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningCosts:
     from .models import planned_model
 
-    note("timing the model's operators on this host")
     planned = planned_model(
         request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype
     )
+    note("timing the model's operators on this host")
     optimizer = find_optimizer(request.optimizer) if request.optimizer else None
     graph = planned.measured(optimizer)
     return PlanningCosts(graph, {}, planned.sizes, _known(work, planned.work()))
@@ -105,7 +105,6 @@ def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches
     from ..core.analytic.roofline import rate_of
     from .models import planned_model
 
-    note("capturing the model over fake tensors")
     planned = planned_model(
         request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype, empty=True
     )
@@ -116,7 +115,7 @@ def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches
     peaks = [rate_of(device, found.number_type, tf32) for device in devices]
     slowest = max(graphs, key=lambda name: sum(node.forward_s for node in graphs[name].nodes))
     if len(graphs) > 1:
-        note(f"of {', '.join(graphs)} all are planned for with the costs of {slowest}, the slowest")
+        note(f"a stage costs what it takes on its own device: {', '.join(graphs)}")
     return PlanningCosts(
         graphs[slowest], graphs if len(graphs) > 1 else {}, planned.sizes,
         _known(work, planned.work(found.flops)), peaks,

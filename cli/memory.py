@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .output import print_table, share_text
+from .output import print_table, share_text, wide
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
@@ -34,11 +34,13 @@ def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
             str(device),
             *(f"{held[kind] / scale:.{digits}f}" for kind in HEADINGS),
             f"{sum(held.values()) / scale:.{digits}f}",
-            f"{limits[device] / scale:.{digits}f}",
+            *((f"{limits[device] / scale:.{digits}f}",) if wide() else ()),
             share_text(sum(held.values()), limits[device]),
             str(result.peak_actions[device] or "–"),
         )
         for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
     title = f"Memory at each device's peak, in {unit}, messages included"
-    print_table(title, ("device", *HEADINGS.values(), "all", "limit", "used", "at"), rows)
+    # Where it is narrow the action has the limit's room: "used" tells of it.
+    limit = ("limit",) if wide() else ()
+    print_table(title, ("device", *HEADINGS.values(), "all", *limit, "used", "at"), rows)

@@ -22,6 +22,7 @@ from ..runtimes.empty_weights import empty_weights
 from ..runtimes.microbatches import split_batch
 from ..runtimes.operator_profile import profile_operators
 from .bundled import BUNDLED, make
+from .output import note
 
 Factory = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]]
 
@@ -135,6 +136,7 @@ def planned_model(
         example = pytree.tree_map_only(Tensor, lambda t: t.to(device), example)
     pieces, nesting = split_batch(example, microbatches)
     microbatch = pytree.tree_unflatten(list(pieces[0].leaves), nesting)
+    note("capturing the model over fake tensors")
     captured = capture_step(model, step, microbatch, device=device or "cpu")
     rows = pieces[0].shape.rows
     leaves = pytree.tree_leaves(example)

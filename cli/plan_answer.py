@@ -12,12 +12,17 @@ from ..core.idle import IdleTime
 from ..core.module_names import module_ranges
 from ..core.plan import Plan, Prediction
 from ..core.throughput import Throughput, Work, throughput
+from ..core.wording import plan_size
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
 from .output import bytes_text, print_table, seconds_text, share_text, wide
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
+
+
+NOTICEABLE = 1e-3
+"""Share of the predicted step by which the simulator's differs where it is told: transfers contend."""
 
 
 @frozen(slots=False)
@@ -78,11 +83,7 @@ class PlanAnswer:
     def show(self) -> None:
         """What people read."""
         plan, prediction = self.plan, self.prediction
-        print(
-            f"{plan.model or 'the graph'}: {len(plan.stages)} stages on "
-            f"{f'{plan.mesh.data} × ' * (plan.mesh.data > 1)}{plan.devices} devices, "
-            f"{plan.microbatches} microbatches, {plan.schedule}"
-        )
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {plan.schedule}")
         print(
             f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}, "
             f"{prediction.evaluations} plans evaluated"
@@ -93,6 +94,11 @@ class PlanAnswer:
         self._show_stages()
         self._show_devices()
         print_memory(self.run, self.limits)
+        if abs(self.run.step_s - prediction.step_s) > NOTICEABLE * prediction.step_s:
+            print(
+                f"\nIn the simulator, where transfers share links, the step takes {seconds_text(self.run.step_s)}: "
+                "that is the step that follows"
+            )
         print_idle(self.idle)
         if self.others:
             self._show_others()

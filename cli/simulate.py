@@ -12,6 +12,7 @@ from ..core.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan import Plan
+from ..core.wording import plan_size
 from ..simulators.optimizer import OptimizerStep
 from .clusters import find_cluster
 from .idle import idle_answer, idle_of, print_idle
@@ -168,8 +169,7 @@ def _print(result: "SimulationResult") -> None:
     print(
         f"{plan.model or 'the plan'}: step {seconds_text(result.step_s)}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
-        f"{len(plan.stages)} stages on {f'{plan.mesh.data} × ' * (plan.mesh.data > 1)}{plan.devices} devices, "
-        f"{plan.microbatches} microbatches, {plan.schedule}"
+        f"{plan_size(plan)}, {plan.schedule}"
     )
     _print_bubbles(result)
     print_memory(result, [device.memory_bytes for device in result.devices])
@@ -182,11 +182,12 @@ def _print_bubbles(result: "SimulationResult") -> None:
         (
             str(device),
             share_text(result.busy_s[device], result.step_s),
+            share_text(result.step_s - result.busy_s[device] - sum(idle.values()), result.step_s),
             *(share_text(seconds, result.step_s) for seconds in idle.values()),
         )
         for device, idle in enumerate(result.bubbles)
     ]
-    columns = ("device", "compute", *(HEADINGS.get(cause, cause) for cause in result.bubbles[0]))
+    columns = ("device", "compute", "update", *(HEADINGS.get(cause, cause) for cause in result.bubbles[0]))
     print_table("What each device does, and waits for, in shares of the step", columns, rows)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from ..core.documents import as_plain
 from ..core.plan import Plan
+from ..core.wording import counted, plan_size
 from .output import bytes_text, note, print_json, print_table
 from .plan_files import read_plan_or_schedule
 
@@ -38,10 +39,7 @@ def validate(
     if json:
         print_json(_answer(plan, actions, as_plain(report)))
         return
-    print(
-        f"{path} is valid: {len(plan.stages)} stages on {plan.devices} devices, {plan.microbatches} microbatches, "
-        f"{actions} compute actions"
-    )
+    print(f"{path} is valid: {plan_size(plan)}, {counted(actions, 'compute action')}")
     if report.peak_memory_bytes and plan.prediction is not None:
         devices = plan.mesh.arrange(plan.prediction.cluster).devices[: plan.mesh.ranks]
         limits = plan.mesh.memory_bytes(plan.prediction.cluster)

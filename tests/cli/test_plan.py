@@ -208,6 +208,25 @@ def test_the_answer_explains_the_plan(tmp_path, capsys, graph_file):
         assert sum(held.values()) >= peak  # messages under way come on top
 
 
+def test_a_step_that_contention_lengthens_is_told(tmp_path, capsys, graph_file):
+    names = [f"device{i}" for i in range(4)]
+    hubs = [(name, "left" if number < 2 else "right", 1e6) for number, name in enumerate(names)]
+    document = {
+        "format": "panpipe.cluster/1",
+        "devices": [{"name": name, "memory_bytes": 10_000, "type": None} for name in names],
+        "hubs": ["left", "right"],
+        "links": [{"a": a, "b": b, "bytes_per_s": r, "latency_s": 0} for a, b, r in (*hubs, ("left", "right", 2.0))],
+    }
+    cluster = tmp_path / "narrow.json"
+    cluster.write_text(json.dumps(document))
+    flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300, "--mesh", "pp=2,dp=2")
+    plan = answer(capsys, *flags)
+    told = plan["idle"]["step_s"] > 1.001 * plan["predicted_step_s"]
+    out = run(capsys, *flags)[1]
+    assert told == ("In the simulator, where transfers share links, the step takes" in out)
+    assert told
+
+
 def test_memory_is_a_hard_limit(tmp_path, capsys, graph_file):
     cluster = cluster_file(tmp_path, memory_bytes=1400)
     plan = answer(capsys, "--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300)

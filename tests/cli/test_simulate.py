@@ -4,11 +4,12 @@ import json
 
 import attrs
 import pytest
+from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.catalog import find_cluster
 from panpipe.core.cluster import fully_connected
 from panpipe.core.perfetto import read_trace
-from panpipe.core.plan import plan_json
+from panpipe.core.plan import MemoryPolicy, plan_json
 from panpipe.simulators.run import simulate
 
 from ..support.browser import Page
@@ -36,6 +37,35 @@ def test_for_people(plan_file, capsys, monkeypatch):
     assert all(word in out for word in ("warm-up", "comm", "work", "device0 → device1", "Why not faster"))
     assert "Memory at each device's peak, in bytes" in out
     assert "1000000000" in out
+
+
+def test_shares_of_a_device_add_up_to_the_step(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    costs = tuple(evolve(cost, optimizer_s=2.0) for cost in PLAN.prediction.costs)
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(evolve(PLAN, prediction=evolve(PLAN.prediction, costs=costs))))
+    assert main(["simulate", str(path)]) == 0
+    out = capsys.readouterr().out
+    table = out[out.index("What each device does") : out.index("Memory at")].splitlines()
+    assert table[1].split()[:3] == ["device", "compute", "update"]
+    for row in table[3:5]:
+        shares = [float(cell.rstrip("%")) for cell in row.split()[1:]]
+        assert shares[1] > 1
+        assert sum(shares) == pytest.approx(100, abs=0.5)
+
+
+def test_an_action_is_not_broken_in_a_narrow_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    costs = tuple(evolve(cost, saved_bytes=10**10, workspace_bytes=10**10) for cost in PLAN.prediction.costs)
+    prediction = evolve(PLAN.prediction, costs=costs, cluster=fully_connected(2, 10**12, 100.0, 0.5))
+    plan = evolve(PLAN, prediction=prediction, memory=MemoryPolicy(recompute=(0, 1)))
+    path = tmp_path / "plan.json"
+    path.write_text(plan_json(plan))
+    assert main(["simulate", str(path)]) == 0
+    out = capsys.readouterr().out
+    for action in simulate(plan).peak_actions:
+        assert action.kind.value == "RECOMPUTE"
+        assert str(action) in out
 
 
 def test_for_programs(plan_file, capsys):
