@@ -4,7 +4,8 @@
 2. For each number of stages a device, cuts are searched on these times.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators.
 4. A schedule is chosen for each on the times of 3. They also correct the times of 1, and where another cut follows from
-   that, it goes through 3 and 4 too. The fastest prediction becomes the plan.
+   that, it goes through 3 and 4 too. What is predicted to be fastest for each number of stages a device is a candidate
+   (see `rehearsal`).
 """
 
 import statistics
@@ -83,11 +84,12 @@ class Planning:
     report: Report = lambda _: None
     recompute: Recompute | None = None
 
-    def plan(self) -> tuple[Plan, OpGraph]:
+    def plans(self) -> tuple[list[Plan], OpGraph]:
         """Measure, search and choose.
 
         Returns:
-            The plan, the same on every rank, with its prediction; and the graph of measured operators.
+            The best plan of each number of stages a device, with its prediction, the same on every rank; and the graph
+            of measured operators.
 
         Raises:
             RequestError: the model has fewer operators than there are devices.
@@ -111,14 +113,14 @@ class Planning:
         failure: InfeasibleError | None = None
         for chunks in range(1, min(self.max_chunks, operators // devices) + 1):
             try:
-                found += self.plans_for(chunks, graph, cluster)
+                found += sorted(self.plans_for(chunks, graph, cluster), key=step_s)[:1]
             except InfeasibleError as error:
                 failure = error
         if not found:
             raise failure or RequestError(
                 f"no schedule is made for {devices} devices and {self.microbatches} microbatches"
             )
-        return min(found, key=step_s), graph
+        return found, graph
 
     def another(self, plan: Plan, graph: OpGraph, tried: Sequence[Stages]) -> Plan | None:
         """A plan with as many stages and other cuts, where the costs of ``plan`` speak for one that was not tried."""
