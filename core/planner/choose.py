@@ -25,7 +25,7 @@ from .workload import Workload, counted, settings_of
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates unless told: some seconds on one core."""
-LEAST, MOST = 60_000, 400_000
+LEAST, MOST = 20_000, 400_000
 """Evaluations that this comes to, at least and at most."""
 MESSAGES = 4
 """Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does

@@ -1,18 +1,54 @@
-"""Cuts that fit: where even stages hold too much, the evenest whose devices hold what they may."""
+"""Cuts that fit: where even stages hold too much, the evenest whose devices hold what they may.
 
-from collections.abc import Sequence
+Stage after stage takes what a time and its device's memory allow. With one stage a device that finds cuts wherever
+there are some: a stage that begins later holds no more. With several, a device's memory is shared out equally among
+them, which may miss some; moves of cuts go on from there.
+"""
+
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
 
 from ..partition import Cuts
-from ..schedules.decode import FORWARD, WEIGHT, Floats, Integers
+from ..schedules.decode import FORWARD, INFINITY, WEIGHT, Integers
 from ..shortcut.path import BOTH
-from .costing import SAVED, STATE
+from .costing import SAVED, STATE, GraphArrays
 from .setting import Setting
-from .walk import Walk
 
 BISECTIONS = 20
-"""Halvings of the interval for the longest stage."""
+"""Halvings of the interval for the longest stage, and for the memory where none fits."""
+DOUBLINGS = 40
+"""How often the memory is doubled to find cuts that fit in it."""
+
+
+class Readings(NamedTuple):
+    """What each operator reads, by operator: the inverse of a graph's lists by tensor and by shared parameter.
+
+    Args:
+        first, tensor, size: where each operator's begin in the next two, (nodes + 1); the tensor, and its bytes.
+        shared_first, shared: the same for shared parameters.
+    """
+
+    first: Integers
+    tensor: Integers
+    size: "np.ndarray"
+    shared_first: Integers
+    shared: Integers
+
+
+def readings_of(graph: GraphArrays) -> Readings:
+    """What each operator of a graph reads."""
+    nodes = np.arange(graph.sums.shape[2])
+
+    def inverse(first: Integers, reader: Integers) -> tuple[Integers, Integers, Integers]:
+        order = np.argsort(reader, kind="stable")
+        owner = np.repeat(np.arange(len(first) - 1), np.diff(first))
+        return np.searchsorted(reader[order], nodes).astype(np.int64), owner[order].astype(np.int64), order
+
+    tensor_first, tensor, order = inverse(graph.first, graph.reader)
+    shared_first, shared, _ = inverse(graph.shared_first, graph.shared_reader)
+    return Readings(tensor_first, tensor, graph.size[order], shared_first, shared)
 
 
 def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> Integers:
@@ -28,58 +64,91 @@ def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> I
     return most
 
 
-def fitting_cuts(walk: Walk) -> Cuts | None:
-    """The cuts of the shortest longest stage with which no device is above its limit; None where this way finds none.
+def fitting_cuts(setting: Setting, placement: Integers, flight: Integers, recompute: "np.ndarray") -> tuple[Cuts, bool]:
+    """The cuts of the shortest longest stage with which no device is above its limit; and whether there are such.
 
-    Stage after stage takes what its time and its memory allow; the time is found by bisection. With one stage a device
-    no cuts are better; with more a device's memory is shared out equally, which may miss some.
+    Where this way finds none: those that would fit in the least more memory, in proportion to what the devices have.
 
     Args:
-        walk: a schedule on any cuts.
+        setting: what is cut.
+        placement: device of every stage.
+        flight: how many microbatches each stage's device holds of it at once.
+        recompute: per stage.
     """
-    setting, place = walk.setting, walk.best
-    placement = place.placement.tolist()
-    flight = in_flight(place.orders, place.lengths, len(placement), setting.microbatches)
-    longest = max(float(setting.arrays.sums[kind, :3, -1].sum()) for kind in set(setting.slowest))
-    low, high = 0.0, longest
-    best = _filled(setting, placement, flight, high)
-    for _ in range(BISECTIONS if best is not None else 0):
+    readings, chunks = readings_of(setting.arrays), np.bincount(placement, minlength=setting.devices)
+    cuts = np.zeros(len(placement) + 1, dtype=np.int64)
+    limits = setting.machine.limits / np.maximum(chunks, 1)
+
+    def fits(longest_s: float, scale: float) -> bool:
+        return bool(
+            _filled(setting.arrays, setting.machine.kind, readings, placement, flight, recompute, limits * scale,
+                    longest_s, cuts)
+        )  # fmt: skip
+
+    scale = 1.0
+    fit = fits(INFINITY, scale)
+    for _ in range(DOUBLINGS):
+        if fits(INFINITY, scale):
+            break
+        scale *= 2
+    if not fit:
+        scale = _least(lambda middle: fits(INFINITY, middle), scale / 2, scale)
+    longest = float(setting.arrays.sums[:, : WEIGHT + 1, -1].sum(axis=1).max())
+    fits(_least(lambda middle: fits(middle, scale), 0.0, longest * (1 + 1e-9)), scale)
+    return tuple(cuts.tolist()), fit
+
+
+def _least(holds: Any, low: float, high: float) -> float:
+    """The least number between the two for which something holds that holds for ``high``, nearly."""
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        cuts = _filled(setting, placement, flight, middle)
-        if cuts is None:
-            low = middle
+        if holds(middle):
+            high = middle
         else:
-            best, high = cuts, middle
-    return best
+            low = middle
+    return high
 
 
-def _filled(setting: Setting, placement: Sequence[int], flight: Integers, longest_s: float) -> Cuts | None:
-    """Stages as long as ``longest_s`` and their memory allow, one behind the other."""
-    nodes, stages = len(setting.graph.nodes), len(placement)
-    chunks = np.bincount(placement)
-    cuts = [0]
-    for stage, device in enumerate(placement):
-        start, sums = cuts[-1], setting.arrays.sums[setting.slowest[device]]
-        if start >= nodes:
-            return None
-        time: Floats = sums[: WEIGHT + 1].sum(axis=0)
-        held: Floats = sums[STATE] + flight[stage] * sums[SAVED]
-        share = setting.limits[device] / chunks[device]
-        end = min(_last(time, start, longest_s), _last(held, start, share), nodes - (stages - stage - 1))
-        while end > start and held[end] - held[start] + _workspace(setting, device, start, end) > share:
-            end -= 1
-        if end <= start:
-            return None
-        cuts.append(end)
-    return tuple(cuts) if cuts[-1] == nodes else None
-
-
-def _last(prefix: Floats, start: int, most: float) -> int:
-    """The last place up to which no more than ``most`` adds up from ``start``."""
-    return int(np.searchsorted(prefix, prefix[start] + most * (1 + 1e-12), side="right")) - 1
-
-
-def _workspace(setting: Setting, device: int, start: int, end: int) -> float:
-    level = (end - start).bit_length() - 1
-    table = setting.arrays.largest[setting.slowest[device], level]
-    return float(max(table[start], table[end - (1 << level)]))
+@njit(cache=True)
+def _filled(
+    graph: Any, kinds: Any, readings: Any, placement: Any, flight: Any, recompute: Any, limits: Any, longest_s: float,
+    cuts: Any,
+) -> bool:  # fmt: skip
+    """Stages as long as ``longest_s`` and their memory allow, one behind the other; whether all operators are in."""
+    stages, nodes = placement.shape[0], graph.sums.shape[2] - 1
+    got, stage_got = np.zeros(graph.source.shape[0]), np.full(graph.source.shape[0], -1, dtype=np.int64)
+    replica = np.full(graph.shared_size.shape[0], -1, dtype=np.int64)
+    cuts[0] = 0
+    for s in range(stages):
+        start, d = cuts[s], placement[s]
+        end, t = start, kinds[d]
+        sums = graph.sums[t]
+        workspace, received, replicas = 0.0, 0.0, 0.0
+        while end < nodes - (stages - s - 1):
+            workspace = max(workspace, graph.largest[t, 0, end])
+            for r in range(readings.shared_first[end], readings.shared_first[end + 1]):
+                p = readings.shared[r]
+                if replica[p] != s and graph.shared_reader[graph.shared_first[p]] < start:
+                    replica[p] = s
+                    replicas += graph.shared_size[p]
+            for r in range(readings.first[end], readings.first[end + 1]):
+                tensor = readings.tensor[r]
+                if graph.source[tensor] < start:
+                    had = got[tensor] if stage_got[tensor] == s else 0.0
+                    got[tensor], stage_got[tensor] = max(had, readings.size[r]), s
+                    received += got[tensor] - had
+            time = 0.0
+            for kind in range(WEIGHT + 1):
+                time += sums[kind, end + 1] - sums[kind, start]
+            saved = sums[SAVED, end + 1] - sums[SAVED, start]
+            held = flight[s] * saved
+            if recompute[s]:
+                held = flight[s] * received + max(saved - received, 0.0)
+            held += sums[STATE, end + 1] - sums[STATE, start] + replicas + workspace
+            if time > longest_s or held > limits[d]:
+                break
+            end += 1
+        if end == start:
+            return False
+        cuts[s + 1] = end
+    return bool(cuts[stages] == nodes)

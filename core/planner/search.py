@@ -8,20 +8,22 @@
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
+from ..actions import Action
 from ..derive import Recompute, recomputed_stages
 from ..partition import Cuts
 from ..schedules.decode import INFINITY
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
 from .anneal import Ways
-from .fitting import fitting_cuts
+from .balance import even_cuts
+from .fitting import fitting_cuts, in_flight
+from .listed import listed
 from .meter import Meter, Stopped
 from .options import MAX_CHUNKS, Option, options, schedule_problem
 from .setting import Setting
-from .shapes import looped_cuts, spread
 from .walk import Walk, start_walk, varied
 
 
@@ -65,8 +67,16 @@ SYSTEMATIC = 10
 """Where there are at most so many times as many cuts as moves, all of them are tried instead."""
 BUILT = 250_000
 """Compute actions of the schedules that a search begins with; building them is plain Python."""
-LEAST_STARTS = 24
+LEAST_STARTS = 6
 """Schedules that each setting begins with, whatever their size."""
+LISTED = 0.1
+"""Share of the evaluations for orders of the search's own."""
+DECODING = 40
+"""Places that are evaluated in the time in which one such order is made."""
+PLACES = 4
+"""Placements and cuts of them for each number of stages a device, about."""
+LEAST_LISTED = 4
+"""Orders of its own for each of them at least."""
 
 
 @frozen
@@ -101,14 +111,20 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
     """
     walks: list[Walk] = []
     try:
-        walks += starts(settings, freedom)
+        for walk in starts(settings, freedom, meter.budget):
+            walks.append(walk)
+            meter.spend(1)
         rounds = _rounds(settings, freedom)
         for number, each in enumerate(rounds):
             allowance = meter.budget * each.share / max(sum(other.share for other in rounds), 1e-9)
             _round(walks, each, number, int(allowance), meter, seed)
     except (Stopped, KeyboardInterrupt):
-        if not any(walk.value < INFINITY for walk in walks):
+        if not walks:
             raise
+        if all(walk.value == INFINITY for walk in walks):
+            for walk in walks:
+                walk.judge()
+                walk.rest()
         return _ranked(walks), True
     return _ranked(walks), False
 
@@ -141,11 +157,14 @@ def _ranked(walks: list[Walk]) -> list[Walk]:
     return sorted(walks, key=lambda walk: walk.value)
 
 
-def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
-    """A walk for every setting, family, set of parameters and number of stages a device; fewer where they are large."""
-    walks = []
+def starts(settings: Sequence[Setting], freedom: Freedom, budget: int = 0) -> Iterator[Walk]:
+    """A walk for every setting, family, set of parameters and number of stages a device; fewer where they are large.
+
+    Where orders may be of any kind, ``budget`` evaluations pay for some of the search's own (see `listed`).
+    """
     for setting in settings:
-        seen, built = set(), 0
+        seen: set[tuple[tuple[Action, ...], ...]] = set()
+        built = 0
         for count, option in enumerate(_options(setting, freedom)):
             if count >= LEAST_STARTS and built > BUILT / len(settings):
                 break
@@ -156,9 +175,31 @@ def starts(settings: Sequence[Setting], freedom: Freedom) -> list[Walk]:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
                 walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
-                walks += _fitting(walk, freedom.recompute)
+                yield from _fitting(walk, freedom.recompute)
                 built += walk.actions
-    return walks
+        if freedom.anneal and budget:
+            yield from _own_starts(setting, freedom, int(LISTED * budget / len(settings)))
+
+
+def _own_starts(setting: Setting, freedom: Freedom, budget: int) -> Iterator[Walk]:
+    """Walks that begin with orders of the search's own."""
+    numbers = _chunk_numbers(setting, freedom)
+    orders = max(int(budget / DECODING / (PLACES * len(numbers))), LEAST_LISTED)
+    built = 0
+    for chunks in numbers:
+        for each in listed(setting, chunks, freedom.recompute, orders):
+            walk = start_walk(setting, each.schedule, each.cuts, split=not setting.mixes)
+            walk.annealed, walk.best.recompute[:] = True, each.recompute
+            walk.recomputes = freedom.recompute is None and bool(each.recompute.any())
+            built += walk.actions
+            yield walk
+        if built > BUILT:
+            break
+
+
+def _chunk_numbers(setting: Setting, freedom: Freedom) -> range:
+    fewest, most = freedom.chunks
+    return range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1)
 
 
 def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
@@ -169,7 +210,7 @@ def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
         if recompute is None:
             found.append(walk.recomputing())
         if walk.setting.fixed is None:
-            walk.best.cuts[:] = fitting_cuts(walk) or walk.best.cuts
+            _fit(walk)
     for each in found:
         each.recomputes = recompute is None and walk.excess > 0
         each.value = INFINITY
@@ -177,11 +218,23 @@ def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
     return found
 
 
+def _fit(walk: Walk) -> None:
+    """Cut so that the devices hold what they may, or as little too much as this finds."""
+    setting, place = walk.setting, walk.best
+    flight = in_flight(place.orders, place.lengths, len(place.placement), setting.microbatches)
+    cuts, fit = fitting_cuts(setting, place.placement, flight, place.recompute)
+    before, excess = place.cuts.copy(), walk.excess
+    place.cuts[:] = cuts
+    if not fit:
+        walk.judge()
+        if walk.excess > excess:
+            place.cuts[:] = before
+
+
 def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
     """Each family's first parameters for each number of stages a device come first, few stages before many."""
-    fewest, most = freedom.chunks
     found: list[tuple[int, Option]] = []
-    for chunks in range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1):
+    for chunks in _chunk_numbers(setting, freedom):
         counts: dict[str, int] = {}
         for option in options(freedom.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
             counts[option.family.name] = counts.get(option.family.name, -1) + 1
@@ -196,11 +249,3 @@ def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> Schedu
         setting.cluster, setting.microbatches, placement=placement, costs=costs, edges=edges, limits=setting.limits,
         positions=setting.replicas[0],
     )  # fmt: skip
-
-
-def even_cuts(setting: Setting, placement: Sequence[int]) -> Cuts:
-    """Stages of as much work as their devices are fast: even within each loop where these are all the same."""
-    chunks, extra = divmod(len(placement), setting.devices)
-    if len(set(setting.speeds)) == 1 and not extra:
-        return looped_cuts(setting.prefix, setting.devices, [1.0] * chunks)
-    return tuple(spread(setting.prefix, 0, len(setting.prefix) - 1, [setting.speeds[d] for d in placement]))

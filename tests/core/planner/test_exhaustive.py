@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from panpipe.core.cluster import fully_connected
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.planner.balance import even_cuts
 from panpipe.core.planner.choose import search_plans
 from panpipe.core.planner.options import options
-from panpipe.core.planner.search import even_cuts, problem_of
+from panpipe.core.planner.search import problem_of
 from panpipe.core.planner.setting import one_setting
 from panpipe.core.planner.walk import start_walk
 from panpipe.core.planner.workload import counted
