@@ -8,20 +8,19 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from .core.analytic.model import costs_by_type, model_work
+from .core.analytic.model import model_work
 from .core.analytic.optimizers import Optimizer
 from .core.capture.operators import Operators, tensor_bytes
-from .core.catalog import device_type
+from .core.catalog import required_type
 from .core.cluster import Cluster
 from .core.costs import StageCosts, stage_costs
 from .core.derive import Recompute
-from .core.device_type import DeviceType
 from .core.errors import RequestError
 from .core.graph import OpGraph
 from .core.perform import Perform
 from .core.plan import Plan
 from .core.planner.choose import search_plans
-from .core.planner.workload import Workload
+from .core.planner.workload import Workload, kinds_of
 from .core.schedules.problem import ScheduleFamily
 from .core.trace import Trace
 from .runtimes.clocked import Clock
@@ -82,7 +81,7 @@ class SimulatedDevices:
         placed = operators.step.parameters.items()
         work = Workload(
             costs=lambda _: tuple(graphs.values()), batch=microbatches, sizes=(1,),
-            kinds=tuple(list(graphs).index(_type(self.cluster, device).name) for device in range(count)),
+            kinds=kinds_of(tuple(graphs), self.cluster),
             parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
         )  # fmt: skip
         self.report("planning")
@@ -97,22 +96,12 @@ class SimulatedDevices:
         stages = [stage.nodes for stage in plan.stages]
         by_type = {name: stage_costs(graph, stages) for name, graph in graphs.items()}
         arranged = plan.mesh.arrange(cluster)
-        return tuple(by_type[_type(arranged, stage.device).name][stage.index] for stage in plan.stages)
+        return tuple(by_type[required_type(arranged, stage.device).name][stage.index] for stage in plan.stages)
 
     def _graphs(self, operators: Operators, cluster: Cluster) -> dict[str, OpGraph]:
-        types = {kind.name: kind for kind in (_type(cluster, i) for i in range(len(cluster.devices)))}
+        types = {kind.name: kind for kind in (required_type(cluster, i) for i in range(len(cluster.devices)))}
         share = state_share(self.optimizer)
         return costs_by_type(model_work(operators), types.values(), optimizer=Optimizer("the step's", round(share)))
-
-
-def _type(cluster: Cluster, device: int) -> DeviceType:
-    found = device_type(cluster, device)
-    if found is None:
-        raise RequestError(
-            f"device '{cluster.devices[device].name}' of the cluster has no type, and so a model has no costs on it: "
-            "give it one from the catalogue (panpipe catalog), or a plan with a prediction"
-        )
-    return found
 
 
 def _no_cluster(why: str) -> RequestError:

@@ -1,5 +1,6 @@
 """``panpipe catalog``: devices, links and clusters, and where each number comes from."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -211,7 +212,7 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     console = Console()
     topology = topology_of(cluster)
     title = known.clusters[name].title if name in known.clusters else _summary(cluster, topology)
-    print(f"{name}: {title}\n")
+    print(f"{textwrap.fill(f'{name}: {title}', console.width)}\n")
     for line in draw(cluster, topology, console.width - 2)[:-1]:
         console.print(_coloured(line), no_wrap=True, crop=False)
     rows = [(c.ends, c.count, rate_text(c.bytes_per_s), seconds_text(c.latency_s)) for c in topology.links]

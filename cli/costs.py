@@ -6,7 +6,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ..core.analytic.optimizers import DEFAULT, find_optimizer
-from ..core.catalog.find import CPU, device_type
+from ..core.catalog.find import CPU, required_type
 from ..core.cluster import Cluster
 from ..core.device_type import NUMBER_TYPES, DeviceType
 from ..core.errors import RequestError
@@ -51,6 +51,11 @@ class PlanningCosts:
     work: Work
     peak_flops_per_s: Sequence[float] | None = None
 
+    @property
+    def graphs(self) -> tuple[OpGraph, ...]:
+        """The operators with their costs on each type of device."""
+        return tuple(self.by_type.values()) or (self.graph,)
+
 
 def graph_costs(path: Path, work: Work) -> PlanningCosts:
     """Costs as an operator-graph file states them."""
@@ -75,17 +80,7 @@ def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches
     find_optimizer(request.optimizer or DEFAULT)
     if CPU.fullmatch(name):
         return _measured(request, microbatches, work)
-    return _analytic(request, [_type(cluster, i) for i in range(len(cluster.devices))], microbatches, work)
-
-
-def _type(cluster: Cluster, device: int) -> DeviceType:
-    found = device_type(cluster, device)
-    if found is None:
-        raise RequestError(
-            f"device '{cluster.devices[device].name}' has no type, and so a model has no costs on it: give it one from "
-            "the catalogue (panpipe catalog), plan for cpu:N, or use --graph"
-        )
-    return found
+    return _analytic(request, [required_type(cluster, i) for i in range(len(cluster.devices))], microbatches, work)
 
 
 def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningCosts:

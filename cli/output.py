@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def print_table(
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*[Text(cell if isinstance(cell, str) else readable(cell)) for cell in row])
-    print(f"\n{title}" if title else "")
     console = Console(highlight=False)
+    print(f"\n{textwrap.fill(title, console.width)}" if title else "")
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -12,7 +12,8 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
-from ..core.planner.infeasible import NothingFits, roomier
+from ..core.planner.altered import roomier
+from ..core.planner.infeasible import NothingFits
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
 from .clusters import find_cluster

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.catalog.find import CPU, device_type
+from ..core.catalog.find import CPU
 from ..core.cluster import Cluster
 from ..core.derive import Recompute
 from ..core.errors import RequestError
-from ..core.graph import OpGraph
 from ..core.mesh import parse_mesh
 from ..core.plan import Plan
 from ..core.planner import Oracle, longest_path
@@ -23,31 +22,21 @@ SIZES = (1, 2, 4, 8)
 
 def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
     """So many microbatches, each with these costs, over all replicas."""
-    from ..core.planner.workload import Workload
+    from ..core.planner.workload import Workload, kinds_of
 
-    graphs, kinds = _kinds(costs, cluster)
-    return Workload(lambda _: graphs, microbatches, (1,), kinds, costs.parameter_sizes)
+    kinds = kinds_of(tuple(costs.by_type), cluster)
+    return Workload(lambda _: costs.graphs, microbatches, (1,), kinds, costs.parameter_sizes)
 
 
 def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
     """A batch of samples, cut into microbatches of a size to be chosen; ``costs_of`` tells their costs by number."""
-    from ..core.planner.workload import Workload
+    from ..core.planner.workload import Workload, kinds_of
 
     sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
     known = {size: costs_of(batch // size) for size in sizes}
     first = known[sizes[0]]
-    return Workload(
-        lambda size: _kinds(known[size], cluster)[0], batch, sizes, _kinds(first, cluster)[1], first.parameter_sizes
-    )
-
-
-def _kinds(costs: PlanningCosts, cluster: Cluster) -> tuple[tuple[OpGraph, ...], tuple[int, ...]]:
-    """Costs by kind of device, and the kind of each device."""
-    if not costs.by_type:
-        return (costs.graph,), (0,) * len(cluster.devices)
-    names = list(costs.by_type)
-    types = [device_type(cluster, number) for number in range(len(cluster.devices))]
-    return tuple(costs.by_type.values()), tuple(names.index(kind.name) for kind in types if kind is not None)
+    kinds = kinds_of(tuple(first.by_type), cluster)
+    return Workload(lambda size: known[size].graphs, batch, sizes, kinds, first.parameter_sizes)
 
 
 def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence[tuple[int, int]]:

@@ -13,6 +13,7 @@ together, so that the order of what is simultaneous changes nothing. A flow that
 arrival. A staged copy moves in pieces, so it drains through both halves of its way at once.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
@@ -71,7 +72,7 @@ class Route:
         self.crossed: tuple[DirectedLink, ...] = ()  # each of the shared ones once
 
 
-class Flow:
+class Flow(ABC):
     """Bytes under way.
 
     Args:
@@ -106,12 +107,12 @@ class Flow:
         self.pieces: list[Piece] | None = None  # None: one, at the route's rate
         self.timer: Event | None = None  # the arrival that counts; older ones are void
 
-    def drained(self) -> None:
+    def drained(self) -> None:  # noqa: B027 - most flows have nothing to do then
         """Its last byte has left; called where that moment is an event."""
 
+    @abstractmethod
     def arrived(self) -> None:
         """Its last byte has arrived."""
-        raise NotImplementedError
 
     def end_piece(self, now: float) -> None:
         """Its rate changes, or it has drained."""

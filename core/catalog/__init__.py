@@ -2,7 +2,7 @@
 
 from ..device_type import DeviceType
 from .catalogue import Catalogue
-from .find import device_type, find_cluster
+from .find import device_type, find_cluster, required_type
 from .parts import LinkType, NamedCluster, NodeType
 from .registry import catalogue, find_device
 
@@ -16,4 +16,5 @@ __all__ = [
     "device_type",
     "find_cluster",
     "find_device",
+    "required_type",
 ]

@@ -21,6 +21,8 @@ FORMAT = "panpipe.catalog/1"
 SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
 ANY_NODE = "any"
 """The node of devices that have none of their own."""
+FEW = 16
+"""So many names are all told; of more, the nearest."""
 
 Entry = TypeVar("Entry")
 
@@ -206,12 +208,15 @@ def _plain(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to tell of a name that is not known: those that look like it, or all."""
+    """What to tell of a name that is not known: those that look like it, or all, or of many those that are nearest."""
     names = {other.casefold(): other for other in known}
     close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(names[other] for other in close)}"
-    return f"known are {', '.join(names.values())}"
+    if len(names) <= FEW:
+        return f"known are {', '.join(names.values())}"
+    near = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.0)
+    return f"the nearest of {len(names)} names are {', '.join(names[other] for other in near)}; see panpipe catalog"
 
 
 def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: str) -> str:

@@ -54,6 +54,22 @@ def device_type(cluster: Cluster, device: int) -> DeviceType | None:
     return own or find_device(name)
 
 
+def required_type(cluster: Cluster, device: int) -> DeviceType:
+    """The type of a cluster's device, which a model's costs follow from.
+
+    Raises:
+        RequestError: it has none, or nobody knows it.
+    """
+    found = device_type(cluster, device)
+    if found is None:
+        raise RequestError(
+            f"device '{cluster.devices[device].name}' of the cluster has no type, and so a model has no costs on it: "
+            "give it one from the catalogue (panpipe catalog), plan for cpu:N or from an operator-graph file, or give "
+            "a plan with a prediction"
+        )
+    return found
+
+
 def _of_json(path: str) -> Cluster:
     cluster = read_cluster(path)
     own = {kind.name for kind in cluster.types}

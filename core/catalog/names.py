@@ -61,8 +61,8 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
 def _unknown(catalogue: Catalogue, name: str) -> str:
     known = [*catalogue.clusters, *catalogue.devices, *(node for node in catalogue.nodes if node != ANY_NODE)]
     return (
-        f"there is no cluster '{name}': give the path of a cluster file, cpu:N (local:N) for N workers of this host, "
-        f"or NODESxDEVICESxTYPE as in 4x8xA100-80GB; {nearest(name, dict.fromkeys(known))}"
+        f"there is no cluster '{name}': {nearest(name, dict.fromkeys(known))}; or write NODESxDEVICESxTYPE as in "
+        "4x8xA100-80GB, cpu:N (local:N) for N workers of this host, or the path of a cluster file"
     )
 
 

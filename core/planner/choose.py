@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..cluster import Cluster
 from ..costs import StageCosts, stage_edges
@@ -13,51 +13,19 @@ from ..graph import OpGraph
 from ..partition import device_limits
 from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
-from .finish import Candidate, predicted, refuse_above, rescored, scored
+from .confirm import SearchResult, confirmed
 from .meter import Meter, Progress
 from .options import MAX_CHUNKS
 from .oracle import longest_path
 from .score import Oracle
-from .search import Freedom, search
+from .search import Freedom
 from .setting import FixedStages, Setting, one_setting
-from .walk import frontier
 from .workload import Workload, counted, settings_of
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates unless told: some seconds on one core."""
 LEAST, MOST = 20_000, 400_000
 """Evaluations that this comes to, at least and at most."""
-MESSAGES = 4
-"""Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does
-not: two received ahead, and one sent each way."""
-RESCORED = 8
-"""Plans that an oracle scores which is not the one that the search works with."""
-SEARCHES = 3
-"""Searches, at most, where an oracle counts memory that the search does not, such as that of messages: each further one
-leaves room for what was missing."""
-MORE_ROOM = 1.05
-"""How many times what was missing."""
-
-
-@frozen
-class SearchResult:
-    """What a search found.
-
-    Args:
-        plans: with their predictions: the fastest first, then those that hold less on their fullest device than every
-            faster one, each slower than the one before.
-        evaluations: places that were evaluated.
-        stopped: whether time or an interrupt cut the search short.
-    """
-
-    plans: tuple[Plan, ...]
-    evaluations: int
-    stopped: bool = False
-
-    @property
-    def best(self) -> Plan:
-        """The fastest plan."""
-        return self.plans[0]
 
 
 def search_plans(
@@ -107,37 +75,7 @@ def search_plans(
     settings = settings_of(work, cluster, limits, wanted, min_chunks)
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
     meter = _meter(settings, budget, seconds, progress)
-    found = _searched(settings, freedom, meter, oracle, seed)
-    if oracle is not longest_path:
-        found = _with_room(found, settings, freedom, meter, oracle, seed)
-    return found.result(meter.spent)
-
-
-def _with_room(
-    found: "_Found", settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
-) -> "_Found":
-    """Search again where the plan that leads by what the search counts does not fit by what the oracle counts."""
-    rooms, budget = (0.0,) * len(settings[0].memory), meter.budget
-    for _ in range(SEARCHES - 1):
-        if found.stopped or not found.misled:
-            break
-        missing = _missing(found.leader, len(rooms))
-        rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
-        if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
-            break
-        meter.budget = meter.spent + budget
-        more = _searched([evolve(each, rooms=rooms) for each in settings], freedom, meter, oracle, seed)
-        found = evolve(more, candidates=(*found.candidates, *more.candidates))
-    return found
-
-
-def _missing(candidate: Candidate, devices: int) -> list[float]:
-    """Bytes that each of the cluster's devices lacks for a plan."""
-    plan, missing = candidate.plan, [0.0] * devices
-    for rank, device in enumerate(plan.mesh.cluster_devices):
-        position = rank % plan.devices
-        missing[device] = max(candidate.score.peak_memory_bytes[position] - candidate.limits[position], 0.0)
-    return missing
+    return confirmed(settings, freedom, meter, oracle, seed)
 
 
 def plan(
@@ -198,7 +136,7 @@ def choose_schedule(
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     meter = _meter([setting], budget, None, progress)
-    return _searched([setting], freedom, meter, oracle, seed).result(meter.spent).best
+    return confirmed([setting], freedom, meter, oracle, seed).best
 
 
 def _meter(
@@ -209,57 +147,6 @@ def _meter(
         actions = max(6 * setting.devices * setting.microbatches for setting in settings)
         budget = min(max(EFFORT // actions, LEAST), MOST)
     return Meter(budget, seconds, progress)
-
-
-@frozen
-class _Found:
-    """What a search found, by the oracle's word.
-
-    Args:
-        candidates: in no order.
-        leader: the best by what the search itself counts.
-        misled: whether that fits by what the search counts, and not by what the oracle does.
-        stopped: see :class:`SearchResult`.
-    """
-
-    candidates: tuple[Candidate, ...]
-    leader: Candidate
-    misled: bool
-    stopped: bool
-
-    def result(self, evaluations: int) -> SearchResult:
-        """The fastest and the frontier. Raises NothingFits where none fits."""
-        plans = _descending(self.candidates)
-        refuse_above(plans[0], evaluations)
-        return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
-
-
-def _searched(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> _Found:
-    """Search, and have the oracle score what is best."""
-    if oracle is not longest_path:
-        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
-    walks, stopped = search(settings, freedom, meter, seed)
-    if not walks:
-        raise RequestError(
-            f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
-            "microbatches: give other families or another number of microbatches"
-        )
-    leading = walks[0]
-    leading.tidy()
-    leader = scored(leading, oracle)
-    best = rescored(walks, oracle, 1 if oracle is longest_path else RESCORED)[0]
-    others = [scored(walk, oracle) for walk in frontier(walks) if walk.step_s > leading.step_s]
-    return _Found((best, *others), leader, leading.excess == 0 and leader.rank[0] > 0, stopped)
-
-
-def _descending(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that hold less than every faster one, fastest first, by the oracle's own word."""
-    kept: list[Candidate] = []
-    for candidate in sorted(found, key=lambda candidate: candidate.rank):
-        most = max(candidate.score.peak_memory_bytes)
-        if not kept or (candidate.rank[0] == 0 and most < max(kept[-1].score.peak_memory_bytes)):
-            kept.append(candidate)
-    return kept
 
 
 def _check(microbatches: int, budget: int | None, chunks: int = 1) -> None:

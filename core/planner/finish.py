@@ -95,13 +95,13 @@ def predicted(candidate: Candidate, evaluations: int) -> Plan:
 
 
 def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[Candidate]:
-    """The first walks as the oracle sees them, best first; more than ``most`` only until one fits."""
+    """The first walks as the oracle sees them, in their order; more than ``most`` only until one fits."""
     found: list[Candidate] = []
     for walk in walks:
         if len(found) >= most and min(candidate.rank[0] for candidate in found) == 0:
             break
         found.append(scored(walk, oracle))
-    return sorted(found, key=lambda candidate: candidate.rank)
+    return found
 
 
 def refuse_above(best: Candidate, evaluations: int) -> None:

@@ -13,7 +13,7 @@ from numba import njit
 from ..partition import Cuts
 from ..schedules.decode import FORWARD, INFINITY, WEIGHT, Integers
 from ..shortcut.path import BOTH
-from .costing import SAVED, STATE, GraphArrays
+from .arrays import SAVED, STATE, GraphArrays
 from .setting import Setting
 
 BISECTIONS = 20

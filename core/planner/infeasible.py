@@ -4,17 +4,17 @@ A change is never guessed: each comes with the plan that was found with it, with
 """
 
 from collections.abc import Callable, Sequence
-from math import ceil
 
 import numpy
 from attrs import evolve, frozen
 
 from ..actions import Action
-from ..cluster import Cluster, Device, Link
+from ..cluster import Cluster
 from ..errors import InfeasibleError
-from ..graph import OpEdge, OpGraph, OpNode
+from ..graph import OpGraph
 from ..plan import Plan
 from ..residency import STATE_KINDS, Timeline
+from .altered import enlarged, smaller
 from .score import Oracle
 
 RECOMPUTE = "recompute"
@@ -231,57 +231,6 @@ def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline])
     return Change(OFFLOAD, total, plan)
 
 
-def enlarged(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with further devices, each like its last one and linked as that one is.
-
-    A device that is linked to others directly gets the same link to each of the new ones.
-    """
-    last = cluster.devices[-1]
-    names = {end for link in cluster.links for end in (link.a, link.b)} | {device.name for device in cluster.devices}
-    own = [link for link in cluster.links if last.name in (link.a, link.b)]
-    known = {device.name for device in cluster.devices}
-    direct = next((link for link in own if _other(link, last.name) in known), None)
-    devices, links = list(cluster.devices), list(cluster.links)
-    for number in range(len(devices), count):
-        name = f"device{number}"
-        while name in names:
-            name += "+"
-        names.add(name)
-        new = [Link(_other(link, last.name), name, link.bytes_per_s, link.latency_s) for link in own]
-        if direct is not None:
-            new += [
-                Link(device.name, name, direct.bytes_per_s, direct.latency_s)
-                for device in devices[len(cluster.devices) - 1 :]
-            ]
-        links += new
-        devices.append(Device(name, last.memory_bytes, last.type))
-    return evolve(cluster, devices=tuple(devices), links=tuple(links))
-
-
-def _other(link: Link, end: str) -> str:
-    return link.b if link.a == end else link.a
-
-
-def smaller(graph: OpGraph, parts: int) -> OpGraph:
-    """The graph for microbatches of one ``parts``-th of the size, everything that a microbatch costs being in
-    proportion to its size: less than the truth for times, where an operator does not fill the device."""
-
-    def node(given: OpNode) -> OpNode:
-        return evolve(
-            given,
-            forward_s=given.forward_s / parts,
-            backward_input_s=given.backward_input_s / parts,
-            backward_weight_s=given.backward_weight_s / parts,
-            saved_bytes=ceil(given.saved_bytes / parts),
-            workspace_bytes=ceil(given.workspace_bytes / parts),
-        )
-
-    def edge(given: OpEdge) -> OpEdge:
-        return evolve(given, bytes=ceil(given.bytes / parts))
-
-    return evolve(graph, nodes=tuple(map(node, graph.nodes)), edges=tuple(map(edge, graph.edges)))
-
-
 @frozen
 class Holding:
     """What the device that lacks most holds at its peak, messages under way aside.
@@ -320,9 +269,3 @@ def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) 
     kinds |= {"saved": float(timeline.moving[0, worst]), "workspace": float(timeline.moving[2, worst])}
     action = timeline.actions[int(timeline.operations[worst])] if timeline.actions else None
     return Holding(device, action, kinds, limits[device])
-
-
-def roomier(cluster: Cluster, extra_bytes: float) -> Cluster:
-    """The cluster with so much more memory on each device."""
-    devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
-    return evolve(cluster, devices=tuple(devices))

@@ -18,10 +18,10 @@ from ..schedules.instance import Instance
 from ..schedules.problem import Schedule, ScheduleProblem
 from ..search.starts import patterns, placements
 from ..shortcut.path import BOTH, StageArrays
-from .anneal import Place
 from .balance import balanced_cuts, even_cuts
 from .costing import stage_room
 from .fitting import fitting_cuts
+from .place import Place
 from .setting import Setting
 
 NAME = "listed"

@@ -17,11 +17,11 @@ from ..derive import Recompute, recomputed_stages
 from ..partition import Cuts
 from ..schedules.decode import INFINITY
 from ..schedules.problem import ScheduleFamily, ScheduleProblem
-from .anneal import Ways
 from .balance import even_cuts
 from .fitting import fitting_cuts, in_flight
 from .listed import listed
 from .meter import Meter, Stopped
+from .moves import Ways
 from .options import MAX_CHUNKS, Option, options, schedule_problem
 from .setting import Setting
 from .walk import Walk, start_walk, varied
@@ -69,6 +69,8 @@ BUILT = 250_000
 """Compute actions of the schedules that a search begins with; building them is plain Python."""
 LEAST_STARTS = 6
 """Schedules that each setting begins with, whatever their size."""
+ENOUGH = 12
+"""Schedules that fit: where there are fewer, the search makes some of its own."""
 LISTED = 0.1
 """Share of the evaluations for orders of the search's own."""
 DECODING = 40
@@ -113,7 +115,7 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
     try:
         for walk in starts(settings, freedom, meter.budget):
             walks.append(walk)
-            meter.spend(1)
+            meter.spend(0)  # they take time
         rounds = _rounds(settings, freedom)
         for number, each in enumerate(rounds):
             allowance = meter.budget * each.share / max(sum(other.share for other in rounds), 1e-9)
@@ -160,13 +162,16 @@ def _ranked(walks: list[Walk]) -> list[Walk]:
 def starts(settings: Sequence[Setting], freedom: Freedom, budget: int = 0) -> Iterator[Walk]:
     """A walk for every setting, family, set of parameters and number of stages a device; fewer where they are large.
 
-    Where orders may be of any kind, ``budget`` evaluations pay for some of the search's own (see `listed`).
+    Where orders may be of any kind, and few of these fit or they are too large for all to be built, a share of
+    ``budget`` evaluations pays for some of the search's own (see `listed`).
     """
     for setting in settings:
         seen: set[tuple[tuple[Action, ...], ...]] = set()
-        built = 0
+        built = fitting = 0
+        large = False
         for count, option in enumerate(_options(setting, freedom)):
-            if count >= LEAST_STARTS and built > BUILT / len(settings):
+            large = count >= LEAST_STARTS and built > BUILT / len(settings)
+            if large:
                 break
             placement = option.placement(setting.devices)
             cuts = even_cuts(setting, placement)
@@ -177,7 +182,8 @@ def starts(settings: Sequence[Setting], freedom: Freedom, budget: int = 0) -> It
                 walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
                 yield from _fitting(walk, freedom.recompute)
                 built += walk.actions
-        if freedom.anneal and budget:
+                fitting += walk.excess == 0
+        if freedom.anneal and seen and budget and (large or fitting < ENOUGH):
             yield from _own_starts(setting, freedom, int(LISTED * budget / len(settings)))
 
 
@@ -205,14 +211,14 @@ def _chunk_numbers(setting: Setting, freedom: Freedom) -> range:
 def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
     """The walk; where it holds too much, on cuts that fit, and on its own with stages that recompute."""
     walk.judge()
-    found = [walk]
+    found, short = [walk], recompute is None and walk.excess > 0
     if walk.excess > 0:
         if recompute is None:
             found.append(walk.recomputing())
         if walk.setting.fixed is None:
             _fit(walk)
     for each in found:
-        each.recomputes = recompute is None and walk.excess > 0
+        each.recomputes = short
         each.value = INFINITY
         each.rest()
     return found
@@ -225,10 +231,9 @@ def _fit(walk: Walk) -> None:
     cuts, fit = fitting_cuts(setting, place.placement, flight, place.recompute)
     before, excess = place.cuts.copy(), walk.excess
     place.cuts[:] = cuts
-    if not fit:
-        walk.judge()
-        if walk.excess > excess:
-            place.cuts[:] = before
+    walk.judge()
+    if not fit and walk.excess > excess:
+        place.cuts[:] = before
 
 
 def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:

@@ -12,19 +12,10 @@ from ..costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ..graph import OpGraph
 from ..partition import stages_of
 from ..shortcut.path import StageArrays
-from .anneal import Place
 from .arrange import Replicas
-from .costing import (
-    PARAMETERS,
-    SAVED,
-    STATE,
-    GraphArrays,
-    MachineArrays,
-    cost_stages,
-    fill_fixed,
-    graph_arrays,
-    machine_arrays,
-)
+from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
+from .costing import cost_stages, fill_fixed
+from .place import Place
 from .shapes import Prefix, prefix_of
 
 AGAIN = 4 / 3

@@ -6,7 +6,7 @@ from numba import njit
 
 from ..schedules.decode import INFINITY, INPUT, WEIGHT
 from ..shortcut.path import BOTH, run
-from .anneal import Bench, Place
+from .place import Bench, Place
 from .setting import Setting
 
 ROUNDING = 1e-12

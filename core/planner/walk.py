@@ -12,9 +12,11 @@ from ..schedules.decode import FORWARD, INFINITY
 from ..schedules.problem import Schedule
 from ..shortcut.coding import decode_orders, encode
 from ..shortcut.path import make_room
-from .anneal import Bench, Place, Ways, anneal, every_cut, judge, make_bench
+from .anneal import anneal, every_cut, judge
 from .costing import stage_room
 from .meter import Meter
+from .moves import Ways
+from .place import Bench, Place, make_bench
 from .setting import Setting
 from .tidy import join_halves
 

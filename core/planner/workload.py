@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from ..catalog.find import required_type
 from ..cluster import Cluster
 from ..errors import RequestError
 from ..graph import OpGraph
@@ -40,6 +41,17 @@ def counted(
 ) -> Workload:
     """A step of so many microbatches of one size, with costs that are the same on every device."""
     return Workload(lambda _: (graph,), microbatches, (1,), (0,) * len(cluster.devices), parameter_sizes)
+
+
+def kinds_of(types: Sequence[str], cluster: Cluster) -> tuple[int, ...]:
+    """Which of the costs hold for each device of a cluster, where they are given by type of device.
+
+    Raises:
+        RequestError: there are several, and a device has no type.
+    """
+    if len(types) < 2:
+        return (0,) * len(cluster.devices)
+    return tuple(types.index(required_type(cluster, device).name) for device in range(len(cluster.devices)))
 
 
 def meshes(devices: int) -> list[tuple[int, int]]:

@@ -123,7 +123,8 @@ def _caps(task: Instance, fused: "np.ndarray", life: Floats, rounding: float) ->
         unit = np.maximum(task.fused_need(fused)[own], 1e-300)
         if np.isfinite(task.limits[device]):
             with np.errstate(over="ignore"):  # what saves nothing is held as often as there is to hold
-                share = life[own] / life[own].sum() * task.limits[device] / unit
+                held = np.maximum(life[own], 1e-300)
+                share = held / held.sum() * task.limits[device] / unit
             caps[own] = np.clip(np.floor(np.minimum(share, count) + rounding), 1, count)
     return caps
 

@@ -7,7 +7,8 @@ from panpipe.core.costs import StageCosts
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan import MemoryPolicy, Plan
 from panpipe.core.planner import longest_path
-from panpipe.core.planner.infeasible import NothingFits, closest, enlarged, excess, holding, smaller, smallest_changes
+from panpipe.core.planner.altered import enlarged, smaller
+from panpipe.core.planner.infeasible import NothingFits, closest, excess, holding, smallest_changes
 from panpipe.simulators.run import simulate
 
 from ..support.plans import scheduled

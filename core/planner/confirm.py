@@ -1,0 +1,147 @@
+"""From a search to its result: an oracle has the last word, and is left the room that it counts beside the search.
+
+The search counts a message as a pure delay that takes no memory. Where an oracle such as the simulator counts more, the
+best few plans are scored by it; where the leading one does not fit by its word, the search leaves room and goes on.
+"""
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from ..errors import RequestError
+from ..plan import Plan
+from .finish import Candidate, predicted, refuse_above, rescored, scored
+from .meter import Meter
+from .oracle import longest_path
+from .score import Oracle
+from .search import Freedom, search
+from .setting import Setting
+from .walk import frontier
+
+MESSAGES = 4
+"""Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does
+not: two received ahead, and one sent each way."""
+RESCORED = 8
+"""Plans that an oracle scores which is not the one that the search works with."""
+SEARCHES = 3
+"""Searches, at most, where an oracle counts memory that the search does not, such as that of messages: each further one
+leaves room for what was missing."""
+MORE_ROOM = 1.05
+"""How many times what was missing."""
+
+
+@frozen
+class SearchResult:
+    """What a search found.
+
+    Args:
+        plans: with their predictions: the fastest first, then those that hold less on their fullest device than every
+            faster one, each slower than the one before.
+        evaluations: places that were evaluated.
+        stopped: whether time or an interrupt cut the search short.
+    """
+
+    plans: tuple[Plan, ...]
+    evaluations: int
+    stopped: bool = False
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan."""
+        return self.plans[0]
+
+
+def confirmed(
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
+) -> SearchResult:  # fmt: skip
+    """The best plans of some settings, by the oracle's word.
+
+    Raises:
+        RequestError: no family is made for any setting.
+        NothingFits: nothing found fits in memory; the message names the device that binds.
+    """
+    found = _searched(settings, freedom, meter, oracle, seed)
+    if oracle is not longest_path:
+        found = _with_room(found, settings, freedom, meter, oracle, seed)
+    return found.result(meter.spent)
+
+
+def _with_room(
+    found: "_Found", settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
+) -> "_Found":  # fmt: skip
+    """Search again where the plan that leads by what the search counts does not fit by what the oracle counts."""
+    rooms, budget = (0.0,) * len(settings[0].memory), meter.budget
+    for _ in range(SEARCHES - 1):
+        if found.stopped or not found.misled:
+            break
+        missing = _missing(found.leader, len(rooms))
+        rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
+        if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
+            break
+        meter.budget = meter.spent + budget
+        more = _searched([evolve(each, rooms=rooms) for each in settings], freedom, meter, oracle, seed)
+        found = evolve(more, candidates=(*found.candidates, *more.candidates))
+    return found
+
+
+def _missing(candidate: Candidate, devices: int) -> list[float]:
+    """Bytes that each of the cluster's devices lacks for a plan."""
+    plan, missing = candidate.plan, [0.0] * devices
+    for rank, device in enumerate(plan.mesh.cluster_devices):
+        position = rank % plan.devices
+        missing[device] = max(candidate.score.peak_memory_bytes[position] - candidate.limits[position], 0.0)
+    return missing
+
+
+@frozen
+class _Found:
+    """What a search found, by the oracle's word.
+
+    Args:
+        candidates: in no order.
+        leader: the best by what the search itself counts.
+        misled: whether that fits by what the search counts, and not by what the oracle does.
+        stopped: see :class:`SearchResult`.
+    """
+
+    candidates: tuple[Candidate, ...]
+    leader: Candidate
+    misled: bool
+    stopped: bool
+
+    def result(self, evaluations: int) -> SearchResult:
+        """The fastest and the frontier. Raises NothingFits where none fits."""
+        plans = _descending(self.candidates)
+        refuse_above(plans[0], evaluations)
+        return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
+
+
+def _searched(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> _Found:
+    """Search, and have the oracle score what is best."""
+    if oracle is not longest_path:
+        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
+    walks, stopped = search(settings, freedom, meter, seed)
+    if not walks:
+        raise RequestError(
+            f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
+            "microbatches: give other families or another number of microbatches"
+        )
+    leading = walks[0]
+    leading.tidy()
+    first = rescored(walks, oracle, 1 if oracle is longest_path else RESCORED)
+    known = {id(walk): candidate for walk, candidate in zip(walks, first, strict=False)}
+    others = [
+        known.get(id(walk)) or scored(walk, oracle) for walk in frontier(walks) if walk.step_s > leading.step_s
+    ]  # fmt: skip
+    best = min(first, key=lambda candidate: candidate.rank)
+    return _Found((best, *others), first[0], leading.excess == 0 and first[0].rank[0] > 0, stopped)
+
+
+def _descending(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that hold less than every faster one, fastest first, by the oracle's own word."""
+    kept: list[Candidate] = []
+    for candidate in sorted(found, key=lambda candidate: candidate.rank):
+        most = max(candidate.score.peak_memory_bytes)
+        if not kept or (candidate.rank[0] == 0 and most < max(kept[-1].score.peak_memory_bytes)):
+            kept.append(candidate)
+    return kept
