@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from .core.analytic.model import model_work
+from .core.analytic.model import costs_by_type, model_work
 from .core.analytic.optimizers import Optimizer
 from .core.capture.operators import Operators, tensor_bytes
 from .core.catalog import required_type

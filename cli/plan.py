@@ -33,7 +33,7 @@ from .plan_choices import (
 from .progress import search_progress
 
 if TYPE_CHECKING:
-    from ..core.planner.choose import SearchResult
+    from ..core.planner.confirm import SearchResult
     from ..core.planner.workload import Workload
 
 

@@ -338,7 +338,7 @@ def test_people_see_stages_devices_and_numbers(tmp_path, capsys, graph_file):
 
 
 BAD = {
-    "no such cluster": (["--cluster", "nowhere"], "there is no cluster 'nowhere': give the path of a cluster file"),
+    "no such cluster": (["--cluster", "nowhere"], "there is no cluster 'nowhere': the nearest of"),
     "no workers": (["--cluster", "cpu:0"], "'cpu:0' has 0 workers"),
     "no graph": (["--graph", "none.json"], "cannot read 'none.json'"),
     "no microbatches": (["--microbatches", "0"], "0 microbatches"),
