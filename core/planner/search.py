@@ -70,7 +70,7 @@ BUILT = 250_000
 LEAST_STARTS = 6
 """Schedules that each setting begins with, whatever their size."""
 ENOUGH = 12
-"""Schedules that fit: where there are fewer, the search makes some of its own."""
+"""Schedules that fit: where there are fewer, for want of memory, the search makes some of its own."""
 LISTED = 0.1
 """Share of the evaluations for orders of the search's own."""
 DECODING = 40
@@ -183,7 +183,7 @@ def starts(settings: Sequence[Setting], freedom: Freedom, budget: int = 0) -> It
                 yield from _fitting(walk, freedom.recompute)
                 built += walk.actions
                 fitting += walk.excess == 0
-        if freedom.anneal and seen and budget and (large or fitting < ENOUGH):
+        if freedom.anneal and seen and budget and (large or fitting < min(ENOUGH, len(seen))):
             yield from _own_starts(setting, freedom, int(LISTED * budget / len(settings)))
 
 
