@@ -253,8 +253,6 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
             f"'{operators.step.model_name}' (graph {operators.graph.hash[:12]}): model, step and shapes must be those "
             "that the plan was made for; plan again"
         )
-    if plan.mesh.data != 1:
-        raise RequestError(f"the plan has {plan.mesh.data} replicas: this version trains one; plan with data=1")
     in_order = plan.mesh.cluster_devices == tuple(range(plan.devices))
     if len(team.local) == team.size > 1 and not anywhere and not in_order:
         raise RequestError(

@@ -20,11 +20,11 @@ from attrs import define, field
 from torch import Tensor
 
 from ..backends.contract import Backend
-from ..core.actions import SEND_KINDS, WORK_KINDS, Action, Kind
+from ..core.actions import SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.lowering import Lowered
 from ..core.plan import Plan
-from ..core.trace import COMPUTE_QUEUE, receive_queue, send_queue
+from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
 from .compute import ComputeQueue
 from .heap import give_back_freed_memory
 from .instructions import Binder, Frame, Instruction, Transport
@@ -76,6 +76,9 @@ class StepRecord:
     peak_saved: int = 0
 
 
+_UPDATE = STEP_KINDS - {Kind.REDUCE_GRAD}
+"""What stands behind the last compute action and the last reduction over replicas."""
+
 Note = tuple[Action, str, Any, Any, int]
 """An action, its queue, the marks of its start and end, and the bytes that it moves."""
 
@@ -85,8 +88,8 @@ class Bound:
     """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
-        compute: up to the update.
-        update: reductions and optimizer steps.
+        compute: up to the update; reductions over replicas stand among it.
+        update: tied reductions and optimizer steps.
         states: of this device's stages.
         reads: for each microbatch the positions of the leaves that are read here.
         fresh: whether no step has run them yet.
@@ -107,14 +110,17 @@ class Executor:
         backend: this device's end of the transport.
         queue: where it computes.
         tied: reduces the gradients of tied weights.
+        replicas: this device's end to its replicas; None where there is one pipeline.
     """
 
-    def __init__(self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction) -> None:
+    def __init__(
+        self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction, replicas: Backend | None = None
+    ) -> None:
         self.device = backend.device
         self.backend = backend
         self._queue = queue
         self._placement, self._tied = plan.placement, tied
-        self._frame = Frame(backend, backend, queue)
+        self._frame = Frame(backend, backend, queue, replicas=replicas)
 
     def bind(self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]]) -> Bound:
         """Bind a plan's actions to what they work on.
@@ -125,7 +131,7 @@ class Executor:
             runs: for each microbatch, this device's stages by index.
         """
         found = Binder(plan, lowered, self.device, runs, self._tied, self._frame).instructions
-        first = next((i for i, one in enumerate(found) if one.action.microbatch is None), len(found))
+        first = next((i for i, one in enumerate(found) if one.action.kind in _UPDATE), len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
 
@@ -176,6 +182,7 @@ class Executor:
         """
         frame = self._frame
         frame.backend, frame.reduced = self.backend, False
+        frame.reductions.clear()
         frame.messages = self.backend if messages is None else messages
         self._load(bound, inputs)
         frame.keys, frame.weights = inputs.keys, inputs.weights
@@ -212,11 +219,16 @@ class Executor:
                 before_update(record)
             last = bound.update if update else [one for one in bound.update if one.action.kind is not Kind.STEP]
             self._walk(last, [] if notes is None else notes, notes is not None)
+            self._frame.settle()
             for instruction in bound.compute:
                 if instruction.mail is not None:
                     instruction.mail.settle()
         if self._frame.meter is not None:
             record.peak_saved = self._frame.meter.peak
+
+    def finish_reductions(self) -> None:
+        """Wait until all stages here have the sums of their gradients over replicas."""
+        self._frame.settle()
 
     def _walk(self, instructions: Sequence[Instruction], notes: list[Note], trace: bool) -> None:
         if not trace:
@@ -233,6 +245,8 @@ class Executor:
             run()
             end = mark()
             where, size = COMPUTE_QUEUE, 0
+            if action.kind is Kind.REDUCE_GRAD:
+                where, size = COLLECTIVE_QUEUE, self._frame.reductions[action.stage].bytes
             if mail is not None and mail.tensors is not None and action.peer is not None:
                 peer = self._placement[action.peer]
                 where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)

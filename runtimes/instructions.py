@@ -7,6 +7,7 @@ that waits for what its action reads and one that does it. Actions meet in `Mail
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from ..backends.contract import Backend, Handle
 from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
+from .buckets import Reduction
 from .compute import ComputeQueue
 from .stage_run import StageRun
 from .tied import TiedReduction
@@ -74,6 +76,8 @@ class Frame:
         flying: send → its transfer, when the step is traced.
         meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
+        replicas: this device's end to its replicas; None where there are none.
+        reductions: over them, by stage, that nobody has waited for yet.
     """
 
     backend: Backend
@@ -90,6 +94,17 @@ class Frame:
     flying: dict[Action, Handle] = field(factory=dict)
     meter: StorageMeter | None = None
     reduced: bool = False
+    replicas: Backend | None = None
+    reductions: dict[int, Reduction] = field(factory=dict)
+
+    def settle(self, stage: int | None = None) -> None:
+        """Wait for the sums of a stage's gradients over replicas, or of all stages' here."""
+        for reduced in (stage,) if stage is not None else tuple(self.reductions):
+            reduction = self.reductions.pop(reduced, None)
+            if reduction is not None:
+                reduction.wait()
+                if self.traced:
+                    self.arrivals[Action(reduced, Kind.REDUCE_GRAD)] = self.queue.mark()
 
     def given(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch, there to be read."""
@@ -140,7 +155,7 @@ class Binder:
     def _bind(self, action: Action) -> Instruction:
         stage, kind, microbatch = action.stage, action.kind, action.microbatch
         if microbatch is None:
-            return Instruction(action, None, self._reduce if kind is Kind.REDUCE_TIED else self._step(stage), None)
+            return self._bind_end_of_step(action)
         if action.peer is not None:
             key = (stage, action.peer, microbatch) if kind in SEND_KINDS else (action.peer, stage, microbatch)
             mail = self._message(*key)
@@ -284,10 +299,29 @@ class Binder:
 
     # End of the step
 
+    def _bind_end_of_step(self, action: Action) -> Instruction:
+        frame, stage = self._frame, action.stage
+        match action.kind:
+            case Kind.REDUCE_GRAD:
+                return Instruction(action, None, self._reduce_over_replicas(stage), None)
+            case Kind.REDUCE_TIED:
+                return Instruction(action, frame.settle, self._reduce, None)
+            case _:
+                return Instruction(action, partial(frame.settle, stage), self._step(stage), None)
+
     def _reduce(self) -> None:
         if not self._frame.reduced:  # one exchange serves all stages of this device
             self._tied.reduce(self._frame.backend)
             self._frame.reduced = True
+
+    def _reduce_over_replicas(self, stage: int) -> Call:
+        frame, state = self._frame, self._runs[0][stage].state
+
+        def call() -> None:
+            assert frame.replicas is not None
+            frame.reductions[stage] = state.reduce_gradients(frame.replicas)
+
+        return call
 
     def _step(self, stage: int) -> Call:
         return self._runs[0][stage].state.step

@@ -24,6 +24,11 @@ class Shape:
     spec: pytree.TreeSpec
     rows: tuple[bool, ...]
 
+    @property
+    def samples(self) -> int:
+        """How many rows a microbatch of this shape has."""
+        return next(int(leaf[0][0]) for leaf, cut in zip(self.leaves, self.rows, strict=True) if cut)
+
     def __str__(self) -> str:
         shapes = (leaf[0] for leaf in self.leaves if isinstance(leaf, tuple))
         return ", ".join("×".join(map(str, shape)) or "scalar" for shape in shapes)
@@ -36,11 +41,13 @@ class Microbatch:
     Args:
         leaves: the batch's leaves, flattened, with this microbatch's rows of those that have rows.
         weight: its share of the batch's samples; over a batch they sum to 1.
+        samples: how many it has.
         shape: what programs are specialised for; one object for all microbatches of a batch that have it.
     """
 
     leaves: tuple[Any, ...]
     weight: float
+    samples: int
     shape: Shape
 
 
@@ -84,7 +91,7 @@ def split_batch(
         if m in (0, larger):
             shape = Shape(tuple(map(_what, leaves_m)), spec, rows)
         assert shape is not None
-        found.append(Microbatch(leaves_m, (size + (m < larger)) / samples, shape))
+        found.append(Microbatch(leaves_m, (size + (m < larger)) / samples, size + (m < larger), shape))
     return found, spec
 
 

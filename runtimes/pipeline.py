@@ -21,6 +21,7 @@ from .microbatches import Shape, split_batch
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
 from .rehearsed import Rehearsal
+from .replicas import begin_equal
 from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
 from .state import OptimizerFactory, StageState
@@ -71,11 +72,17 @@ class Pipeline:
         self._loaded = False
         parameters, buffers = self._own.parameters, self._own.buffers
         self._states = {
-            i: StageState(parameters[i], {name: buffers[name] for name in first.programs[i].inputs.buffers}, optimizer)
+            i: StageState(
+                parameters[i],
+                {name: buffers[name] for name in first.programs[i].inputs.buffers},
+                optimizer,
+                team.replicas > 1,
+            )
             for i in local
         }
         self._preparations = Preparations(plan, self._shapes, self._states, model)
-        self._runner = StepRunner(plan, self._preparations, self._states, team, where, seed, clock)
+        largest = shape.samples if team.replicas > 1 else 0
+        self._runner = StepRunner(plan, self._preparations, self._states, team, where, seed, largest, clock)
         self._modules = dict(model.named_modules())
         self._training = {name: module.training for name, module in self._modules.items()}
         self._warn_of_unused(operators)
@@ -91,10 +98,11 @@ class Pipeline:
         """Train on one batch: forward, backward, reduction and optimizer step.
 
         Args:
-            batch: a whole batch, as the example was; every rank passes the same one.
+            batch: a whole batch, as the example was; every rank of a replica passes the same one.
 
         Returns:
-            The loss, a scalar tensor, on every rank. Other parts of the step's result are in ``metrics``.
+            The loss over all replicas, a scalar tensor, on every rank. Other parts of the step's result are in
+            ``metrics``.
 
         Raises:
             RequestError: the batch does not fit the plan.
@@ -135,15 +143,21 @@ class Pipeline:
         weights.fill(self._own.held, self._own.vacant)
         install(self.model, self._own.vacant)
         equal_replicas(self.plan, self._own.parameters, self._team)
+        begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
         self._loaded = True
         for state in self._states.values():
             _ = state.optimizer  # made now, so that its errors are not those of a step
         if len(self._team.local) < self._team.size:
             operators = self._shapes.latest.operators
             kept = set(self._own.held)
-            if 0 in self._team.local:
+            if 0 in self._team.local:  # of every replica
                 kept |= {name for name, _ in self.model.named_parameters()}.difference(operators.graph.parameters)
             release_others(self.model, kept, operators.step.mutated_buffers - kept)
+
+    def _tensors_on(self, device: int) -> list[Tensor]:
+        """Parameters and buffers of a device's stages."""
+        states = [self._states[stage.index] for stage in self.plan.stages_on(device)]
+        return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
 
     def _without_memory(self) -> list[Tensor]:
         """What takes memory while this pipeline rehearses, and for good when it gets its values."""

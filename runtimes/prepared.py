@@ -214,10 +214,26 @@ def order_of(plan: Plan, layouts: Sequence[Layout]) -> tuple[Plan, Lowered]:
     """
     wanted = with_edges(first_microbatches(plan, len(layouts)), _edges(layouts))
     lowered = lower(wanted)
+    if plan.mesh.data > 1 and wanted.microbatches < plan.microbatches:
+        lowered = _reduced_in_order(lowered, lower(plan))
     if wanted is not plan:
         validate(wanted, lowered=lowered)
     found = [messages_of(layout) for layout in layouts]
     return wanted, tuple(tuple(a for a in actions if _moves_something(a, found)) for actions in lowered)
+
+
+def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:
+    """Reductions over replicas behind everything else, in the order that the whole plan has them.
+
+    Another replica may have more microbatches in this step, and all of them reduce in one order.
+    """
+    found = []
+    for actions, reference in zip(lowered, whole, strict=True):
+        reductions = [action for action in reference if action.kind is Kind.REDUCE_GRAD]
+        others = [action for action in actions if action.kind is not Kind.REDUCE_GRAD]
+        end = next((i for i, action in enumerate(others) if action.microbatch is None), len(others))
+        found.append((*others[:end], *reductions, *others[end:]))
+    return tuple(found)
 
 
 def _edges(layouts: Sequence[Layout]) -> list[StageEdge]:

@@ -1,7 +1,9 @@
 """One process, untouched eager PyTorch, the same microbatches: what a pipeline has to equal."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -32,28 +34,56 @@ def reference_step(
     Raises:
         RequestError: there is nothing to cut, or the step returns no tensor.
     """
-    pieces, spec = split_batch(batch, microbatches, fewer=True)
+    return reference_of_replicas(model, step, [batch], microbatches=microbatches, seed=seed, index=index)
+
+
+def reference_of_replicas(
+    model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0
+) -> Tensor:
+    """The same for the batches of several replicas, one after another; each is cut into microbatches of its own.
+
+    Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica finds the
+    buffers as the first one did, and what the first one writes stays: as in DistributedDataParallel.
+
+    Args:
+        batches: of each replica a whole one. Other arguments, result and errors as of `reference_step`.
+    """
+    cut = [split_batch(batch, microbatches, fewer=True) for batch in batches]
+    samples = sum(piece.samples for pieces, _ in cut for piece in pieces)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(cut) > 1 else []
+    kept: list[Tensor] = []
     model.zero_grad(set_to_none=True)
     losses: list[Tensor] = []
     weights: list[Any] = []
     weighted = False
-    for m, piece in enumerate(pieces):
-        with KeyedRandom(random_key(seed, index, m)), without_checkpoints():
-            result = step(model, pytree.tree_unflatten(list(piece.leaves), spec))
-        loss, weight = _parts(result)
-        if not isinstance(loss, Tensor):
-            raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
-        weighted = weight is not None
-        # A weight is how much a loss counts, and no part of it.
-        weights.append(weight.detach() if isinstance(weight, Tensor) else piece.weight if weight is None else weight)
-        (loss * weights[-1]).backward()
-        losses.append(loss.detach())
+    for replica, (pieces, spec) in enumerate(cut):
+        for m, piece in enumerate(pieces):
+            with KeyedRandom(random_key(seed, index, replica * microbatches + m)), without_checkpoints():
+                result = step(model, pytree.tree_unflatten(list(piece.leaves), spec))
+            loss, weight = _parts(result)
+            if not isinstance(loss, Tensor):
+                raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
+            weighted = weight is not None
+            # A weight is how much a loss counts, and no part of it.
+            own = piece.samples / samples if weight is None else weight
+            weights.append(own.detach() if isinstance(own, Tensor) else own)
+            (loss * weights[-1]).backward()
+            losses.append(loss.detach())
+        kept = kept or [buffer.clone() for buffer, _ in buffers]
+        _restore(buffers)
+    _restore([(buffer, value) for (buffer, _), value in zip(buffers, kept, strict=True)])
     total, sum_of_weights = mean_loss(losses, weights, weighted)
     if weighted:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(sum_of_weights)
     return total
+
+
+def _restore(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 def _parts(result: Any) -> tuple[Any, Any]:

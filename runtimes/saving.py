@@ -16,7 +16,7 @@ Part = tuple[str, int, list[str]]
 def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
     """Write a checkpoint of what all processes hold.
 
-    1. All tell what they have; the first process that has a tensor writes it.
+    1. All of the first replica tell what they have; the first process that has a tensor writes it.
     2. Each writes its file under a temporary name and renames it.
     3. When all have, the first process writes the index.
 
@@ -28,13 +28,14 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
     Raises:
         RequestError: something cannot be written; on every rank.
     """
-    here, process = _savable(model), team.local[0]
-    claims = dict(team.everywhere(lambda _: (process, list(here))))
+    here, process = _savable(model), team.replica * team.size + team.local[0]
+    told = team.everywhere(lambda _: (process, list(here)))
+    claims = dict(told[: team.size])
     writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}
-    mine = {name: tensor for name, tensor in here.items() if writer[name] == process}
+    mine = {name: tensor for name, tensor in here.items() if writer.get(name) == process}
 
     def write(device: int) -> Part | RequestError | None:
-        if device != process:  # another thread of this process
+        if team.replica > 0 or device != process:  # another thread of this process
             return None
         try:
             return *write_part(folder, sorted(claims).index(process), len(claims), mine), list(mine)

@@ -6,6 +6,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ..backends.contract import Backend
+from .buckets import Bucket, Reduction, buckets_of
+
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
 
@@ -37,13 +40,16 @@ class StageState:
         parameters: by qualified name; the user's own tensors, or a replica of a tied weight.
         buffers: by qualified name.
         optimizer: makes the stage's optimizer; None for a stage that is only run.
+        replicated: whether its gradients are summed over replicas of the pipeline.
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None
-    ) -> None:
+        self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None,
+        replicated: bool = False,
+    ) -> None:  # fmt: skip
         self.parameters = parameters
         self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._replicated = replicated
         self.buffers = buffers
         self._make_optimizer = optimizer
 
@@ -56,7 +62,13 @@ class StageState:
     @property
     def gradient_buffers(self) -> list[Tensor]:
         """The memory of all gradients that were asked for yet."""
+        if self._replicated:
+            return [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
         return list(self._gradients.values())
+
+    @cached_property
+    def _buckets(self) -> list[Bucket]:
+        return buckets_of(self.parameters.values())
 
     def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
         """Where a parameter's gradient is added up, step after step.
@@ -64,6 +76,9 @@ class StageState:
         Memory that stays: gradients that came and went between saved tensors would leave holes among these, a quarter
         of the peak on one worker of the benchmark GPT.
         """
+        if parameter not in self._gradients and self._replicated:
+            for bucket in self._buckets:
+                self._gradients |= bucket.gradients
         if parameter not in self._gradients:
             self._gradients[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         return self._gradients[parameter]
@@ -73,11 +88,19 @@ class StageState:
         for parameter in self.parameters.values():
             parameter.grad = None
 
+    def reduce_gradients(self, replicas: Backend) -> Reduction:
+        """Begin to sum the gradients over all replicas.
+
+        Args:
+            replicas: the device's end to them.
+        """
+        return Reduction(self._buckets, replicas)
+
     def divide_gradients(self, divisor: Tensor | float) -> None:
         """Divide all gradients, by a number or a scalar tensor where they are."""
         held = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if held:
-            on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
+        on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
+        if held and not (on_host and divisor == 1):
             torch._foreach_div_(held, float(divisor) if on_host else divisor)
 
     def step(self) -> None:

@@ -48,6 +48,8 @@ def _sent(plan: Plan, layout: Layout, parameters: Mapping[str, Tensor]) -> Itera
     for (sender, reader), tensors in layout.items():
         if plan.placement[sender] != plan.placement[reader]:
             yield from ((tensor.name, tensor.dtype) for tensor in tensors)
+    if plan.mesh.data > 1:
+        yield from ((name, parameter.dtype) for name, parameter in parameters.items())
     for weight in plan.tied:
         if len({plan.placement[stage] for stage in weight.stages}) > 1:
             yield weight.name, parameters[weight.name].dtype

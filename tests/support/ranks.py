@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
+from tests.support.replicas import Trained
 from tests.support.shapes import Pair, tokens
 
 
@@ -160,6 +161,20 @@ def gathering(team):
     team.everywhere(work)
 
 
+def replicas(team):
+    """Every case over replicas, and with batches of other sizes; the first steps as planned."""
+    found = {}
+    for name, case in {**CASES, "what stays python": PYTHON}.items():
+        trained = Trained(team, case, 4, 2, stray=True)
+        rows = [[4] * team.replicas, [4] * team.replicas, [4, 1, 3], [3, 4, 1]]
+        found[name] = {
+            "distances": [trained.step(each) for each in rows],
+            "bits": trained.bits(),
+            "metrics": trained.pipe.metrics,
+        }
+    return {"place": [team.replica, *team.local], "cases": found}
+
+
 def plugged(team):
     """A case over whatever backend the team has."""
     found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
@@ -178,14 +193,16 @@ def raising(team):
 
 
 def main() -> None:
+    from panpipe.core.mesh import parse_mesh
     from panpipe.runtimes.build import make_team
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     job, folder, *backend = sys.argv[1:]
-    team = make_team(None, *backend or [None])
+    mesh = os.environ.get("MESH")
+    team = make_team(parse_mesh(mesh) if mesh else None, *backend or [None])
     found = globals()[job](team)
-    Path(folder, f"{team.local[0]}.json").write_text(json.dumps(found))
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     team.close()
 
 

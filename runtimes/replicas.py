@@ -1,0 +1,88 @@
+"""What replicas of a pipeline tell each other beside gradients: their microbatches' losses, and buffers that change.
+
+As in DistributedDataParallel, parameters and buffers begin as the first replica's, and what its forward writes into
+buffers, such as BatchNorm's running statistics, counts: after every step the others take it over.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..backends.contract import Backend
+from .compute import ComputeQueue
+from .team import Team
+
+Rows = list[list[float]]
+"""For each microbatch: loss, weight, metrics."""
+
+
+def rows_of_all(
+    rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device
+) -> Rows:  # fmt: skip
+    """The rows of all replicas, in their order: an all-reduce of a table in which each fills in its own.
+
+    Args:
+        rows: of this replica; as many as its batch has microbatches.
+        replicas: this device's end to its replicas.
+        microbatches: the most that a replica may have.
+        columns: loss, weight and metrics; what stands behind them stays here.
+        where: the device's tensors are there.
+    """
+    table = torch.zeros(replicas.devices, microbatches, 1 + columns, dtype=torch.float64)
+    table[replicas.device, : len(rows)] = torch.tensor([[1.0, *row[:columns]] for row in rows], dtype=torch.float64)
+    table = table.to(where)
+    replicas.all_reduce(table).wait()
+    return [values for there, *values in table.flatten(0, 1).tolist() if there]
+
+
+def total_of_all(total: Tensor | float, replicas: Backend, queue: ComputeQueue) -> Tensor:
+    """The sum of every replica's number; the host waits for none that is on a device.
+
+    Args:
+        total: of this replica, a scalar.
+        replicas: this device's end to its replicas.
+        queue: where it computes.
+    """
+    sums = total.double().clone() if isinstance(total, Tensor) else queue.upload(torch.tensor(total).double())
+    replicas.all_reduce(sums).wait()
+    return sums
+
+
+def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
+    """Give all replicas what the first one has in some tensors.
+
+    Args:
+        tensors: of one device; of the same shapes and dtypes everywhere.
+        replicas: its end to its replicas.
+    """
+    if not tensors:
+        return
+    if replicas.device == 0:
+        sent = [tensor.detach().contiguous() for tensor in tensors]
+        for handle in [replicas.send(sent, peer) for peer in range(1, replicas.devices)]:
+            handle.wait()
+        return
+    received = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+    replicas.receive(received, 0).wait()
+    with torch.no_grad():
+        for tensor, value in zip(tensors, received, strict=True):
+            tensor.copy_(value)
+
+
+def begin_equal(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
+    """Give all replicas the first one's parameters and buffers.
+
+    Args:
+        team: the devices.
+        own: what each device of this process holds.
+    """
+    if team.replicas == 1:
+        return
+
+    def work(device: int) -> None:
+        replicas = team.replicas_of(device)
+        assert replicas is not None
+        share(own[device], replicas)
+
+    team.run_local(work)

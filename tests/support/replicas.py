@@ -1,0 +1,88 @@
+"""Train cases over replicas of a pipeline, and in one process on all their batches; see `ranks`."""
+
+import copy
+from typing import Any
+
+import torch
+from attrs import evolve
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.reference import reference_of_replicas
+from panpipe.runtimes.team import Team
+from panpipe.runtimes.weights import weights_from
+from torch.utils import _pytree as pytree
+
+from .cuts import captured, even_plan
+from .models import Case
+from .parity import OPTIMIZER
+
+SEED = 3
+
+
+def batches(case: Case, replicas: int, rows: list[int], dtype: torch.dtype = torch.float64) -> list[Any]:
+    """A batch for each replica, cut from one."""
+    whole = case.batch(sum(rows[:replicas]), dtype)
+    leaves, spec = pytree.tree_flatten(whole)
+    parts = zip(*(torch.split(leaf, rows[:replicas]) for leaf in leaves), strict=True)
+    return [pytree.tree_unflatten(list(part), spec) for part in parts]
+
+
+class Trained:
+    """A pipeline over replicas, and one process beside it.
+
+    Args:
+        team: the ranks.
+        case: what is trained.
+        rows: samples of a replica's batch in the plan.
+        microbatches: into how many they are cut.
+        stray: another seed of the model's parameters on every replica but the first, which must not matter.
+    """
+
+    def __init__(self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False, **options: Any):
+        self.team, self.case, self.microbatches = team, case, microbatches
+        operators = captured(case, torch.float64, rows, microbatches)
+        plan = evolve(even_plan(operators, team.size, microbatches, **options), mesh=team.mesh)
+        shape = split_batch(batches(case, team.replicas, [rows] * team.replicas)[0], microbatches)[0][0].shape
+        self.alone = copy.deepcopy(case.model(torch.float64))
+        model = case.model(torch.float64)
+        if stray and team.replica > 0:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+        self.pipe = Pipeline(model, case.step, team, plan, operators, shape, OPTIMIZER, seed=SEED)
+        self.pipe.load(weights_from(None, model, SEED))
+        self.optimizer = OPTIMIZER(self.alone.named_parameters())
+
+    def step(self, rows: list[int]) -> dict[str, float]:
+        """One step on batches of so many rows; the largest distances, gradients relative in norm."""
+        index, parts = self.pipe.steps, batches(self.case, self.team.replicas, rows)
+        loss = self.pipe.step(parts[self.team.replica]).item()
+        wanted = reference_of_replicas(
+            self.alone, self.case.step, parts, microbatches=self.microbatches, seed=SEED, index=index
+        ).item()
+        found = {"loss": abs(loss - wanted), "gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
+        mine = dict(self.pipe.model.named_parameters())
+        here = {name: p for name, p in self.alone.named_parameters() if not mine[name].is_meta}
+        for name, parameter in here.items():
+            assert parameter.grad is not None
+            assert mine[name].grad is not None
+            far = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm().clamp_min(1e-12)
+            found["gradient"] = max(found["gradient"], far.item())
+        self.optimizer.step()
+        for name, parameter in here.items():
+            found["parameter"] = max(found["parameter"], (mine[name] - parameter).abs().max().item())
+        buffers = dict(self.pipe.model.named_buffers())
+        for name, buffer in self.alone.named_buffers():
+            if not buffers[name].is_meta:
+                found["buffer"] = max(found["buffer"], (buffers[name] - buffer).abs().max().item())
+        return found
+
+    def bits(self) -> dict[str, list[float]]:
+        """All parameters and gradients here, to compare replicas bit by bit."""
+        found = {}
+        for name, parameter in self.pipe.model.named_parameters():
+            if not parameter.is_meta:
+                found[name] = parameter.detach().flatten().tolist()
+                if parameter.grad is not None:
+                    found[f"gradient of {name}"] = parameter.grad.flatten().tolist()
+        return found
