@@ -49,6 +49,13 @@ class Mesh:
             return tuple(range(self.ranks))
         return tuple(device for replica in self.devices for device in replica)
 
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """Per replica the cluster's device at every position."""
+        if self.devices is not None:
+            return self.devices
+        return tuple(tuple(range(first, first + self.pipeline)) for first in range(0, self.ranks, self.pipeline))
+
     def check(self, cluster: Cluster | None = None) -> None:
         """Refuse what is no mesh, or none of this cluster.
 

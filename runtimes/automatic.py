@@ -103,6 +103,8 @@ class Planning:
             )
         if self.recompute is not None:
             recomputed_stages(self.recompute, devices * self.max_chunks)  # refused before anything is measured
+        if self.cluster is not None:
+            self.team.mesh.check(self.cluster)
         self.report("measuring links")
         cluster = self.cluster or measured_cluster(
             self.team, compute_device([*self.parameters.values(), *self.buffers.values()])
@@ -193,8 +195,13 @@ class Planning:
                 self.optimizer,
             )  # fmt: skip
 
-        found = {i: costs for part in self.team.everywhere(measure) for i, costs in part.items()}
-        return tuple(found[i] for i in range(len(stages)))
+        found = self.team.everywhere(measure)
+        return tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...] | None:
+        """Where devices stand, where there are several replicas."""
+        return self.team.mesh.replicas if self.team.replicas > 1 else None
 
 
 @frozen
@@ -213,7 +220,7 @@ class Cutting:
             found = search_plan(
                 self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal, oracle=p.cut_oracle,
                 recompute=p.recompute, budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
-                parameter_sizes=p.sizes,
+                parameter_sizes=p.sizes, replicas=p.replicas,
             )  # fmt: skip
         except RequestError:
             return None
@@ -234,11 +241,12 @@ class Choosing:
         """The plan; None where no schedule is made for these stages or fits."""
         p = self.planning
         try:
-            return choose_schedule(
+            plan = choose_schedule(
                 self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
                 anneal=p.anneal, oracle=p.oracle, recompute=p.recompute, budget=ORDER_EVALUATIONS,
-                parameter_sizes=p.sizes,
+                parameter_sizes=p.sizes, replicas=p.replicas,
             )  # fmt: skip
+            return evolve(plan, mesh=p.team.mesh)
         except (InfeasibleError, RequestError):
             return None
 
@@ -277,6 +285,18 @@ def _mean_node(same: Sequence[Any]) -> Any:
             name: statistics.fmean(getattr(node, name) for node in same)
             for name in ("forward_s", "backward_input_s", "backward_weight_s")
         },
+    )
+
+
+def _mean_costs(same: Sequence[StageCosts]) -> StageCosts:
+    """Costs of one stage, measured in every replica."""
+    return evolve(
+        same[0],
+        forward_s=statistics.fmean(cost.forward_s for cost in same),
+        backward_input_s=statistics.fmean(cost.backward_input_s for cost in same),
+        backward_weight_s=statistics.fmean(cost.backward_weight_s for cost in same),
+        backward_s=statistics.fmean(cost.full_backward_s for cost in same),
+        optimizer_s=statistics.fmean(cost.optimizer_s for cost in same),
     )
 
 

@@ -20,13 +20,14 @@ from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
 from ..core.derive import Recompute, recomputing
 from ..core.errors import RequestError
-from ..core.mesh import Mesh, MeshShape
+from ..core.mesh import Mesh, MeshShape, plain
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .automatic import Planning, Report
 from .clocked import VirtualDevices
+from .groups import described
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
@@ -80,7 +81,7 @@ def build_pipeline(
     keep_freed_memory(*([SMALL] if on_meta else []))
     if given is None and virtual is not None:
         given = virtual.planned(operators, microbatches)
-    team = (make_team if virtual is None else virtual_team)(mesh if given is None else given.mesh, backend)
+    team = (make_team if virtual is None else virtual_team)(_mesh_for(given, mesh), backend)
     try:
         _check_counts(team, microbatches)
 
@@ -144,6 +145,23 @@ def make_team(mesh: MeshWish = None, backend: str | BackendKind | None = None) -
             "start the script without torchrun, or use backend='gloo'"
         )
     return RankTeam(kind, _arrival_s(), _over_ranks(mesh, world))
+
+
+def _mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
+    """The mesh that a plan stands on, which is the one asked for if there is one; without a plan that."""
+    if plan is None or mesh is None:
+        return mesh if plan is None else plan.mesh
+    if isinstance(mesh, MeshShape):
+        same = mesh.pipeline in (None, plan.mesh.pipeline) and mesh.data in (None, plan.mesh.data)
+    else:
+        same = plain(described(mesh) if isinstance(mesh, DeviceMesh) else mesh) == plain(plan.mesh)
+    if not same:
+        asked = f"'{mesh.text}'" if isinstance(mesh, MeshShape) else str(mesh)
+        raise RequestError(
+            f"mesh is {asked} and the plan stands on pp={plan.mesh.pipeline},dp={plan.mesh.data}: leave mesh out, or "
+            "plan again"
+        )
+    return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
 
 
 def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:

@@ -56,12 +56,18 @@ def profile_link(
 def measured_cluster(team: Team, device: torch.device) -> Cluster:
     """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
     memory = memory_of_each(team, device)
-    if team.size == 1:
+    if team.mesh.ranks == 1:
         return fully_connected(1, memory, 1e9, 1e-6)
-    measured = [pair for pair in team.everywhere(lambda d: profile_link(team.backend(d), device)) if pair[1] > 0]
+    measured = [pair for pair in team.everywhere(lambda d: profile_link(_link(team, d), device)) if pair[1] > 0]
     latency = statistics.median(pair[0] for pair in measured)
     rate = statistics.median(pair[1] for pair in measured)
-    return team.decide(lambda: fully_connected(team.size, memory, rate, latency))
+    return team.decide(lambda: fully_connected(team.mesh.ranks, memory, rate, latency))
+
+
+def _link(team: Team, device: int) -> Backend:
+    """The end to measure with: along the pipeline, or to the replicas of a pipeline of one device."""
+    replicas = team.replicas_of(device)
+    return team.backend(device) if team.size > 1 or replicas is None else replicas
 
 
 def memory_of_each(team: Team, device: torch.device) -> int:
@@ -71,7 +77,7 @@ def memory_of_each(team: Team, device: torch.device) -> int:
     """
     left = team.everywhere(lambda _: bytes_left() if device.type == "cpu" else None)
     limits = [found // len(team.local) for found in left if found is not None]
-    return min([_memory(device) // team.size, *limits])
+    return min([_memory(device) // team.mesh.ranks, *limits])
 
 
 def _memory(device: torch.device) -> int:

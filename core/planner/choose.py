@@ -13,6 +13,7 @@ from ..graph import OpGraph
 from ..partition import device_limits
 from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
+from .arrange import Replicas
 from .confirm import SearchResult, confirmed
 from .meter import Meter, Progress
 from .options import MAX_CHUNKS
@@ -44,6 +45,7 @@ def search_plans(
     min_chunks: int = 1,
     max_chunks: int = MAX_CHUNKS,
     progress: Progress | None = None,
+    replicas: Replicas | None = None,
 ) -> SearchResult:
     """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
     found that memory allows.
@@ -64,6 +66,8 @@ def search_plans(
         seed: of all random numbers.
         min_chunks, max_chunks: fewest and most stages a device.
         progress: told now and then.
+        replicas: per replica the cluster's device at each position, where that is decided; of a workload of one kind of
+            device and one size of microbatches.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
@@ -72,7 +76,13 @@ def search_plans(
     limits = device_limits(cluster, memory_limit)
     wanted = [(len(cluster.devices), 1)] if meshes is None else list(meshes)
     _check(work.batch, budget, min_chunks)
-    settings = settings_of(work, cluster, limits, wanted, min_chunks)
+    if replicas is None:
+        settings = settings_of(work, cluster, limits, wanted, min_chunks)
+    else:
+        (size,) = work.sizes
+        microbatches = work.batch // (len(replicas) * size)
+        sizes = work.parameter_sizes
+        settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
     meter = _meter(settings, budget, seconds, progress)
     return confirmed(settings, freedom, meter, oracle, seed)
@@ -80,13 +90,16 @@ def search_plans(
 
 def plan(
     graph: OpGraph, cluster: Cluster, microbatches: int, *, parameter_sizes: Mapping[str, int] | None = None,
-    **choices: Any,
+    replicas: Replicas | None = None, **choices: Any,
 ) -> Plan:  # fmt: skip
-    """The best plan for so many microbatches, each with the costs of ``graph``, on one pipeline over all devices.
+    """The best plan for so many microbatches of a replica, each with the costs of ``graph``; by default there is one
+    pipeline over all devices.
 
     Further arguments and errors as in :func:`search_plans`.
     """
-    return search_plans(counted(graph, cluster, microbatches, parameter_sizes), cluster, **choices).best
+    count = 1 if replicas is None else len(replicas)
+    work = counted(graph, cluster, microbatches * count, parameter_sizes)
+    return search_plans(work, cluster, replicas=replicas, **choices).best
 
 
 def choose_schedule(
@@ -105,6 +118,7 @@ def choose_schedule(
     seed: int = 0,
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
+    replicas: Replicas | None = None,
 ) -> Plan:
     """Choose the schedule and its parameters for stages that are cut and measured already.
 
@@ -115,6 +129,7 @@ def choose_schedule(
         cluster, microbatches, families, oracle, anneal, recompute, memory_limit, budget, seed, progress: as in
             :func:`search_plans`.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
+        replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
 
     Returns:
         The plan with its prediction from ``costs``.
@@ -124,7 +139,7 @@ def choose_schedule(
         InfeasibleError: no schedule keeps every device within its limit.
     """
     _check(microbatches, budget)
-    devices = len(cluster.devices)
+    devices = len(cluster.devices if replicas is None else replicas[0])
     if len(stages) % devices or not stages or len(costs) != len(stages):
         raise RequestError(
             f"{len(stages)} stages with {len(costs)} costs for {devices} devices: give as many stages as devices, or a "
@@ -132,7 +147,7 @@ def choose_schedule(
         )
     limits = device_limits(cluster, memory_limit)
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
-    setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes), fixed=fixed)
+    setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas), fixed=fixed)
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     meter = _meter([setting], budget, None, progress)

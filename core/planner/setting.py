@@ -199,8 +199,18 @@ class Setting:
 
 
 def one_setting(
-    graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None
-) -> Setting:
-    """Every device of the cluster in its order, in one pipeline, and all of one kind."""
+    graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None,
+    replicas: Replicas | None = None,
+) -> Setting:  # fmt: skip
+    """All devices of one kind, and where they stand; by default in their order in one pipeline.
+
+    Args:
+        graph: the operators.
+        cluster: all devices.
+        microbatches: in a step of one replica.
+        limits, sizes: see :class:`Setting`.
+        replicas: per replica the cluster's device at each position.
+    """
     count = len(cluster.devices)
-    return Setting((graph,), cluster, (tuple(range(count)),), microbatches, (0,) * count, tuple(limits), sizes)
+    places = replicas or (tuple(range(count)),)
+    return Setting((graph,), cluster, places, microbatches, (0,) * count, tuple(limits), sizes)

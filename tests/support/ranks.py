@@ -13,13 +13,17 @@ import attrs
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import panpipe
 import panpipe.runtimes.shapes
+from panpipe.core.perfetto import trace_json
+from panpipe.core.plan import parse_plan, plan_json
 from panpipe.runtimes.stage_run import StageRun
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, build, distance
-from tests.support.replicas import Trained
+from tests.support.replicas import Trained, batches
 from tests.support.shapes import Pair, tokens
 
 
@@ -173,6 +177,47 @@ def replicas(team):
             "metrics": trained.pipe.metrics,
         }
     return {"place": [team.replica, *team.local], "cases": found}
+
+
+def whole(team):
+    """From ``panpipe.pipeline`` with an automatic plan to a trace, a checkpoint and a pipeline made from it."""
+    case, folder, rank = CASES["tied gpt with dropout"], Path(sys.argv[2]), int(os.environ["RANK"])
+    batch = batches(case, 2, [4, 4], torch.float32)
+    options = {"optimizer": torch.optim.AdamW, "microbatches": 2, "mesh": os.environ["MESH"]}
+    pipe = panpipe.pipeline(case.model(torch.float32), case.step, batch[0], max_chunks=1, **options)
+    replica = pipe.plan.mesh.place(rank)[0]
+    losses = [pipe.step(batch[replica]).item() for _ in range(2)]
+    _, trace = pipe.trace_step(batch[replica])
+    pipe.save(folder / "saved")
+    text = plan_json(pipe.plan)
+    if rank == 0:
+        (folder / "plan.json").write_text(text)
+        (folder / "measured.json").write_text(trace_json({"measured": trace}))
+    after = pipe.step(batch[replica]).item()
+    pipe.close()
+    plan = parse_plan(text, "the plan")
+    names = ("dp", "pp") if plan.mesh.devices is None else ("pp", "dp")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    again = panpipe.pipeline(
+        case.model(torch.float32),
+        case.step,
+        batch[0],
+        plan=plan,
+        weights=folder / "saved",
+        seed=0,
+        **{**options, "mesh": mesh},
+    )
+    again.steps = 3
+    loaded = again.step(batch[replica]).item()
+    again.close()
+    return {
+        "losses": losses,
+        "after": after,
+        "loaded": loaded,
+        "hash": plan.hash,
+        "mesh": [list(r) for r in plan.mesh.replicas],
+        "kinds": sorted({(e.device, str(e.action.kind)) for e in trace.events}),
+    }
 
 
 def plugged(team):

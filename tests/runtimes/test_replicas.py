@@ -1,0 +1,60 @@
+"""Replicas of a pipeline over gloo: four real processes equal one on all their batches."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
+
+
+def started(job: str, folder: Path, mesh: str, ranks: int, *backend: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*command, str(SCRIPT), job, str(folder), *backend],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MESH": mesh},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def results(job: str, folder: Path, mesh: str, ranks: int = 4) -> list[dict]:
+    done = started(job, folder, mesh, ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def check(found: list[dict], places: list[list[int]]) -> None:
+    """Every rank is where the mesh says, equal to one process, and to its replicas bit by bit."""
+    assert [one["place"] for one in found] == places
+    first = {position: one for one in found for replica, position in [one["place"]] if replica == 0}
+    for one in found:
+        same = first[one["place"][1]]
+        for name, case in one["cases"].items():
+            for distances in case["distances"]:
+                assert max(distances.values()) < 1e-9, (one["place"], name, distances)
+                assert distances["gradient"] < 1e-12, (one["place"], name)
+            assert case["bits"] == same["cases"][name]["bits"], (one["place"], name)
+            assert case["metrics"] == found[0]["cases"][name]["metrics"]
+
+
+def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(tmp_path):
+    check(results("replicas", tmp_path, "pp=2,dp=2"), [[0, 0], [1, 0], [0, 1], [1, 1]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "places"),
+    [
+        ("dp=2,pp=2", [[0, 0], [0, 1], [1, 0], [1, 1]]),
+        ("pp=1,dp=2", [[0, 0], [1, 0]]),
+        ("dp=3,pp=1", [[0, 0], [1, 0], [2, 0]]),
+    ],
+)
+def test_other_meshes_do_too(tmp_path, mesh, places):
+    check(results("replicas", tmp_path, mesh, len(places)), places)
