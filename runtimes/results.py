@@ -100,6 +100,7 @@ class SharedResults:
     def _arrive(self) -> None:
         for handle in self._handles:
             handle.wait()
+        self._handles = []  # a handle is waited for once
 
     def collect(self) -> list[list[float]]:
         """For each microbatch: loss, weight, metrics, and what the step writes into text."""
