@@ -13,6 +13,7 @@ from ..core.graph import OpGraph
 from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
 from ..core.planner.altered import roomier
+from ..core.planner.fewer import faster_alone
 from ..core.planner.infeasible import NothingFits
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
@@ -35,6 +36,10 @@ from .progress import search_progress
 if TYPE_CHECKING:
     from ..core.planner.confirm import SearchResult
     from ..core.planner.workload import Workload
+
+
+FEW = 20_000
+"""Most evaluations of a search for fewer devices than there are."""
 
 
 def plan(
@@ -147,9 +152,9 @@ def plan(
 ) -> None:
     """Choose stages, schedule and its parameters, and predict time and memory.
 
-    For an operator-graph file a transfer takes the latencies of its path plus its bytes at the path's rate, and
-    contends with no other; a model's best plans are compared in the simulator, where transfers share links and
-    messages take memory.
+    All tensors between two stages travel as one message. For an operator-graph file it takes the latencies of its path
+    plus its bytes at the path's rate, and contends with no other; a model's best plans are compared in the simulator,
+    where transfers share links and messages take memory.
     """
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
@@ -208,7 +213,16 @@ def plan(
     limits = position_limits(plans[0], limits)
     unlimited_s = unlimited_step_s(plans[0], known, limits)
     work_each, peaks = of_one_replica(costs, plans[0])
-    answer = PlanAnswer(plans[0], limits, work_each, unlimited_s, peaks, plans[1:])
+    fewer = None
+    if graph is not None and mesh is None and not result.stopped:
+
+        def alone(devices: int) -> Plan:
+            return search(
+                work, machine, memory_limit, meshes=[(devices, 1)], recompute=again, budget=min(budget or FEW, FEW)
+            ).best
+
+        fewer = faster_alone(plans[0], alone)
+    answer = PlanAnswer(plans[0], limits, work_each, unlimited_s, peaks, plans[1:], fewer)
     if json:
         print_json(answer.plain())
         return

@@ -1,5 +1,6 @@
 """What ``panpipe plan`` says of a plan, for people and for programs."""
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
 
 
+LONG_LIST = re.compile(r"(\d+,\d+,)\d+(?:,\d+)+")
 NOTICEABLE = 1e-3
 """Share of the predicted step by which the simulator's differs where it is told: transfers contend."""
 
@@ -36,6 +38,7 @@ class PlanAnswer:
         unlimited_s: the step that a schedule which lacks nothing but memory would take, if it is known.
         peak_flop_per_s: of every device; None where one is not known.
         others: slower plans that hold less on their fullest device, the fastest first.
+        fewer: a faster plan for fewer of the devices alone, if one is known.
     """
 
     plan: Plan
@@ -44,6 +47,7 @@ class PlanAnswer:
     unlimited_s: float | None = None
     peak_flop_per_s: Sequence[float] | None = None
     others: Sequence[Plan] = ()
+    fewer: Plan | None = None
 
     @property
     def prediction(self) -> Prediction:
@@ -78,16 +82,22 @@ class PlanAnswer:
             "throughput": as_plain(self.rates),
             "idle": idle_answer(self.idle),
             "runners_up": [plain_plan(other) for other in self.others],
+            "fewer_devices": None if self.fewer is None else _plain_fewer(self.fewer),
         }
 
     def show(self) -> None:
         """What people read."""
         plan, prediction = self.plan, self.prediction
-        print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {plan.schedule}")
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {short(plan.schedule)}")
         print(
             f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}, "
             f"{prediction.evaluations} plans evaluated"
         )
+        if self.fewer is not None:
+            fewer, step = self.fewer.devices, seconds_text(_prediction(self.fewer).step_s)
+            print(
+                f"{fewer} of the {plan.devices} devices alone are faster: {step} a step; plan for a cluster of {fewer}"
+            )
         rates = _rates_text(self.rates)
         if rates:
             print(rates)
@@ -112,7 +122,7 @@ class PlanAnswer:
             rows.append(
                 (
                     str(number),
-                    plan.schedule,
+                    short(plan.schedule),
                     len(plan.stages),
                     seconds_text(prediction.step_s),
                     f"{prediction.step_s / best.step_s - 1:+.1%}" if best.step_s else "–",
@@ -183,6 +193,15 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "evaluations": prediction.evaluations,
         "efficiency": efficiency(plan),
     }
+
+
+def _plain_fewer(plan: Plan) -> dict[str, Any]:
+    return {"devices": plan.devices, "step_s": _prediction(plan).step_s, "schedule": plan.schedule}
+
+
+def short(schedule: str) -> str:
+    """A schedule's name for people: of a long list of numbers the first two."""
+    return LONG_LIST.sub(r"\1…", schedule)
 
 
 def _prediction(plan: Plan) -> Prediction:

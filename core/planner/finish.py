@@ -60,7 +60,8 @@ def scored(walk: Walk, oracle: Oracle) -> Candidate:
     plan, costs = draft(walk)
     setting = walk.setting
     score = _by_position(oracle(plan, costs, setting.cluster), setting.devices)
-    limits = setting.allowed if plan.mesh.data > 1 else setting.memory
+    numbered = tuple(setting.memory[device] for device in sorted(setting.replicas[0]))
+    limits = setting.allowed if plan.mesh.data > 1 else numbered
     over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
     return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
 

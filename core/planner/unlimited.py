@@ -34,6 +34,8 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     chunks, extra = divmod(len(plan.stages), plan.devices)
     if extra:
         return None
+    if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
+        return None
     best = prediction.step_s
     for walk in starts([setting], Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)):
         if tuple(walk.best.placement.tolist()) != plan.placement:
@@ -42,3 +44,11 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
         if np.any(np.array(walk.peaks) > np.array(limits)):
             best = min(best, walk.step_s)
     return best if best < prediction.step_s else None
+
+
+def _holds_all(plan: Plan, device: int, limit: float) -> bool:
+    """Whether a device has room for all microbatches at once: then its memory keeps no order out."""
+    assert plan.prediction is not None
+    own = [plan.prediction.costs[stage.index] for stage in plan.stages_on(device)]
+    held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)
+    return held + sum(cost.saved_bytes + cost.workspace_bytes for cost in own) <= limit

@@ -1,0 +1,34 @@
+"""Fewer devices are told of where they are faster alone."""
+
+from panpipe.core.cluster import fully_connected
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.planner.choose import search_plans
+from panpipe.core.planner.fewer import faster_alone
+from panpipe.core.planner.workload import counted
+from panpipe.core.schedules.registry import find_family
+
+
+def alone(latency_s, devices=4):
+    nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0) for i in range(8))
+    graph = OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 1) for i in range(7)))
+    cluster = fully_connected(devices, 1000, 1e9, latency_s)
+    tried = []
+
+    def search(count):
+        tried.append(count)
+        return search_plans(
+            counted(graph, cluster, 4), cluster, families=[find_family("1f1b")], meshes=[(count, 1)], budget=100
+        ).best
+
+    return faster_alone(search(devices), search), tried
+
+
+def test_one_device_is_faster_alone_where_messages_take_longer_than_everything():
+    found, tried = alone(1000.0)
+    assert (found.devices, found.prediction.step_s) == (1, 4 * 8 * 3.0)
+    assert tried == [4, 2, 1]
+
+
+def test_nothing_is_searched_that_could_not_be_faster():
+    found, tried = alone(0.0)
+    assert (found, tried) == (None, [4])
