@@ -26,6 +26,7 @@ from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.choose import choose_schedule
 from ..core.planner.choose import plan as search_plan
+from ..core.planner.thinner import thinner_cut
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
 from .compute import compute_device
@@ -125,12 +126,15 @@ class Planning:
         return found, graph
 
     def another(self, plan: Plan, graph: OpGraph, tried: Sequence[Stages]) -> Plan | None:
-        """A plan with as many stages and other cuts, where the costs of ``plan`` speak for one that was not tried."""
+        """A plan with as many stages and other cuts that were not tried: those that the costs of ``plan`` speak for, or
+        some nearby that send less."""
         assert plan.prediction is not None
         times = corrected_graph(graph, [stage.nodes for stage in plan.stages], plan.prediction.costs)
         cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
         self.report("cutting on rehearsed times")
         stages = self.team.decide(Cutting(self, times, cluster, chunks).run)
+        if stages is None or stages in tried:
+            stages = thinner_cut(times, tuple(stage.nodes for stage in plan.stages), plan.placement)
         if stages is None or stages in tried:
             return None
         costs = self.measured_stages(stages)
