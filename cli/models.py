@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from ..runtimes.microbatches import split_batch
 from ..runtimes.operator_profile import profile_operators
 from .bundled import BUNDLED, make
 from .output import note
+
+NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+"""Kinds of parameters that a call gives one by one."""
 
 Factory = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]]
 
@@ -51,6 +55,15 @@ def load_factory(name: str) -> Factory:
         sys.path.remove(here)  # the module may have put others in front
     if not callable(factory):
         raise RequestError(f"module '{module}' has no function '{attribute}': name one that it has")
+    try:
+        needed = [p.name for p in signature(factory).parameters.values() if p.default is p.empty and p.kind in NAMED]
+    except ValueError:  # a callable that does not tell
+        needed = []
+    if needed:
+        raise RequestError(
+            f"'{name}' needs {' and '.join(needed)}: name a function that needs nothing and returns "
+            "(model, step, example_batch)"
+        )
     return factory  # type: ignore[no-any-return]
 
 

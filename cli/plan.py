@@ -159,6 +159,11 @@ def plan(
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
+    for option, count in (("microbatches", microbatches), ("budget", budget)):
+        if count is not None and count < 1:
+            raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
+    known = list(families().values())
+    wanted = known if schedule == "auto" else [find_family(schedule)]
     machine = find_cluster(cluster)
     limits = device_limits(machine, memory_limit)
     request = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
@@ -173,9 +178,6 @@ def plan(
         return _costs(graph, request, machine, cluster, microbatches, Work(samples, tokens))
 
     costs = costs_of(microbatches or batch or 1)
-    known = list(families().values())
-
-    wanted = known if schedule == "auto" else [find_family(schedule)]
 
     def search(work: "Workload", cluster: Cluster, limit: float | None, **options: Any) -> "SearchResult":
         from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load

@@ -341,8 +341,8 @@ BAD = {
     "no such cluster": (["--cluster", "nowhere"], "there is no cluster 'nowhere': the nearest of"),
     "no workers": (["--cluster", "cpu:0"], "'cpu:0' has 0 workers"),
     "no graph": (["--graph", "none.json"], "cannot read 'none.json'"),
-    "no microbatches": (["--microbatches", "0"], "0 microbatches"),
-    "no budget": (["--budget", "0"], "0 evaluations"),
+    "no microbatches": (["--microbatches", "0"], "--microbatches is 0: give a whole number"),
+    "no budget": (["--budget", "0"], "--budget is 0: give a whole number"),
     "more stages than operators": (["--cluster", "cpu:15"], "15 devices for 14 operators"),
     "a limit of nothing": (["--memory-limit", "0"], "memory limit of 0"),
     "graph and model": (["--model", "a:b"], "give one of --graph FILE and --model"),
@@ -406,6 +406,25 @@ def module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield "made_for_test_plan"
     sys.modules.pop("made_for_test_plan", None)
+
+
+@pytest.mark.parametrize(
+    ("factory", "changed", "message"),
+    [
+        ("make", ("--schedule", "nope"), "there is no schedule 'nope'"),
+        ("make", ("--budget", 0), "--budget is 0"),
+        ("make", ("--microbatches", 9), "the batch has 8 samples for 9 microbatches"),
+        ("step", (), "step' needs model and batch: name a function that needs nothing"),
+        ("wrong", (), "wrong' returned a int"),
+        ("none", (), "has no function 'none'"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_a_model_is_captured(capsys, module, factory, changed, message):
+    flags = ("--model", f"{module}:{factory}", "--cluster", "2xH100", "--microbatches", 4, *changed)
+    status, out, err = run(capsys, *flags)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_a_model_is_captured_timed_and_planned(tmp_path, capsys, module):
