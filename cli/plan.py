@@ -159,9 +159,7 @@ def plan(
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
-    for option, count in (("microbatches", microbatches), ("budget", budget)):
-        if count is not None and count < 1:
-            raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
+    _check_counts(microbatches=microbatches, budget=budget)
     known = list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine = find_cluster(cluster)
@@ -233,6 +231,13 @@ def plan(
         print(f"{len(plans)} of {top}: every other plan found is slower, and holds no less on its fullest device.")
     if written:
         print(f"\nWritten to {', '.join(map(str, written))}.")
+
+
+def _check_counts(**counts: int | None) -> None:
+    """Refuse an option that counts nothing; None is not given."""
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
 
 
 def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
