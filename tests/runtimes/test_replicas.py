@@ -58,3 +58,26 @@ def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(tmp_pa
 )
 def test_other_meshes_do_too(tmp_path, mesh, places):
     check(results("replicas", tmp_path, mesh, len(places)), places)
+
+
+@pytest.mark.slow
+def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
+    found = results("whole", tmp_path, "pp=2,dp=2")
+    assert len({one["hash"] for one in found}) == 1
+    for one in found:
+        assert one["mesh"] == [[0, 2], [1, 3]]
+        assert one["losses"] == found[0]["losses"]
+        # A second pipeline, over torch's DeviceMesh, from the plan and the checkpoint: its forward is the first one's.
+        assert abs(one["loaded"] - one["after"]) < 1e-6
+        assert {(rank, "REDUCE_GRAD") for rank in range(4)} <= {tuple(kind) for kind in one["kinds"]}
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) == 2
+    traces = {"measured": tmp_path / "measured.json", "predicted": tmp_path / "predicted.json"}
+    cli = [sys.executable, "-m", "panpipe.cli"]
+    for command in (
+        ["simulate", tmp_path / "plan.json", "--trace", traces["predicted"]],
+        ["compare", traces["predicted"], traces["measured"], "--json"],
+    ):
+        done = subprocess.run([*cli, *map(str, command)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    compared = json.loads(done.stdout)
+    assert "REDUCE_GRAD" in {kind["kind"] for kind in compared["kinds"]}
