@@ -18,6 +18,7 @@ from .core.plan import Plan
 from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
 from .runtimes.build import build_pipeline, mesh_in_simulator
+from .runtimes.devices import Names
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
@@ -46,6 +47,8 @@ def pipeline(
     max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None,
+    devices: Names | None = None,
+    share_devices: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -90,6 +93,13 @@ def pipeline(
             on meta or not, one tensor at a time.
         recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, in front
             of the backward, instead of holding its saved tensors. By default those of the plan.
+        devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
+            each; of every rank under ``torchrun``, on the rank's own host. The model's tensors are moved there, as
+            ``Module.to`` moves them. By default everything is where the model is; threads on GPUs take one each. Random
+            numbers of a GPU are not those of a CPU: there, a pipeline equals one process on the GPU. Has not run on a
+            GPU yet.
+        share_devices: whether one torch device may be named for several devices of the pipeline, which serves to test
+            the path that GPUs take on one of them.
         report: told what planning is doing.
 
     Returns:
@@ -136,6 +146,8 @@ def pipeline(
         weights=weights,
         recompute=recompute,
         virtual=virtual,
+        devices=devices,
+        share_devices=share_devices,
         report=report,
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
@@ -107,9 +108,7 @@ class Planning:
         if self.cluster is not None:
             self.team.mesh.check(self.cluster)
         self.report("measuring links")
-        cluster = self.cluster or measured_cluster(
-            self.team, compute_device([*self.parameters.values(), *self.buffers.values()])
-        )
+        cluster = self.cluster or measured_cluster(self.team, self.where)
         self.report("measuring operators")
         graph = self.measured_graph()
         found: list[Plan] = []
@@ -159,6 +158,12 @@ class Planning:
         return plans
 
     @cached_property
+    def where(self) -> Mapping[int, torch.device]:
+        """Device of this process → the torch device that it computes on."""
+        model = compute_device([*self.parameters.values(), *self.buffers.values()])
+        return self.team.where or dict.fromkeys(self.team.local, model)
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of every parameter."""
         return {name: tensor_bytes(parameter) for name, parameter in self.parameters.items()}
@@ -166,7 +171,9 @@ class Planning:
     def measured_graph(self) -> OpGraph:
         """The operator graph with times measured on all devices at once; their mean."""
         graphs = self.team.everywhere(
-            lambda _: profile_operators(self.operators, self.parameters, self.buffers, self.microbatch.leaves)
+            lambda device: profile_operators(
+                self.operators, self.parameters, self.buffers, self.microbatch.leaves, device=self.where[device]
+            )
         )
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
         return self._with_state(evolve(graphs[0], nodes=tuple(_mean_node(same) for same in nodes)))
@@ -190,13 +197,14 @@ class Planning:
         """Costs of stages placed round robin, each from its own programs on its own device, all devices busy."""
         devices = self.team.size
         mine = [i for i in range(len(stages)) if i % devices in self.team.local]
-        compiled = compile_stages(self.operators, stages, mine)  # compilation is not for threads
+        where = {i: self.where[i % devices] for i in mine}
+        compiled = compile_stages(self.operators, stages, mine, where.get)  # compilation is not for threads
 
         def measure(device: int) -> dict[int, StageCosts]:
             own = {i: compiled.programs[i] for i in mine if i % devices == device}
             return profile_stages(
                 own, compiled.layout, self.operators, self.parameters, self.buffers, self.microbatch.leaves,
-                self.optimizer,
+                self.optimizer, device=self.where[device],
             )  # fmt: skip
 
         found = self.team.everywhere(measure)

@@ -27,6 +27,8 @@ from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .automatic import Planning, Report
 from .clocked import VirtualDevices
+from .compute import compute_device
+from .devices import Names, parse_devices, place
 from .groups import described
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
@@ -48,7 +50,8 @@ def build_pipeline(
     microbatches: int, plan: Plan | str | Path, mesh: MeshWish, backend: str | BackendKind | None,
     cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
     max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
-    recompute: Recompute | None = None, virtual: VirtualDevices | None = None,
+    recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
+    share_devices: bool = False,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -61,6 +64,8 @@ def build_pipeline(
         weights: where values come from that the model does not hold.
         recompute: the stages that do; None for those of the plan.
         virtual: devices that are not there, all of them in this process; None for real ones.
+        devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
+        share_devices: whether several may be on one.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -74,15 +79,27 @@ def build_pipeline(
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
     largest = pieces[0]
-    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec)))
+    on = compute_device([*model.parameters(), *model.buffers()])
+    named = None if devices is None else parse_devices(devices)
+    kind = on.type if devices is None else "cuda" if named is None else named[0].type
+    if virtual is not None and kind != "cpu":
+        raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
+    operators = operators_of(
+        capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec), device=kind)
+    )
     source = weights_from(weights, model, seed)
     source.check(read_tensors(operators))
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
     if given is None and virtual is not None:
         given = virtual.planned(operators, microbatches)
-    team = (make_team if virtual is None else virtual_team)(_mesh_for(given, mesh), backend)
+    wanted = _mesh_for(given, mesh)
+    if wanted is None and named is not None and world_size() is None:
+        wanted = Mesh(len(named))
+    team = (make_team if virtual is None else virtual_team)(wanted, backend)
     try:
+        if virtual is None:
+            team.where = place(team, named, on, share_devices, devices is not None)
         _check_counts(team, microbatches)
 
         def ready(plan: Plan) -> Pipeline:
@@ -131,7 +148,7 @@ def make_team(mesh: MeshWish = None, backend: str | BackendKind | None = None) -
         RequestError: the backend is unknown or not for this way of starting, or the world has another size.
         WorkerError: a rank did not arrive.
     """
-    world = _world_size()
+    world = world_size()
     kind = find_backend(backend or ("memcpy" if world is None else "gloo"))
     if world is None or (world == 1 and kind.ranks is None):
         if kind.threads is None:
@@ -206,10 +223,10 @@ def _check_counts(team: Team, microbatches: int) -> None:
         )
 
 
-def _world_size() -> int | None:
+def world_size() -> int | None:
     """How many ranks the job has; None where this process is no rank."""
     if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
+        return dist.getworld_size()
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 

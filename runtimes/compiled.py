@@ -1,7 +1,8 @@
 """A captured step compiled for a plan: the programs of some stages, for one shape of microbatch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from attrs import frozen
 
 from ..core.capture.operators import Operators
@@ -35,13 +36,17 @@ class Compiled:
         return next(i for i, names in enumerate(self.stages) if owner in names)
 
 
-def compile_stages(operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int]) -> Compiled:
+def compile_stages(
+    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
+    where: Callable[[int], torch.device] | None = None,
+) -> Compiled:  # fmt: skip
     """Derive the programs of some stages of a plan.
 
     Args:
         operators: the captured step.
         stages: names of the operators of every stage.
         wanted: indices of the stages to compile.
+        where: the device of each; by default the one that the step was captured for.
 
     Raises:
         RequestError: the stages do not cover the step's operators, or one of them cannot become programs.
@@ -49,11 +54,15 @@ def compile_stages(operators: Operators, stages: Sequence[Sequence[str]], wanted
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
-    return compile_any(operators, stages, wanted)
+    return compile_any(operators, stages, wanted, where)
 
 
-def compile_any(operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int]) -> Compiled:
+def compile_any(
+    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
+    where: Callable[[int], torch.device] | None = None,
+) -> Compiled:  # fmt: skip
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
-    programs = {i: stage_programs(stage_graph(operators, stages, i)) for i in wanted}
+    aim = where or (lambda _: None)
+    programs = {i: stage_programs(stage_graph(operators, stages, i, aim(i))) for i in wanted}
     return Compiled(operators, stages, layout, programs)

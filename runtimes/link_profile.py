@@ -1,7 +1,7 @@
 """Measuring the links between the devices at hand, and this machine as a cluster."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -53,12 +53,18 @@ def profile_link(
     return max(intercept, min(ys) / 2), 1 / max(slope, 1e-12)
 
 
-def measured_cluster(team: Team, device: torch.device) -> Cluster:
-    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours."""
-    memory = memory_of_each(team, device)
+def measured_cluster(team: Team, where: torch.device | Mapping[int, torch.device]) -> Cluster:
+    """This machine as a cluster: its devices share its memory, links as fast as ping-pong between neighbours.
+
+    Args:
+        team: the devices.
+        where: device of this process → the torch device that it computes on; or the one for all.
+    """
+    on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
+    memory = memory_of_each(team, on)
     if team.mesh.ranks == 1:
         return fully_connected(1, memory, 1e9, 1e-6)
-    measured = [pair for pair in team.everywhere(lambda d: profile_link(_link(team, d), device)) if pair[1] > 0]
+    measured = [pair for pair in team.everywhere(lambda d: profile_link(_link(team, d), on[d])) if pair[1] > 0]
     latency = statistics.median(pair[0] for pair in measured)
     rate = statistics.median(pair[1] for pair in measured)
     return team.decide(lambda: fully_connected(team.mesh.ranks, memory, rate, latency))
@@ -70,14 +76,25 @@ def _link(team: Team, device: int) -> Backend:
     return team.backend(device) if team.size > 1 or replicas is None else replicas
 
 
-def memory_of_each(team: Team, device: torch.device) -> int:
-    """Bytes of each device: an equal share of the machine's, or all of a GPU's of its own.
+def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:
+    """Bytes of each device: an equal share of the machine's, or of a GPU's among the devices of this process on it.
 
     No device has more than the operating system leaves to the process that has least.
+
+    Args:
+        team: the devices.
+        where: device of this process → the torch device that it computes on; or the one for all.
     """
-    left = team.everywhere(lambda _: bytes_left() if device.type == "cpu" else None)
-    limits = [found // len(team.local) for found in left if found is not None]
-    return min([_memory(device) // team.mesh.ranks, *limits])
+    on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
+
+    def room(device: int) -> int:
+        here = on[device]
+        if here.type == "cuda":
+            return _memory(here) // list(on.values()).count(here)
+        left = bytes_left()
+        return min([_memory(here) // team.mesh.ranks, *([] if left is None else [left // len(team.local)])])
+
+    return min(team.everywhere(room))
 
 
 def _memory(device: torch.device) -> int:

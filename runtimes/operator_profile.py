@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 from ..core.capture.modes import ModalInterpreter
 from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
+from ..core.capture.stage import aimed
 from ..core.capture.stand_ins import stand_in_for
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
@@ -22,12 +24,13 @@ Values = Mapping[str, Tensor]
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor itself, or a stand-in where it has no data."""
-    return stand_in_for(tensor, device) if tensor.is_meta else tensor.detach()
+    return stand_in_for(tensor, device) if tensor.is_meta else tensor.detach().to(device)
 
 
 def profile_operators(
-    operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int = 5
-) -> OpGraph:
+    operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int = 5,
+    device: torch.device | None = None,
+) -> OpGraph:  # fmt: skip
     """Time every operator of one microbatch: F, and its backward towards inputs and towards parameters.
 
     Args:
@@ -36,24 +39,28 @@ def profile_operators(
             that it is measured, no longer: all of them together may be more than there is memory for.
         leaves: one real microbatch, flattened.
         repeats: how often each is timed; the median counts.
+        device: that runs them, of the type that the step was captured for; by default where the model is.
 
     Returns:
         The graph with times and saved bytes filled in.
     """
-    runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats)
+    device = device or compute_device([*parameters.values(), *buffers.values()])
+    runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device)
     nodes = tuple(runner.time(node) for node in operators.graph.nodes)
     return evolve(operators.graph, nodes=nodes)
 
 
 class _OperatorTimer:
     def __init__(
-        self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int
-    ) -> None:
+        self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         step = operators.step
         self._operators = operators
         self._repeats = repeats
-        self._device = compute_device([*parameters.values(), *buffers.values()])
-        self._interpreter = ModalInterpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
+        self._device = device
+        interpreter = ModalInterpreter if device.type == "cpu" else partial(_Aimed, device)
+        self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
         self._parameters = {placeholder: parameters[name] for placeholder, name in step.parameters.items()}
@@ -71,7 +78,8 @@ class _OperatorTimer:
                 elif node.name in step.constants:
                     env[node] = step.constants[node.name]
                 elif node.name in step.batch:
-                    env[node] = leaves[step.batch[node.name]]
+                    leaf = leaves[step.batch[node.name]]
+                    env[node] = leaf.to(device) if isinstance(leaf, Tensor) else leaf
             elif node.op == "get_attr":
                 env[node] = step.modules[str(node.target)]
         self._seen.update(storage_sizes(env.values()))
@@ -156,6 +164,17 @@ class _OperatorTimer:
                 torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
             times.append(finished_s(self._device) - start if towards else 0.0)
         return times
+
+
+class _Aimed(ModalInterpreter):
+    """Runs a captured graph on another device of the type that it was captured for."""
+
+    def __init__(self, device: torch.device, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._device = device
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, aimed(args, self._device), aimed(kwargs, self._device))
 
 
 def _flat(value: Any) -> list[Tensor]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ..backends.contract import Handle
 from ..core.capture.programs import StagePrograms
 from ..core.plan import Plan
-from .compute import compute_device
 from .team import Team
 from .weights import places, tensor_at
 from .weights.vacant import vacant
@@ -21,20 +20,25 @@ class OwnTensors:
 
     Args:
         parameters: stage index → name → parameter.
-        buffers: by name; stages of a process share them.
+        buffers: stage index → name → buffer; stages on one device share them.
         vacant: name → tensor, for those that are on meta in the user's model: they have no memory yet.
         replicas: further parameters without memory yet, of tied weights that several stages here hold.
+        copies: buffers that stages on several devices read and none writes: (copy, the one it is of).
     """
 
     parameters: dict[int, dict[str, nn.Parameter]]
-    buffers: dict[str, Tensor]
+    buffers: dict[int, dict[str, Tensor]]
     vacant: dict[str, Tensor]
     replicas: tuple[nn.Parameter, ...]
+    copies: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
     def held(self) -> dict[str, Tensor]:
         """Each parameter and buffer once, by name; of a tied weight the first stage's."""
-        found: dict[str, Tensor] = dict(self.buffers)
+        found: dict[str, Tensor] = {}
+        for _, here in sorted(self.buffers.items()):
+            for name, buffer in here.items():
+                found.setdefault(name, buffer)
         for _, own in sorted(self.parameters.items()):
             for name, parameter in own.items():
                 found.setdefault(name, parameter)
@@ -45,9 +49,16 @@ class OwnTensors:
         """Everything that takes memory only when it gets values."""
         return [*self.vacant.values(), *self.replicas]
 
+    def copy_buffers(self) -> None:
+        """Give copies of buffers the values of those that they are of."""
+        for copy, original in self.copies:
+            copy.copy_(original)
 
-def own_tensors(model: nn.Module, programs: Mapping[int, StagePrograms]) -> OwnTensors:
-    """Give each local stage its parameters and buffers.
+
+def own_tensors(
+    model: nn.Module, programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device]
+) -> OwnTensors:
+    """Give each local stage its parameters and buffers, on its device.
 
     The first local stage that reads a parameter gets the user's tensor, or where that is on meta a vacant one that will
     take its place; a further stage gets a replica.
@@ -55,15 +66,16 @@ def own_tensors(model: nn.Module, programs: Mapping[int, StagePrograms]) -> OwnT
     Args:
         model: the user's module.
         programs: of the local stages.
+        where: local stage → the device that it runs on. What is elsewhere is moved there as ``Module.to`` does: the
+            user's tensors stay the same objects.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    device = compute_device([*parameters.values(), *buffers.values()])
     own: dict[int, dict[str, nn.Parameter]] = {}
     empty: dict[str, Tensor] = {}
     replicas: list[nn.Parameter] = []
     used: set[str] = set()
     for index, stage in sorted(programs.items()):
-        own[index] = {}
+        own[index], device = {}, where[index]
         for name in stage.inputs.parameters:
             tensor = parameters[name]
             if tensor.is_meta:
@@ -73,12 +85,39 @@ def own_tensors(model: nn.Module, programs: Mapping[int, StagePrograms]) -> OwnT
                 else:
                     empty[name] = tensor
             elif name in used:
-                tensor = nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+                tensor = nn.Parameter(tensor.detach().to(device, copy=True), tensor.requires_grad)
+            elif tensor.device != device:
+                tensor.data = tensor.data.to(device)
             own[index][name] = tensor
             used.add(name)
-    read = {name: buffers[name] for stage in programs.values() for name in stage.inputs.buffers}
-    empty |= {name: vacant(buffer, device) for name, buffer in read.items() if buffer.is_meta}
-    return OwnTensors(own, {name: empty.get(name, buffer) for name, buffer in read.items()}, empty, tuple(replicas))
+    held, copies = _own_buffers(buffers, programs, where, empty)
+    return OwnTensors(own, held, empty, tuple(replicas), tuple(copies))
+
+
+def _own_buffers(
+    buffers: Mapping[str, Tensor], programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device],
+    empty: dict[str, Tensor],
+) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:  # fmt: skip
+    """Each local stage's buffers, and copies with what they are of; vacant ones are added to ``empty``."""
+    first: dict[str, Tensor] = {}
+    placed: dict[tuple[str, torch.device], Tensor] = {}
+    held: dict[int, dict[str, Tensor]] = {}
+    copies = []
+    for index, stage in sorted(programs.items()):
+        held[index], device = {}, where[index]
+        for name in stage.inputs.buffers:
+            buffer = buffers[name]
+            if name not in first:
+                if buffer.is_meta:
+                    buffer = empty[name] = vacant(buffer, device)
+                elif buffer.device != device:
+                    buffer.data = buffer.data.to(device)
+                first[name] = placed[name, device] = buffer
+            elif (name, device) not in placed:
+                placed[name, device] = torch.empty_like(first[name], device=device)
+                copies.append((placed[name, device], first[name]))
+            held[index][name] = placed[name, device]
+    return held, copies
 
 
 def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -63,20 +63,22 @@ class Pipeline:
         self.trace: Trace | None = None
         self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local)
         device = compute_device([*model.parameters(), *model.buffers()])
-        where = dict.fromkeys(team.local, device)
-        check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), device)
-        self._shapes = Shapes(model, step, team, shape, first, max_shapes)
-        self._own = own_tensors(model, first.programs)
+        where = team.where or dict.fromkeys(team.local, device)
+        on = {i: where[plan.placement[i]] for i in local}
+        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on.get)
+        check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
+        self._shapes = Shapes(model, step, team, shape, first, max_shapes, on)
+        self._own = own_tensors(model, first.programs, on)
         self._loaded = False
         parameters, buffers = self._own.parameters, self._own.buffers
         self._states = {
             i: StageState(
                 parameters[i],
-                {name: buffers[name] for name in first.programs[i].inputs.buffers},
+                {name: buffers[i][name] for name in first.programs[i].inputs.buffers},
                 optimizer,
                 team.replicas > 1,
+                on[i],
             )
             for i in local
         }
@@ -142,6 +144,7 @@ class Pipeline:
         occupy(self._without_memory())
         weights.fill(self._own.held, self._own.vacant)
         install(self.model, self._own.vacant)
+        self._own.copy_buffers()
         equal_replicas(self.plan, self._own.parameters, self._team)
         begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
         self._loaded = True

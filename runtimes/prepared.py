@@ -174,7 +174,7 @@ class Preparations:
                 own = self._states[index].buffers
                 for name in programs.inputs.buffers:
                     if name not in own:  # one that nothing writes, or its stage would have had it before
-                        own[name] = self._model.get_buffer(name)
+                        own[name] = self._model.get_buffer(name).to(self._states[index].device)
             again = self._plan.memory.recompute
             constants, loss = step.constants, step.outputs.loss
             self._runs[shape] = {

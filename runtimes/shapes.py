@@ -6,13 +6,16 @@ on one rank alone, whose stages it is; then all of them fail, or the others woul
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
+from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import carry_over, cut_of
 from ..core.capture.operators import operators_of
 from ..core.capture.outputs import StepOutputs
@@ -37,15 +40,18 @@ class Shapes:
         shape: the example's.
         first: compiled for it, by the plan's cut.
         limit: how many shapes are kept; those of one step are, however many.
+        where: local stage → the device that it runs on.
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, team: Team, shape: Shape, first: Compiled, limit: int
-    ) -> None:
+        self, model: nn.Module, step: StepFunction, team: Team, shape: Shape, first: Compiled, limit: int,
+        where: Mapping[int, torch.device],
+    ) -> None:  # fmt: skip
         if limit < 1:
             raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
         self._model, self._step, self._team = model, step, team
         self._cut, self._local = cut_of(first.operators, first.stages), list(first.programs)
+        self._where = where
         self._parts = _parts(first.operators.step.outputs)
         self._kept: Recent[Shape, Compiled] = Recent(limit)
         self._kept.keep(shape, first)
@@ -85,17 +91,21 @@ class Shapes:
     def _compile(self, piece: Microbatch, spec: pytree.TreeSpec) -> Compiled:
         started = time.perf_counter()
         batch = pytree.tree_unflatten(list(piece.leaves), spec)
-        operators, stages = carry_over(self._cut, operators_of(capture_step(self._model, self._step, batch)))
+        operators, stages = carry_over(self._cut, operators_of(self._captured(batch)))
         parts = _parts(operators.step.outputs)
         if parts != self._parts:
             raise RequestError(
                 f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
                 "return the same parts for every shape"
             )
-        compiled = compile_any(operators, stages, self._local)
+        compiled = compile_any(operators, stages, self._local, self._where.get)
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled
+
+    def _captured(self, batch: Any) -> CapturedStep:
+        kind = next(iter(self._where.values())).type if self._where else "cpu"
+        return capture_step(self._model, self._step, batch, device=kind)
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
         if len(self._team.local) == self._team.size:

@@ -28,7 +28,7 @@ OPTIMIZER_STEPS = 6
 
 def profile_stages(
     programs: Mapping[int, StagePrograms], layout: Layout, operators: Operators, parameters: Values, buffers: Values,
-    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 7,
+    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 7, device: torch.device | None = None,
 ) -> dict[int, StageCosts]:  # fmt: skip
     """Time the programs of stages, with what the executor does around them.
 
@@ -40,21 +40,23 @@ def profile_stages(
         leaves: one real microbatch.
         optimizer: makes an optimizer; None where the stages are not trained.
         repeats: how often each is timed, after one run that is not.
+        device: that runs them; by default where the model is.
 
     Returns:
         Costs by stage index.
     """
-    device = compute_device([*parameters.values(), *buffers.values()])
+    device = device or compute_device([*parameters.values(), *buffers.values()])
+    here = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
 
     def measure(index: int, stage: StagePrograms) -> StageCosts:
         own = {
             name: nn.Parameter(_own(parameters[name], device), requires_grad=parameters[name].requires_grad)
             for name in stage.inputs.parameters
         }
-        state = StageState(own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer)
+        state = StageState(own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer, device)
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
         seed = torch.ones((), dtype=operators.values[operators.step.outputs.loss].dtype, device=device)
-        return _stage_costs(run, _stand_ins(stage, device), tuple(leaves), seed, repeats)
+        return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats)
 
     # In a function of its own, so that what a stage holds is gone before the next one takes memory.
     return {index: measure(index, stage) for index, stage in programs.items()}
@@ -62,7 +64,7 @@ def profile_stages(
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor that an optimizer may change: a copy, or a stand-in."""
-    return materialised(tensor, device) if tensor.is_meta else tensor.detach().clone()
+    return materialised(tensor, device) if tensor.is_meta else tensor.detach().to(device, copy=True)
 
 
 def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:

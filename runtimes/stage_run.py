@@ -9,7 +9,6 @@ from ..core.capture.code import no_sink
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stage import Boundary
 from .bound import BoundBackward, zeros
-from .compute import compute_device
 from .state import StageState
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
@@ -39,11 +38,11 @@ class StageRun:
         self.index = index
         self.programs = programs
         self.state = state
-        self._device = compute_device([*state.parameters.values(), *state.buffers.values()])
+        self._device = state.device
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
             *(state.buffers[name] for name in inputs.buffers),
-            *(constants[name] for name in inputs.constants),
+            *(_constant(constants[name], state.device) for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
         self.batch, self._random = inputs.batch, inputs.random
@@ -186,3 +185,9 @@ class StageRun:
             program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
+
+
+def _constant(value: Any, device: torch.device) -> Any:
+    """A captured constant where the stage runs; one of the host stays there, as the captured graph has it."""
+    moves = isinstance(value, Tensor) and value.device.type == device.type
+    return value.to(device) if moves else value

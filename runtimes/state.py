@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..backends.contract import Backend
 from .buckets import Bucket, Reduction, buckets_of
+from .compute import compute_device
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
@@ -41,13 +42,16 @@ class StageState:
         buffers: by qualified name.
         optimizer: makes the stage's optimizer; None for a stage that is only run.
         replicated: whether its gradients are summed over replicas of the pipeline.
+        device: where the stage runs; by default where its tensors are.
     """
 
     def __init__(
         self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None,
         replicated: bool = False,
+        device: torch.device | None = None,
     ) -> None:  # fmt: skip
         self.parameters = parameters
+        self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._replicated = replicated
         self.buffers = buffers

@@ -11,8 +11,9 @@ replica by replica::
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -40,12 +41,19 @@ class Team(ABC):
         kind: the transport between them.
         local: the devices that live in this process.
         replica: which replica they belong to.
+        where: device of this process → the torch device that it computes on; empty until it is known.
     """
 
     mesh: Mesh
     kind: BackendKind
     local: tuple[int, ...]
     replica: int = 0
+    where: Mapping[int, torch.device] = MappingProxyType({})
+
+    @property
+    def rank_here(self) -> int:
+        """The rank of this process; 0 where it is none."""
+        return 0
 
     @property
     def size(self) -> int:
@@ -202,6 +210,10 @@ class RankTeam(Team):
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
+
+    @property
+    def rank_here(self) -> int:
+        return self._rank
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -13,8 +13,9 @@ from .stage_run import Layout
 
 
 def check_transport(
-    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor], device: torch.device
-) -> None:
+    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor],
+    where: Mapping[int, torch.device],
+) -> None:  # fmt: skip
     """Refuse a plan that would send what its backend does not move.
 
     Args:
@@ -22,15 +23,16 @@ def check_transport(
         plan: which stages are on which devices.
         layout: the tensors of every message between stages.
         parameters: of the model, by name.
-        device: where its tensors are.
+        where: device of this process → the torch device that its tensors are on.
 
     Raises:
         RequestError: a dtype, or a type of device, that the backend lacks.
     """
-    if device.type not in kind.device_types:
-        where = ", ".join(sorted(kind.device_types))
+    device = next((device for device in where.values() if device.type not in kind.device_types), None)
+    if device is not None:
+        able = ", ".join(sorted(kind.device_types))
         raise RequestError(
-            f"the model is on {device} and backend '{kind.name}' moves tensors on {where}: "
+            f"the model is on {device} and backend '{kind.name}' moves tensors on {able}: "
             f"{_others(other for other in known_backends().values() if device.type in other.device_types)}"
         )
     for name, dtype in _sent(plan, layout, parameters):

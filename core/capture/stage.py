@@ -1,11 +1,13 @@
 """One stage's part of the captured graph, as a module of its own with every input explicit."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from ..graph import stage_of_nodes
 from .modes import ModalInterpreter
@@ -110,13 +112,16 @@ def _boundary(operators: Operators, name: str) -> Boundary:
     return Boundary(name, tuple(value.shape), value.dtype, bool(value.requires_grad))
 
 
-def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: int) -> StageGraph:
+def stage_graph(
+    operators: Operators, stages: Sequence[Sequence[str]], index: int, device: torch.device | None = None
+) -> StageGraph:
     """Cut stage ``index`` out of the captured graph.
 
     Args:
         operators: the captured step's operators.
         stages: names of the operators of each stage.
         index: which stage.
+        device: the one that the stage will run on, of the type that the step was captured for; by default the very one.
     """
     crossing = boundaries(operators, stages)
     step = operators.step
@@ -166,7 +171,40 @@ def stage_graph(operators: Operators, stages: Sequence[Sequence[str]], index: in
     inputs = StageInputs(
         tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
     )
-    return StageGraph(graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes))
+    modules = step.modules
+    if device is not None and device.type != "cpu":
+        fakes = [_fake_on(operators, fake, device) for fake in fakes]
+        modules = {name: copy.deepcopy(module) for name, module in modules.items()}
+        inner = [m.graph for module in modules.values() for m in module.modules() if isinstance(m, fx.GraphModule)]
+        for one in (graph, *inner):
+            aim(one, device)
+        for module in modules.values():
+            _ = [m.recompile() for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return StageGraph(graph, inputs, tuple(outgoing.values()), tuple(results), draws, modules, tuple(fakes))
+
+
+def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor:
+    """A fake tensor on another device of its type; on the host it stays there."""
+    if fake.device.type != device.type:
+        return fake
+    with operators.step.fake_mode:
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=device)
+    return made.requires_grad_(fake.requires_grad)
+
+
+def aim(graph: fx.Graph, device: torch.device) -> None:
+    """Have the operators that name a device name this one, where it is of its type."""
+
+    for node in graph.nodes:
+        node.args = aimed(node.args, device)
+        node.kwargs = aimed(node.kwargs, device)
+
+
+def aimed(arguments: Any, device: torch.device) -> Any:
+    """Arguments of an operator, with this device in the place of any of its type."""
+    return pytree.tree_map(
+        lambda v: device if isinstance(v, torch.device) and v.type == device.type else v, arguments
+    )
 
 
 def _with_local(operators: Operators, own: set[str]) -> set[str]:
