@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class _Sent:
 class _Receive:
     """A receive that is posted at once or later, and never before those in front of it."""
 
-    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_works")
+    __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_targets", "_works")
 
     def __init__(
         self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int, rank: int
@@ -53,7 +54,7 @@ class _Receive:
         self._group = group
         self._rank = rank
         self._queue = queue
-        self._buffers = buffers
+        self._buffers, self._targets = _on_host(buffers), buffers
         self._peer = peer
         self._works: list[Any] | None = None
         queue.append(self)
@@ -72,6 +73,9 @@ class _Receive:
                 self.post()
             for work in self._works or ():
                 work.wait()
+            if self._targets is not self._buffers:
+                for buffer, target in zip(self._buffers, self._targets, strict=True):
+                    target.copy_(buffer)
             if self._queue:
                 self._queue[0].post()
         except RuntimeError as error:
@@ -154,8 +158,18 @@ class GlooBackend(Backend):
             self._down = None
 
 
+def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The buffers, or others for them on the host."""
+    if not any(buffer.is_cuda for buffer in buffers):
+        return buffers
+    return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in buffers]
+
+
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor as gloo takes it: its values one after another in memory. The work keeps a copy that is made."""
+    """The tensor as gloo takes it: its values one after another in the host's memory. The work keeps a copy that is
+    made; for one of a GPU's tensor the host waits."""
+    if tensor.is_cuda:
+        tensor = tensor.cpu()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     return tensor.resolve_conj().resolve_neg().contiguous()
@@ -168,4 +182,7 @@ def missing() -> str | None:
     return None if dist.is_gloo_available() else "this build of PyTorch has no gloo"
 
 
-KIND = BackendKind("gloo", "the sockets of a gloo process group, between processes", ranks=GlooBackend, missing=missing)
+KIND = BackendKind(
+    "gloo", "the sockets of a gloo process group, between processes; tensors of GPUs go through the host's memory",
+    ranks=GlooBackend, device_types=frozenset({"cpu", "cuda"}), missing=missing,
+)  # fmt: skip

@@ -10,11 +10,11 @@ from attrs import frozen
 
 from ..core.errors import RequestError
 from ..core.plugins import LeftOut, load_plugins
-from . import gloo, memcpy
+from . import gloo, memcpy, nccl
 from .kind import BackendKind
 
 GROUP = "panpipe.backends"
-BUILT_IN = (memcpy.KIND, gloo.KIND)
+BUILT_IN = (memcpy.KIND, gloo.KIND, nccl.KIND)
 
 
 @frozen

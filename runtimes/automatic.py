@@ -198,7 +198,7 @@ class Planning:
         devices = self.team.size
         mine = [i for i in range(len(stages)) if i % devices in self.team.local]
         where = {i: self.where[i % devices] for i in mine}
-        compiled = compile_stages(self.operators, stages, mine, where.get)  # compilation is not for threads
+        compiled = compile_stages(self.operators, stages, mine, where)  # compilation is not for threads
 
         def measure(device: int) -> dict[int, StageCosts]:
             own = {i: compiled.programs[i] for i in mine if i % devices == device}

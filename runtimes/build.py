@@ -2,16 +2,19 @@
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from attrs import evolve
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
+from ..backends import nccl
 from ..backends.kind import BackendKind
 from ..backends.registry import find_backend
 from ..core.capture.breaks import StepFunction
@@ -28,7 +31,7 @@ from ..core.validate import validate
 from .automatic import Planning, Report
 from .clocked import VirtualDevices
 from .compute import compute_device
-from .devices import Names, parse_devices, place
+from .devices import Names, of_rank, parse_devices, place
 from .groups import described
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
@@ -84,9 +87,7 @@ def build_pipeline(
     kind = on.type if devices is None else "cuda" if named is None else named[0].type
     if virtual is not None and kind != "cpu":
         raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
-    operators = operators_of(
-        capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec), device=kind)
-    )
+    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec), device=kind))
     source = weights_from(weights, model, seed)
     source.check(read_tensors(operators))
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
@@ -96,7 +97,12 @@ def build_pipeline(
     wanted = _mesh_for(given, mesh)
     if wanted is None and named is not None and world_size() is None:
         wanted = Mesh(len(named))
-    team = (make_team if virtual is None else virtual_team)(wanted, backend)
+    if kind == "cuda" and (rank := rank_of_job()) is not None:
+        torch.cuda.set_device(on if devices is None else of_rank(named, *rank))
+    if virtual is None:
+        team = make_team(wanted, backend, kind, share_devices)
+    else:
+        team = virtual_team(wanted, backend)
     try:
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
@@ -141,15 +147,24 @@ def read_tensors(operators: Operators) -> list[str]:
     return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
-def make_team(mesh: MeshWish = None, backend: str | BackendKind | None = None) -> Team:
+def make_team(
+    mesh: MeshWish = None, backend: str | BackendKind | None = None, device_type: str = "cpu", share: bool = False
+) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
+
+    Args:
+        mesh: pipeline × data.
+        backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs where it works, else
+            gloo.
+        device_type: of the devices that the team computes on.
+        share: whether ranks share GPUs, which nccl refuses.
 
     Raises:
         RequestError: the backend is unknown or not for this way of starting, or the world has another size.
         WorkerError: a rank did not arrive.
     """
     world = world_size()
-    kind = find_backend(backend or ("memcpy" if world is None else "gloo"))
+    kind = find_backend(backend or ("memcpy" if world is None else _between_ranks(device_type, share)))
     if world is None or (world == 1 and kind.ranks is None):
         if kind.threads is None:
             raise RequestError(
@@ -179,6 +194,15 @@ def _mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
             "plan again"
         )
     return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
+
+
+def _between_ranks(device_type: str, share: bool) -> str:
+    """The name of the transport between ranks."""
+    reason = "ranks share GPUs" if share else nccl.KIND.unavailable
+    if device_type != "cuda" or reason is None:
+        return "nccl" if device_type == "cuda" else "gloo"
+    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=5)
+    return "gloo"
 
 
 def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
@@ -223,10 +247,18 @@ def _check_counts(team: Team, microbatches: int) -> None:
         )
 
 
+def rank_of_job() -> tuple[int, int] | None:
+    """This rank, of how many; None where this process is no rank."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    world = world_size()
+    return None if world is None else (int(os.environ["RANK"]), world)
+
+
 def world_size() -> int | None:
     """How many ranks the job has; None where this process is no rank."""
     if dist.is_available() and dist.is_initialized():
-        return dist.getworld_size()
+        return dist.get_world_size()
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 

@@ -1,6 +1,6 @@
 """A captured step compiled for a plan: the programs of some stages, for one shape of microbatch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -38,7 +38,7 @@ class Compiled:
 
 def compile_stages(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Callable[[int], torch.device] | None = None,
+    where: Mapping[int, torch.device] | None = None,
 ) -> Compiled:  # fmt: skip
     """Derive the programs of some stages of a plan.
 
@@ -59,10 +59,10 @@ def compile_stages(
 
 def compile_any(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Callable[[int], torch.device] | None = None,
+    where: Mapping[int, torch.device] | None = None,
 ) -> Compiled:  # fmt: skip
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
-    aim = where or (lambda _: None)
-    programs = {i: stage_programs(stage_graph(operators, stages, i, aim(i))) for i in wanted}
+    aim = where or {}
+    programs = {i: stage_programs(stage_graph(operators, stages, i, aim.get(i))) for i in wanted}
     return Compiled(operators, stages, layout, programs)

@@ -66,7 +66,7 @@ class Pipeline:
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where or dict.fromkeys(team.local, device)
         on = {i: where[plan.placement[i]] for i in local}
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on.get)
+        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
         self._shapes = Shapes(model, step, team, shape, first, max_shapes, on)
         self._own = own_tensors(model, first.programs, on)

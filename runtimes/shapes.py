@@ -98,7 +98,7 @@ class Shapes:
                 f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
                 "return the same parts for every shape"
             )
-        compiled = compile_any(operators, stages, self._local, self._where.get)
+        compiled = compile_any(operators, stages, self._local, self._where)
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled

@@ -30,9 +30,9 @@ def check_transport(
     """
     device = next((device for device in where.values() if device.type not in kind.device_types), None)
     if device is not None:
-        able = ", ".join(sorted(kind.device_types))
+        types = ", ".join(sorted(kind.device_types))
         raise RequestError(
-            f"the model is on {device} and backend '{kind.name}' moves tensors on {able}: "
+            f"the model is on {device} and backend '{kind.name}' moves tensors on {types}: "
             f"{_others(other for other in known_backends().values() if device.type in other.device_types)}"
         )
     for name, dtype in _sent(plan, layout, parameters):

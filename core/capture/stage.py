@@ -202,9 +202,7 @@ def aim(graph: fx.Graph, device: torch.device) -> None:
 
 def aimed(arguments: Any, device: torch.device) -> Any:
     """Arguments of an operator, with this device in the place of any of its type."""
-    return pytree.tree_map(
-        lambda v: device if isinstance(v, torch.device) and v.type == device.type else v, arguments
-    )
+    return pytree.tree_map(lambda v: device if isinstance(v, torch.device) and v.type == device.type else v, arguments)
 
 
 def _with_local(operators: Operators, own: set[str]) -> set[str]:

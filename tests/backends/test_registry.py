@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[1] / "thirdparty_backend"
 
 
 def test_an_unknown_name_lists_those_known():
-    with pytest.raises(RequestError, match=r"^there is no backend 'carrier pigeon': known are memcpy, gloo$"):
+    with pytest.raises(RequestError, match=r"^there is no backend 'carrier pigeon': known are memcpy, gloo, nccl$"):
         registry.find_backend("carrier pigeon")
 
 

@@ -1,0 +1,184 @@
+"""The nccl backend: ranks, a GPU each, messages that go from GPU to GPU.
+
+    send on rank a                              receive on rank b
+    1 event on the compute stream               1 event on the compute stream
+    2 the pair's stream waits for it            2 the pair's stream waits for it
+    3 NCCL sends, in the communicator a→b ════▶ 3 NCCL receives, in the communicator a→b
+    4 event on the pair's stream ─▶ `wait`      4 event on the pair's stream ─▶ `wait`
+
+NCCL runs the operations of a communicator one after another, in the order in which each rank issued them, and one that
+has begun waits on the GPU for its counterpart. So every *ordered* pair of ranks has a communicator of its own, in which
+the one only sends and the other only receives: its order is the order of messages, which lowering gives both ends alike
+and the validator proves (`match_messages`). With one communicator for both directions 1F1B would lock up: there, the
+ends of a pair issue sends and receives in different orders. Different communicators run beside each other; what one of
+them waits for is issued whatever another one does, because no host waits for a device.
+
+All communicators are made, and used once, in one order on all ranks: NCCL makes one on its first use, and then the host
+does wait for the other rank.
+
+Not run on a GPU yet; tests prove on lowered plans that this assignment of communicators cannot lock up.
+"""
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from attrs import define
+from torch import Tensor
+
+from ..core.errors import WorkerError
+from .contract import Backend, Handle
+from .kind import BackendKind
+from .streams import Streams, streams_of
+
+CONNECTIONS_VARIABLE, CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+"""Hardware queues of a process: with fewer than it has streams, a message that waits could hold up another stream that
+shares its queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most)."""
+
+
+def communicators(ranks: int) -> list[tuple[int, int]]:
+    """The ordered pairs that have a communicator, in the order in which all ranks make them."""
+    return list(itertools.permutations(range(ranks), 2))
+
+
+@define(eq=False)
+class _Transfer:
+    """A message under way.
+
+    Args:
+        streams: of the GPU.
+        device: the GPU.
+        span: the timed events around it, on the pair's stream.
+        tensors: what it moves, until it was waited for: contiguous, seen as bytes.
+    """
+
+    streams: Streams
+    device: torch.device
+    span: tuple[Any, Any]
+    tensors: Sequence[Tensor]
+
+    def wait(self) -> None:
+        if self.tensors:
+            self.streams.wait(self.streams.current(self.device), self.span[1])
+            self.tensors = ()
+
+
+class NcclBackend(Backend):
+    """One rank's end of a process group whose ranks are the devices, each on the GPU that is current in its process.
+
+    Args:
+        group: the group, of any backend; it serves to agree on the communicators. The default one if None.
+    """
+
+    name: ClassVar[str] = "nccl"
+
+    def __init__(self, group: Any = None) -> None:
+        world: Any = dist.group.WORLD if group is None else group
+        self._ranks = dist.get_process_group_ranks(world)
+        self.device, self.devices = world.rank(), world.size()
+        self._gpu = torch.device("cuda", torch.cuda.current_device())
+        streams = streams_of(self._gpu)
+        assert streams is not None
+        self._streams = streams
+        self._pairs: dict[tuple[int, int], Any] = {}
+        self._all: Any = None
+        # All ranks of the job make all groups, those of other pipelines too: torch names groups by counting.
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, self._ranks)
+        for ranks in sorted({tuple(each) for each in found}):
+            self._connect(ranks)
+        torch.cuda.synchronize(self._gpu)
+
+    def _connect(self, ranks: tuple[int, ...]) -> None:
+        """Make the communicators of a group, which may be another one than this rank's."""
+        mine = list(ranks) == list(self._ranks)
+        for pair in communicators(len(ranks)):
+            made = dist.new_group([ranks[place] for place in pair], backend="nccl")
+            if mine and self.device in pair:
+                self._pairs[pair] = made
+                self._first_use(pair)
+        if len(ranks) > 1:
+            made = dist.new_group(list(ranks), backend="nccl")
+            if mine:
+                self._all = made
+                dist.all_reduce(torch.zeros(1, device=self._gpu), group=made)
+
+    def _first_use(self, pair: tuple[int, int]) -> None:
+        """Make NCCL connect the two: on its own the host would wait for that in the middle of a step."""
+        peer = pair[1] if self.device == pair[0] else pair[0]
+        probe = torch.zeros(1, device=self._gpu)
+        (self.send if self.device == pair[0] else self.receive)([probe], peer).wait()
+        torch.cuda.synchronize(self._gpu)
+
+    def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
+        return self._issue((self.device, peer), [_bytes_of(tensor) for tensor in tensors], dist.isend, peer)
+
+    def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        return self._issue((peer, self.device), [_bytes_of(buffer) for buffer in buffers], dist.irecv, peer)
+
+    def _issue(self, pair: tuple[int, int], tensors: Sequence[Tensor], move: Any, peer: int) -> Handle:
+        streams, group, rank = self._streams, self._pairs[pair], self._ranks[peer]
+        stream = streams.named(("nccl", *pair), self._gpu)
+        moved = [tensor for tensor in tensors if tensor.numel()]
+        ready = streams.record(streams.current(self._gpu))
+        try:
+            with streams.using(stream):
+                streams.wait(stream, ready)
+                start = streams.record(stream, timed=True)
+                if moved:
+                    for work in dist.batch_isend_irecv([dist.P2POp(move, tensor, rank, group) for tensor in moved]):
+                        work.wait()  # has this stream wait for NCCL's; the host goes on
+                end = streams.record(stream, timed=True)
+        except RuntimeError as error:
+            raise WorkerError(f"rank {rank} stopped answering: {error}") from error
+        return _Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
+
+    def all_reduce(self, tensor: Tensor) -> Handle:
+        streams = self._streams
+        stream = streams.named(("nccl", "all"), self._gpu)
+        ready = streams.record(streams.current(self._gpu))
+        try:
+            with streams.using(stream):
+                streams.wait(stream, ready)
+                start = streams.record(stream, timed=True)
+                if self._all is not None:
+                    dist.all_reduce(tensor, group=self._all, async_op=True).wait()
+                end = streams.record(stream, timed=True)
+        except RuntimeError as error:
+            others = ", ".join(str(rank) for rank in self._ranks if rank != self._ranks[self.device])
+            raise WorkerError(f"one of ranks {others} stopped answering: {error}") from error
+        return _Transfer(streams, self._gpu, (start, end), (tensor,))
+
+    def close(self, failure: BaseException | None = None) -> None:
+        if failure is None and dist.is_initialized():
+            for group in (*self._pairs.values(), *([] if self._all is None else [self._all])):
+                dist.destroy_process_group(group)
+            self._pairs, self._all = {}, None
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """A tensor's bytes, in its own memory where it is contiguous: NCCL has no name for every dtype."""
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def missing() -> str | None:
+    """Why there is no NCCL here."""
+    if not dist.is_available():
+        return "this build of PyTorch has no torch.distributed"
+    if not dist.is_nccl_available():
+        return "this build of PyTorch has no NCCL"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU"
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault(CONNECTIONS_VARIABLE, CONNECTIONS)
+    return None
+
+
+KIND = BackendKind(
+    "nccl", "NCCL between ranks with a GPU each, a communicator for each pair and direction; has not run on a GPU yet",
+    ranks=NcclBackend, device_types=frozenset({"cuda"}), missing=missing,
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""NCCL's order of operations: no plan locks up with a communicator for each pair and direction.
+
+The simulation knows NCCL's rules and nothing of how plans are validated: a rank's host issues its actions without ever
+waiting for a device; each stream runs what was issued to it in order; a communicator runs its operations in the order
+of issue, and one that has begun ends when its counterpart has begun, too.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.backends import nccl
+from panpipe.backends.conformance import check
+from panpipe.backends.registry import find_backend
+from panpipe.core.actions import COMM_KINDS, SEND_KINDS, Kind
+from panpipe.core.errors import RequestError
+from panpipe.core.lowering import lower
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families
+
+from ..support.plans import plan_of
+
+
+def stuck(plan, lowered, communicator):
+    """Actions that never end; empty where the step runs through.
+
+    Args:
+        communicator: (sender, receiver) → the communicator that carries their messages.
+    """
+    place, readers, queues, order = plan.placement, {}, {}, []
+    for device, actions in enumerate(lowered):
+        arrived = {}
+        last = None  # what the compute stream was given last
+        for action in actions:
+            if action.kind in COMM_KINDS:
+                sends = action.kind in SEND_KINDS
+                peer = place[action.peer]
+                pair = (device, peer) if sends else (peer, device)
+                queues.setdefault((device, communicator(*pair)), []).append(action)
+                readers[device, action] = [] if last is None else [(device, last)]
+                if not sends:
+                    arrived.setdefault((action.stage, action.microbatch, action.kind is Kind.RECV_F), []).append(action)
+            else:
+                messages = [] if action.kind is Kind.W else arrived.pop(
+                    (action.stage, action.microbatch, action.kind is Kind.F), []
+                )  # fmt: skip
+                readers[device, action] = [(device, one) for one in messages]
+                queues.setdefault((device, "compute"), []).append(action)
+                last = action
+            order.append((device, action))
+    done = set()
+    while True:
+        before = len(done)
+        heads = {
+            (device, queue[0])
+            for (device, _), queue in queues.items()
+            if queue and all(one in done for one in readers[device, queue[0]])
+        }
+        for (device, _), queue in queues.items():
+            if not queue or (device, queue[0]) not in heads:
+                continue
+            action = queue[0]
+            if action.kind in COMM_KINDS and (place[action.peer], action.counterpart) not in heads | done:
+                continue
+            done.add((device, action))
+        for (device, _), queue in queues.items():
+            while queue and (device, queue[0]) in done:
+                queue.pop(0)
+        if len(done) == before:
+            return [one for one in order if one not in done]
+
+
+def plans(name, devices, microbatches, prefetch):
+    family = families()[name]
+    for chunks in (1, 2, 3):
+        try:
+            schedule = family.build(ScheduleProblem(devices, microbatches, chunks))
+        except RequestError:
+            continue
+        plan = plan_of(schedule.device_actions, schedule.placement)
+        yield plan, lower(plan, prefetch)
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+@settings(max_examples=6)
+@given(devices=st.integers(2, 5), microbatches=st.integers(1, 8), prefetch=st.integers(0, 4))
+def test_a_communicator_for_each_pair_and_direction_runs_every_plan(name, devices, microbatches, prefetch):
+    for plan, lowered in plans(name, devices, microbatches, prefetch):
+        assert stuck(plan, lowered, lambda sender, receiver: (sender, receiver)) == []
+
+
+def test_one_communicator_for_both_directions_locks_up():
+    """Why there are two, and that the simulation sees it."""
+    ((plan, lowered),) = list(plans("1f1b", 2, 4, 2))[:1]
+    assert stuck(plan, lowered, lambda a, b: (min(a, b), max(a, b))) != []
+
+
+def test_all_ranks_make_communicators_in_one_order():
+    assert nccl.communicators(3) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+
+
+def test_bytes_are_the_tensors_own():
+    scalar, odd = torch.tensor(1.5, dtype=torch.float64), torch.arange(6).view(2, 3).t()
+    assert nccl._bytes_of(scalar).data_ptr() == scalar.data_ptr()
+    assert nccl._bytes_of(scalar).view(torch.float64).item() == 1.5
+    assert nccl._bytes_of(odd).view(torch.int64).tolist() == [0, 3, 1, 4, 2, 5]
+    assert nccl._bytes_of(torch.empty(0)).numel() == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_why():
+    with pytest.raises(RequestError, match="backend 'nccl' cannot be used here: .*; usable are memcpy, gloo"):
+        find_backend("nccl")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="NCCL needs a GPU for each rank")
+def test_nccl_keeps_the_contract():
+    check(nccl.KIND, where="cuda")
