@@ -99,10 +99,7 @@ def build_pipeline(
         wanted = Mesh(len(named))
     if kind == "cuda" and (rank := rank_of_job()) is not None:
         torch.cuda.set_device(on if devices is None else of_rank(named, *rank))
-    if virtual is None:
-        team = make_team(wanted, backend, kind, share_devices)
-    else:
-        team = virtual_team(wanted, backend)
+    team = make_team(wanted, backend, kind, share_devices) if virtual is None else virtual_team(wanted, backend)
     try:
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)

@@ -109,7 +109,7 @@ def test_bytes_are_the_tensors_own():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_why():
-    with pytest.raises(RequestError, match="backend 'nccl' cannot be used here: .*; usable are memcpy, gloo"):
+    with pytest.raises(RequestError, match=r"backend 'nccl' cannot be used here: .*; usable are memcpy, gloo"):
         find_backend("nccl")
 
 
