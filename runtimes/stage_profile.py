@@ -53,7 +53,9 @@ def profile_stages(
             name: nn.Parameter(_own(parameters[name], device), requires_grad=parameters[name].requires_grad)
             for name in stage.inputs.parameters
         }
-        state = StageState(own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer, device)
+        state = StageState(
+            own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer, device=device
+        )
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
         seed = torch.ones((), dtype=operators.values[operators.step.outputs.loss].dtype, device=device)
         return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats)
