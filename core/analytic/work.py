@@ -70,7 +70,7 @@ def work_of(operator: LoneOperator) -> Work:
     """
     if _only_shows(operator):
         return Work()
-    joint = trace_joint(operator.graph())
+    joint = trace_joint(operator.graph(), as_on_cpu=False)
     regions = {number: region_work(operator, number) for number in _region_numbers(joint)}
     nodes = _divided(joint, len(operator.activations))
     copies = {node for node in joint.outputs if is_copy(node)}

@@ -46,8 +46,13 @@ class JointGraph:
     gradients: dict[int, fx.Node]
 
 
-def trace_joint(stage: StageGraph) -> JointGraph:
+def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     """Trace forward and backward of a stage over fake tensors.
+
+    Args:
+        stage: the stage.
+        as_on_cpu: whether dropout rounds as eager PyTorch does on a CPU, in operators of its own; for costs of another
+            device, whose dropout is one kernel, it does not.
 
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
@@ -55,7 +60,8 @@ def trace_joint(stage: StageGraph) -> JointGraph:
     try:
         with contextlib.ExitStack() as stack:
             joint = aot_export_joint_with_descriptors(stack, StageModule(stage), stage.fakes)
-            dropout_as_eager(joint.graph_module.graph)
+            if as_on_cpu:
+                dropout_as_eager(joint.graph_module.graph)
             return _by_meaning(joint.graph_module.graph)
     except RuntimeError as error:
         raise RequestError(
