@@ -189,7 +189,7 @@ def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work]
             seen.add(root)
     alive, flowing = list(accumulate(forward)), list(accumulate(backward))
     return [
-        max(work.forward_bytes + alive[i], work.backward_bytes + flowing[i] if work.backward_bytes else 0)
+        max(work.forward_bytes + alive[i], work.backward_bytes + flowing[i] if work.has_backward else 0)
         for i, work in enumerate(works)
     ]
 

@@ -1,6 +1,6 @@
 """What an operator computes, moves and keeps: its kernels of F, I and W, and its memory, from its own joint graph."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from attrs import frozen
 from torch import Tensor, fx
@@ -17,6 +17,8 @@ from ..capture.joint import (
     trace_joint,
 )
 from ..capture.nodes import root_of
+from ..capture.overwriting import may_overwrite
+from ..capture.products import products_of
 from ..capture.storages import storage_sizes
 from .alone import LoneOperator, is_copy
 from .kernels import Kernel, kernel_of
@@ -57,6 +59,11 @@ class Work:
     backward_bytes: int = 0
 
     @property
+    def has_backward(self) -> bool:
+        """Whether a kernel runs in the backward."""
+        return bool(self.backward_input or self.backward_weight)
+
+    @property
     def flops(self) -> int:
         """FLOPs of F, I and W as they are counted for utilisation, see `Kernel.counted_flops`."""
         return sum(k.counted_flops for k in (*self.forward, *self.backward_input, *self.backward_weight))
@@ -79,10 +86,13 @@ def work_of(operator: LoneOperator) -> Work:
         return tuple(k for node in ordered(joint.graph, chosen - copies) for k in _kernels(node, regions))
 
     kept = _kept(joint, operator, nodes, regions)
+    backward = nodes.backward_input | nodes.backward_weight
     return Work(
         kernels(nodes.forward), kernels(nodes.backward_input), kernels(nodes.backward_weight), kept.tensors,
         _peak(joint, nodes.forward - copies, kept.storages | kept.given),
-        _peak(joint, nodes.backward_input | nodes.backward_weight, kept.storages | kept.given),
+        _peak(
+            joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
+        ),
     )  # fmt: skip
 
 
@@ -192,8 +202,27 @@ def _storage(node: fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def _peak(joint: JointGraph, chosen: set[fx.Node], ignored: frozenset[int]) -> int:
+def _without_memory(joint: JointGraph, backward: set[fx.Node], activations: int) -> set[fx.Node]:
+    """Nodes of the backward that take no memory: those that overwrite the gradient that comes in, where they alone read
+    it, and gradients of parameters that are added up inside a product."""
+    tangents = set(joint.tangents.values())
+    found = set()
+    for node in backward:
+        gradients = [source for source in node.all_input_nodes if source in tangents and may_overwrite(node, source)]
+        if any(sum(user in backward for user in source.users) == 1 for source in gradients):
+            found.add(node)
+    own = [node for position, node in joint.gradients.items() if position >= activations]
+    returned = [node for position, node in joint.gradients.items() if position < activations]
+    for product in products_of(own, backward, returned):
+        found |= {product.node, *product.flips}
+    return found
+
+
+def _peak(
+    joint: JointGraph, chosen: set[fx.Node], ignored: frozenset[int], without_memory: Collection[fx.Node] = ()
+) -> int:
     """The most bytes of storages alive while nodes run in order, each from its first tensor to its last use."""
+    ignored |= {key for node in without_memory for key in storage_sizes(_tensors(node))}
     order = ordered(joint.graph, chosen)
     sizes: dict[int, int] = {}
     last: dict[int, int] = {}

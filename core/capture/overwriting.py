@@ -64,17 +64,19 @@ def overwriting(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> d
         # The operand that was made last is the likeliest to be in the cache.
         operands = sorted((n for n in dict.fromkeys(node.all_input_nodes) if n in place), key=lambda n: -place[n])
         for operand in operands:
-            if _same_layout(node, operand) and _dies(operand, node, place, kept, found):
+            if may_overwrite(node, operand) and _dies(operand, node, place, kept, found):
                 function, name = _OVER[node.target]
                 found[node] = function, name, operand
                 break
     return found
 
 
-def _same_layout(result: fx.Node, operand: fx.Node) -> bool:
-    one, other = result.meta.get("val"), operand.meta.get("val")
+def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether an operator can write its result where an operand is, by what it does and how both lie in memory."""
+    one, other = node.meta.get("val"), operand.meta.get("val")
     return (
-        isinstance(one, Tensor)
+        node.target in _OVER
+        and isinstance(one, Tensor)
         and isinstance(other, Tensor)
         and (one.dtype, one.shape, one.stride(), one.device) == (other.dtype, other.shape, other.stride(), other.device)
         and (other.is_contiguous() or (other.dim() == 4 and other.is_contiguous(memory_format=torch.channels_last)))

@@ -166,7 +166,9 @@ def test_saved_bytes_are_those_of_the_stage_that_has_all_operators(options):
 
 
 def test_memory_of_stages_is_that_of_their_programs():
-    """What operators keep adds up to what a stage's programs keep, and the largest workspace is the stage's."""
+    """What operators keep adds up to what a stage's programs keep. The largest workspace is a bound of the stage's: for
+    attention it has the gradient that comes in beside those of queries, keys and values, and these beside each other.
+    """
     model = nn.Sequential(nn.Embedding(11, H), Layer(fused=True), Layer(fused=True), nn.Linear(H, 11))
 
     def step(model, batch):
@@ -180,7 +182,8 @@ def test_memory_of_stages_is_that_of_their_programs():
         memory = stage_programs(stage_graph(operators, cut, index)).memory
         own = [operator for name, operator in zip(names, work.operators, strict=True) if name in stage]
         assert sum(operator.saved_bytes for operator in own) == memory.saved
-        assert max(operator.workspace_bytes for operator in own) == pytest.approx(memory.workspace, rel=0.15)
+        bound = max(operator.workspace_bytes for operator in own)
+        assert memory.workspace <= bound <= memory.workspace + 2 * 4 * S * B * H
 
 
 def test_saved_bytes_of_a_layer_as_the_formula_has_them():
@@ -213,3 +216,23 @@ def test_half_precision_halves_bytes_and_changes_the_rate():
     assert [k.bytes for k in full.work.forward] == [2 * k.bytes for k in half.work.forward]
     assert {k.dtype for k in half.work.forward} == {"bf16"}
     assert full.saved_bytes == 2 * half.saved_bytes
+
+
+def test_dropout_of_a_described_device_has_one_kernel_back():
+    """Eager PyTorch rounds it on a CPU in three operators, which programs repeat; a GPU has one kernel for it."""
+    model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.1), nn.Linear(H, H))
+    operators = captured(model, torch.zeros(B, H))
+    work = model_work(operators)
+    [found] = [o.work for n, o in zip(work.graph.nodes, work.operators, strict=True) if "dropout" in n.name]
+    assert [kernel.name for kernel in found.backward_input] == ["_to_copy", "native_dropout_backward"]
+
+
+def test_what_overwrites_the_gradient_that_comes_in_takes_no_memory():
+    model = nn.Sequential(nn.Linear(H, H), nn.GELU(), nn.Linear(H, H))
+    work = model_work(captured(model, torch.zeros(B, H)))
+    of = {node.name: operator.work for node, operator in zip(work.graph.nodes, work.operators, strict=True)}
+    [gelu] = [found for name, found in of.items() if "gelu" in name]
+    assert gelu.has_backward
+    assert gelu.backward_bytes == 0
+    last = [found for name, found in of.items() if "linear" in name][-1]
+    assert last.backward_bytes == 4 * (B * H + H)  # gradients of its input and of its bias; the weight's is added up
