@@ -22,6 +22,7 @@ from .runtimes.devices import Names
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.state import OptimizerFactory
+from .runtimes.training import Training
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
 from .virtual import SimulatedDevices
@@ -49,6 +50,7 @@ def pipeline(
     recompute: Recompute | None = None,
     devices: Names | None = None,
     share_devices: bool = False,
+    clip_norm: float | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -100,6 +102,8 @@ def pipeline(
             GPU yet.
         share_devices: whether one torch device may be named for several devices of the pipeline, which serves to test
             the path that GPUs take on one of them.
+        clip_norm: the most that the global 2-norm of all gradients may be, as of
+            ``torch.nn.utils.clip_grad_norm_``; ``math.inf`` measures it alone. ``grad_norm`` of the pipeline has it.
         report: told what planning is doing.
 
     Returns:
@@ -119,6 +123,7 @@ def pipeline(
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     wanted = _mesh(mesh)
+    training = Training(clip_norm)
     machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     virtual = None
     if target == "simulator":
@@ -148,6 +153,7 @@ def pipeline(
         virtual=virtual,
         devices=devices,
         share_devices=share_devices,
+        training=training,
         report=report,
     )
 

@@ -67,8 +67,9 @@ def simulate(
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="A send needs no posted receive.")] = False,
     optimizer: Annotated[
-        OptimizerStep, typer.Option(help="What an optimizer step waits for, beside its own gradients.")
-    ] = OptimizerStep.LOCAL,
+        OptimizerStep | None,
+        typer.Option(help="What an optimizer step waits for, beside its own gradients; by default what the plan says."),
+    ] = None,
     forward: Annotated[
         float | None, _of_file("seconds of a device's F for one microbatch, over all its chunks.")
     ] = None,

@@ -68,6 +68,11 @@ def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
     return evolve(plan, memory=evolve(plan.memory, recompute=stages), prediction=None)
 
 
+def synchronised(plan: Plan) -> Plan:
+    """The plan with optimizer steps that wait for all stages; without its prediction, if they did not before."""
+    return plan if plan.sync else evolve(plan, sync=True, prediction=None)
+
+
 def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
     """The stages, of so many, that recompute.
 

@@ -39,7 +39,7 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     Returns:
         Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
         RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a
-        tied weight) and STEP.
+        tied weight), one SYNC for the device where the plan has its steps wait for all stages, and per stage STEP.
 
     Raises:
         RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or
@@ -171,9 +171,11 @@ def _merged(
 def _end_of_step(plan: Plan, device: int) -> list[Action]:
     """What a device does behind its last compute action.
 
-    Every sum of a tied weight stands in front of every step: two stages of one device may share one.
+    Every sum of a tied weight stands in front of every step: two stages of one device may share one. The device's SYNC,
+    which bears the number of its first stage, is behind all sums: it tells of gradients that are whole.
     """
     stages = [stage.index for stage in plan.stages_on(device)]
     tied = {stage for weight in plan.tied for stage in weight.stages}
     actions = [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]
+    actions += [Action(stage, Kind.SYNC) for stage in stages[:1] if plan.sync]
     return actions + [Action(stage, Kind.STEP) for stage in stages]

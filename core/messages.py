@@ -22,7 +22,7 @@ from .plan import Plan
 
 _F, _B, _I, _W, _RECOMPUTE, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.STEP
 _SEND_F, _SEND_B, _RECV_F, _RECV_B, _TIED = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B, Kind.REDUCE_TIED
-_GRAD = Kind.REDUCE_GRAD
+_GRAD, _SYNC = Kind.REDUCE_GRAD, Kind.SYNC
 
 
 class Message(NamedTuple):
@@ -57,12 +57,14 @@ class Exchange:
         reductions: per device ``(operation in front of which it stands, stage)`` of every REDUCE_TIED.
         gradients: the same of every REDUCE_GRAD.
         queues: the messages of every ordered pair of devices, in the order in which both ends have them.
+        syncs: per device the operation in front of which its SYNC stands; None without one.
     """
 
     operations: tuple[tuple[Action, ...], ...]
     reductions: tuple[tuple[tuple[int, int], ...], ...]
     gradients: tuple[tuple[tuple[int, int], ...], ...]
     queues: dict[tuple[int, int], list[Message]]
+    syncs: tuple[int | None, ...]
 
     def replicated(self, replicas: int) -> "Exchange":
         """The same for ``replicas`` equal pipelines, device d of replica r being number ``r × devices + d``.
@@ -78,7 +80,10 @@ class Exchange:
             for first in range(0, replicas * count, count)
             for (src, dst), messages in self.queues.items()
         }
-        return Exchange(self.operations * replicas, self.reductions * replicas, self.gradients * replicas, queues)
+        return Exchange(
+            self.operations * replicas, self.reductions * replicas, self.gradients * replicas, queues,
+            self.syncs * replicas,
+        )  # fmt: skip
 
 
 Posted = dict[tuple[int, int], list[tuple[Action, int]]]
@@ -100,6 +105,7 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
     """
     sent: Posted = {}
     received: Posted = {}
+    syncs: list[int | None] = []
     operations, reductions, gradients = [], [], []
     forward: list[Positions] = []
     backward: list[Positions] = []
@@ -109,6 +115,7 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
         reduced: list[tuple[int, int]] = []
         forward_at: Positions = {}
         backward_at: Positions = {}
+        sync: int | None = None
         for action in actions:
             kind = action.kind
             if kind is _F:
@@ -123,15 +130,20 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
                 sent.setdefault((device, _peer_device(plan, device, action)), []).append((action, len(ops) - 1))
             elif kind is _RECV_F or kind is _RECV_B:
                 received.setdefault((_peer_device(plan, device, action), device), []).append((action, len(ops)))
-            elif kind is _TIED:
-                tied.append((len(ops), action.stage))
-            elif kind is _GRAD:
-                reduced.append((len(ops), action.stage))
+            elif kind is _SYNC:
+                _check_sync(plan, device, action, sync, ops)
+                sync = len(ops)
+            elif kind is _TIED or kind is _GRAD:
+                if sync is not None:
+                    raise RequestError(_early_sync(device, action))
+                (tied if kind is _TIED else reduced).append((len(ops), action.stage))
             else:
                 raise RequestError(f"device {device} issues {action}: no runner of this version knows how; remove it")
         operations.append(tuple(ops))
         reductions.append(tuple(tied))
         gradients.append(tuple(reduced))
+        _check_synced(plan, device, sync, ops)
+        syncs.append(sync)
         forward.append(forward_at)
         backward.append(backward_at)
     queues = {
@@ -139,9 +151,36 @@ def match_messages(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Exchange:
         for pair in (*sent, *(pair for pair in received if pair not in sent))
     }
     _check_complete(plan, queues)
-    exchange = Exchange(tuple(operations), tuple(reductions), tuple(gradients), queues)
+    exchange = Exchange(tuple(operations), tuple(reductions), tuple(gradients), queues, tuple(syncs))
     _check_gradients(plan, exchange)
     return exchange
+
+
+def _check_sync(plan: Plan, device: int, action: Action, before: int | None, ops: Sequence[Action]) -> None:
+    """A SYNC of a plan that has one stands once, in front of the STEPs."""
+    where = f"device {device} issues {action}"
+    if not plan.sync:
+        raise RequestError(f"{where} and the plan's steps wait for no other stage (sync is false): remove it")
+    if before is not None:
+        raise RequestError(f"{where} twice: a device agrees with the others once a step; remove one")
+    step = next((a for a in ops if a.kind is _STEP), None)
+    if step is not None:
+        raise RequestError(f"{where} behind {step}, which waits for it: move it in front")
+
+
+def _check_synced(plan: Plan, device: int, sync: int | None, ops: Sequence[Action]) -> None:
+    """Where steps wait for all stages, every device with a stage has a SYNC, behind its backwards."""
+    if not plan.sync or not plan.stages_on(device):
+        return
+    if sync is None:
+        raise RequestError(f"device {device} issues no SYNC, and the plan's steps wait for all stages: add it")
+    late = next((a for a in ops[sync:] if a.kind is not _STEP), None)
+    if late is not None:
+        raise RequestError(_early_sync(device, late))
+
+
+def _early_sync(device: int, action: Action) -> str:
+    return f"the SYNC of device {device} stands in front of {action}: it tells of whole gradients; move it behind"
 
 
 def _check_gradients(plan: Plan, exchange: Exchange) -> None:

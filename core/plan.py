@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 from attrs import field, frozen
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from .actions import Action
 from .cluster import Cluster
 from .costs import StageCosts, StageEdge
-from .documents import as_plain, from_json, read_text, to_json
+from .documents import as_plain, converter, from_json, read_text, to_json
 from .mesh import Mesh
 
 FORMAT = "panpipe.plan/1"
@@ -96,6 +97,7 @@ class Plan:
         device_actions: per device the compute order: F, I, W and B alone.
         tied: parameters that live in more than one stage.
         memory: the memory policy.
+        sync: whether optimizer steps wait for all stages: for the global norm, or for what looks for overflow.
         prediction: made for this plan; not part of its identity.
     """
 
@@ -110,6 +112,7 @@ class Plan:
     tied: tuple[TiedWeight, ...] = ()
     memory: MemoryPolicy = field(factory=MemoryPolicy)
     prediction: Prediction | None = None
+    sync: bool = False
 
     @cached_property
     def hash(self) -> str:
@@ -131,6 +134,12 @@ class Plan:
     def stages_on(self, device: int) -> tuple[Stage, ...]:
         """The stages that a device holds, in order."""
         return tuple(stage for stage in self.stages if stage.device == device)
+
+
+# Plans without it are written, and hashed, as they were before there was such a field.
+converter.register_unstructure_hook(
+    Plan, make_dict_unstructure_fn(Plan, converter, sync=override(omit_if_default=True))
+)
 
 
 def plan_json(plan: Plan) -> str:

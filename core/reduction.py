@@ -13,6 +13,9 @@ from .collectives import collective_s
 from .costs import StageCosts
 from .plan import Plan
 
+SYNC_BYTES = 8
+"""What stages tell each other before they step: one number in float64, a norm or a count of overflows."""
+
 ReductionTime = Callable[[int], float]
 """Seconds that the reduction of a stage's gradients over its replicas takes alone."""
 
@@ -33,11 +36,19 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
     return seconds
 
 
+def sync_time(cluster: Cluster, ranks: Sequence[int]) -> float:
+    """Seconds that ranks take to agree before they step: to one of them and back, each way as long as the slowest
+    transfer between two of them."""
+    ways = (cluster.transfer_s(a, b, SYNC_BYTES) for a in ranks for b in ranks if a != b)
+    return 2 * max(ways, default=0.0)
+
+
 def step_ends(
     plan: Plan,
     costs: Sequence[StageCosts],
     ends: Sequence[Sequence[Sequence[float]]],
     reduction: ReductionTime,
+    sync_s: float = 0.0,
 ) -> list[float]:
     """When each device along the pipeline is done with its optimizer steps, in seconds.
 
@@ -46,7 +57,25 @@ def step_ends(
         costs: per stage; their ``optimizer_s`` are used.
         ends: per replica and device the ends of its compute actions.
         reduction: time of a stage's reduction; not asked for where there is one replica.
+        sync_s: how long the stages take to agree, where the plan has its steps wait for that.
     """
+    gradients = _gradient_ends(plan, ends, reduction)
+    if plan.sync:
+        release = max(max(now, *summed.values()) for now, summed in gradients if summed) + sync_s
+        gradients = [(max(now, release) if summed else now, summed) for now, summed in gradients]
+    result = []
+    for device, (end, summed) in enumerate(gradients):
+        now = end
+        for held in plan.stages_on(device):
+            now = max(now, summed.get(held.index, 0.0)) + costs[held.index].optimizer_s
+        result.append(now)
+    return result
+
+
+def _gradient_ends(
+    plan: Plan, ends: Sequence[Sequence[Sequence[float]]], reduction: ReductionTime
+) -> list[tuple[float, dict[int, float]]]:
+    """Per device the end of its compute, and of every stage's reduction."""
     result = []
     for device, actions in enumerate(plan.device_actions):
         last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
@@ -57,7 +86,5 @@ def step_ends(
                 free = max(free, *(replica[device][at] for replica in ends)) + reduction(stage)
             summed[stage] = free
         now = max(replica[device][-1] if replica[device] else 0.0 for replica in ends)
-        for held in plan.stages_on(device):
-            now = max(now, summed.get(held.index, 0.0)) + costs[held.index].optimizer_s
-        result.append(now)
+        result.append((now, summed))
     return result

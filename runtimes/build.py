@@ -21,7 +21,7 @@ from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
-from ..core.derive import Recompute, recomputing
+from ..core.derive import Recompute, recomputing, synchronised
 from ..core.errors import RequestError
 from ..core.mesh import Mesh, MeshShape, plain
 from ..core.plan import Plan, read_plan
@@ -39,6 +39,7 @@ from .pipeline import Pipeline
 from .rehearsal import best_rehearsed, with_costs
 from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
+from .training import Training
 from .weights import ModuleInit, weights_from
 
 ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
@@ -54,7 +55,7 @@ def build_pipeline(
     cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
     max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
-    share_devices: bool = False,
+    share_devices: bool = False, training: Training | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -66,6 +67,7 @@ def build_pipeline(
         max_shapes: for how many shapes of microbatches programs are kept.
         weights: where values come from that the model does not hold.
         recompute: the stages that do; None for those of the plan.
+        training: what happens in an update beside the optimizers' steps.
         virtual: devices that are not there, all of them in this process; None for real ones.
         devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
         share_devices: whether several may be on one.
@@ -74,6 +76,7 @@ def build_pipeline(
         RequestError: something asked for is wrong.
         InfeasibleError: no plan fits in memory.
     """
+    training = training or Training()
     given = None if plan == "auto" else plan if isinstance(plan, Plan) else read_plan(plan)
     if given is not None:
         given = _recomputing(given, recompute, oracle)
@@ -106,9 +109,11 @@ def build_pipeline(
         _check_counts(team, microbatches)
 
         def ready(plan: Plan) -> Pipeline:
+            plan = _waiting(plan, oracle) if training.needs_all_stages else plan
             _check_plan(plan, operators, team, anywhere=virtual is not None)
             clock = None if virtual is None else virtual.clock(plan, operators)
-            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock)
+            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock,
+                            training)  # fmt: skip
 
         if given is not None:
             pipe = ready(given)
@@ -129,6 +134,14 @@ def build_pipeline(
 def _recomputing(plan: Plan, recompute: Recompute | None, oracle: Oracle) -> Plan:
     """The plan with the stages recomputing that are asked for, and its prediction made again for that."""
     changed, prediction = recomputing(plan, recompute), plan.prediction
+    if changed is plan or prediction is None:
+        return changed
+    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
+
+
+def _waiting(plan: Plan, oracle: Oracle) -> Plan:
+    """The plan with steps that wait for all stages, and its prediction made again for that."""
+    changed, prediction = synchronised(plan), plan.prediction
     if changed is plan or prediction is None:
         return changed
     return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)

@@ -1,14 +1,14 @@
 """The executor: walks one device's lowered actions. Every process model runs this one.
 
     receive queue   ──RECV_F──┐                     ┌──RECV_B──
-    compute queue             └─▶ F ─┐    ...   ┌─▶ B (or I, W) ─┐        REDUCE_TIED, STEP
+    compute queue             └─▶ F ─┐    ...   ┌─▶ B (or I, W) ─┐        REDUCE_TIED, SYNC, STEP
     send queue                       └─SEND_F─▶                  └─SEND_B─▶
 
 1. A receive is posted when its turn comes: buffers are made, the backend gets them, and nobody waits.
 2. A compute action waits for the messages that it reads, runs its program, and leaves what it made for its sends.
 3. A send hands the message to the backend and goes on; the tensors are kept until the transfer is known to be over.
 
-What each of these calls is made of is in `instructions`.
+What each of these calls is made of is in `instructions`; what an update is made of, in `update`.
 """
 
 import time
@@ -32,6 +32,7 @@ from .microbatches import Microbatch
 from .stage_run import StageRun
 from .state import StageState
 from .tied import TiedReduction
+from .update import Ending, Update
 
 
 @define
@@ -43,12 +44,14 @@ class StepInputs:
         keys: the random key of each, on the host.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples; on the host.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
+        fresh: whether gradients begin with this step; else they are added to those of the steps before.
     """
 
     microbatches: Sequence[Microbatch]
     keys: Sequence[Tensor]
     seeds: Tensor
     weights: Sequence[str | None]
+    fresh: bool = True
 
 
 @define
@@ -110,17 +113,20 @@ class Executor:
         backend: this device's end of the transport.
         queue: where it computes.
         tied: reduces the gradients of tied weights.
+        update: this device's part of it.
         replicas: this device's end to its replicas; None where there is one pipeline.
     """
 
     def __init__(
-        self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction, replicas: Backend | None = None
-    ) -> None:
+        self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction, update: Update,
+        replicas: Backend | None = None,
+    ) -> None:  # fmt: skip
         self.device = backend.device
         self.backend = backend
         self._queue = queue
         self._placement, self._tied = plan.placement, tied
-        self._frame = Frame(backend, backend, queue, replicas=replicas)
+        self.update = update
+        self._frame = Frame(backend, backend, queue, update, replicas=replicas)
 
     def bind(self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]]) -> Bound:
         """Bind a plan's actions to what they work on.
@@ -136,8 +142,8 @@ class Executor:
         return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
 
     def run(
-        self, bound: Bound, inputs: StepInputs, *, trace: bool = False, watch: bool = False, update: bool = True,
-        before_update: Callable[[StepRecord], None] | None = None,
+        self, bound: Bound, inputs: StepInputs, *, trace: bool = False, watch: bool = False,
+        ending: Ending = Ending.STEP, before_update: Callable[[StepRecord], None] | None = None,
     ) -> StepRecord:  # fmt: skip
         """Run one step. On the host, every action of a first one is followed by giving back what is free (see `heap`).
 
@@ -146,19 +152,23 @@ class Executor:
             inputs: what the step works on.
             trace: record every action.
             watch: record the saved tensors, too, from their finalizers. That costs time: 1 to 4 % of small programs.
-            update: step the optimizers; without it the gradients are reduced and left.
+            ending: what is done behind the last compute action.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
         record = self.begin(bound, inputs, time.perf_counter_ns if watch else None)
         frame, queue = self._frame, self._queue
         frame.traced = trace
         give_back = bound.fresh and queue.device.type == "cpu"
-        compute = [_then_give_back(one) for one in bound.compute] if give_back else bound.compute
+        compute = bound.compute
+        if ending is Ending.KEEP:  # sums over replicas are of the gradients of all batches
+            compute = [one for one in compute if one.action.kind is not Kind.REDUCE_GRAD]
+        if give_back:
+            compute = [_then_give_back(one) for one in compute]
         bound.fresh = False
         start, notes = queue.mark() if trace else None, list[Note]()
         with torch.no_grad():
             self._walk(compute, notes, trace)
-        self.end(bound, record, update=update, before_update=before_update, notes=notes if trace else None)
+        self.end(bound, record, ending=ending, before_update=before_update, notes=notes if trace else None)
         if trace:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
@@ -191,7 +201,7 @@ class Executor:
         record = StepRecord(frame.results)
         frame.traced = False
         frame.meter = None if now is None else StorageMeter(lambda alive: record.memory.append((now(), alive)))
-        for state in bound.states:
+        for state in bound.states if inputs.fresh else ():
             state.clear_gradients()
         return record
 
@@ -209,7 +219,7 @@ class Executor:
             self._frame.leaves.append(tuple(here.get(id(leaf)) for leaf in piece.leaves))
 
     def end(
-        self, bound: Bound, record: StepRecord, *, update: bool,
+        self, bound: Bound, record: StepRecord, *, ending: Ending,
         before_update: Callable[[StepRecord], None] | None = None, notes: list[Note] | None = None,
     ) -> None:  # fmt: skip
         """What comes behind the last compute action: reductions and optimizer steps. Arguments as of `run`."""
@@ -217,8 +227,9 @@ class Executor:
         with torch.no_grad():
             if before_update is not None:
                 before_update(record)
-            last = bound.update if update else [one for one in bound.update if one.action.kind is not Kind.STEP]
-            self._walk(last, [] if notes is None else notes, notes is not None)
+            self._walk(_until(bound.update, ending), [] if notes is None else notes, notes is not None)
+            if self.update.looks_on and ending is not Ending.KEEP:
+                self.update.sync(self.backend)
             self._frame.settle()
             for instruction in bound.compute:
                 if instruction.mail is not None:
@@ -252,6 +263,13 @@ class Executor:
                 where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
                 size = sum(tensor.nbytes for tensor in mail.tensors)
             notes.append((action, where, start, end, size))
+
+
+def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instruction]:
+    """What of an update a step ends with."""
+    if ending is Ending.REDUCE:
+        return [one for one in update if one.action.kind is not Kind.STEP]
+    return update if ending is Ending.STEP else ()
 
 
 def _then_give_back(instruction: Instruction) -> Instruction:

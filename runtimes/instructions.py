@@ -22,6 +22,7 @@ from .buckets import Reduction
 from .compute import ComputeQueue
 from .stage_run import StageRun
 from .tied import TiedReduction
+from .update import Update
 
 Call = Callable[[], None]
 Key = tuple[int, int, int]
@@ -76,6 +77,7 @@ class Frame:
         flying: send → its transfer, when the step is traced.
         meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
+        update: this device's part of it.
         replicas: this device's end to its replicas; None where there are none.
         reductions: over them, by stage, that nobody has waited for yet.
     """
@@ -83,6 +85,7 @@ class Frame:
     backend: Backend
     messages: Transport
     queue: ComputeQueue
+    update: Update
     leaves: list[tuple[Any, ...]] = field(factory=list)
     loading: dict[int, Any] = field(factory=dict)
     keys: Sequence[Tensor] = ()
@@ -306,6 +309,8 @@ class Binder:
                 return Instruction(action, None, self._reduce_over_replicas(stage), None)
             case Kind.REDUCE_TIED:
                 return Instruction(action, frame.settle, self._reduce, None)
+            case Kind.SYNC:
+                return Instruction(action, frame.settle, self._sync, None)
             case _:
                 return Instruction(action, partial(frame.settle, stage), self._step(stage), None)
 
@@ -323,8 +328,11 @@ class Binder:
 
         return call
 
+    def _sync(self) -> None:
+        self._frame.update.sync(self._frame.backend)
+
     def _step(self, stage: int) -> Call:
-        return self._runs[0][stage].state.step
+        return partial(self._frame.update.step, self._runs[0][stage].state)
 
 
 def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:

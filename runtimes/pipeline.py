@@ -28,7 +28,9 @@ from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace, message_times
+from .training import Training
 from .transport import check_transport
+from .update import Census, Ending
 from .weights import Weights, weights_from
 from .weights.vacant import occupy, vacate
 
@@ -47,19 +49,27 @@ class Pipeline:
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs are kept.
         clock: that virtual devices run under; None for devices that take the time they take.
+        training: what happens in an update beside the optimizers' steps; the plan's steps wait where it asks for that.
 
     Attributes:
+        steps: batches so far.
+        updates: optimizer steps so far.
+        metrics: the other parts of the step's result for the last batch.
+        grad_norm: the global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
         trace: of the last step that was traced; under a clock every step is.
     """
 
     def __init__(
         self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
         optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES, clock: Clock | None = None,
+        training: Training | None = None,
     ) -> None:  # fmt: skip
+        training = training or Training()
         self.plan = plan
         self.model = model
-        self.steps = 0
+        self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
+        self.grad_norm: float | None = None
         self.trace: Trace | None = None
         self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
@@ -84,9 +94,12 @@ class Pipeline:
         }
         self._preparations = Preparations(plan, self._shapes, self._states, model)
         largest = shape.samples if team.replicas > 1 else 0
-        self._runner = StepRunner(plan, self._preparations, self._states, team, where, seed, largest, clock)
+        census = Census.of(plan, dict(model.named_parameters()))
+        self._runner = StepRunner(
+            plan, self._preparations, self._states, team, where, seed, largest, training, census, clock
+        )
         self._modules = dict(model.named_modules())
-        self._training = {name: module.training for name, module in self._modules.items()}
+        self._modes = {name: module.training for name, module in self._modules.items()}
         self._warn_of_unused(operators)
 
     def _warn_of_unused(self, operators: Operators) -> None:
@@ -96,11 +109,13 @@ class Pipeline:
             shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
             warnings.warn(f"{shown}: the loss does not depend on it; it keeps no gradient, as in eager", stacklevel=4)
 
-    def step(self, batch: Any) -> Tensor:
+    def step(self, batch: Any, *, update: bool = True) -> Tensor:
         """Train on one batch: forward, backward, reduction and optimizer step.
 
         Args:
             batch: a whole batch, as the example was; every rank of a replica passes the same one.
+            update: False keeps the gradients for a later batch, whose update takes the mean over all of them: of
+                samples, or of the step's own weights.
 
         Returns:
             The loss over all replicas, a scalar tensor, on every rank. Other parts of the step's result are in
@@ -110,7 +125,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan.
             WorkerError: a worker stopped.
         """
-        return self._run(batch, trace=False).loss
+        return self._run(batch, trace=False, ending=Ending.STEP if update else Ending.KEEP).loss
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
         """Train on one batch and record what every local device did.
@@ -199,7 +214,7 @@ class Pipeline:
         buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
         count, seen = self.steps, list[Rehearsal]()
         for _ in range(steps):
-            done = self._run(batch, trace=True, update=False)
+            done = self._run(batch, trace=True, ending=Ending.REDUCE)
             records = self._gather(done)
             seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
         for buffer, value in buffers:
@@ -224,23 +239,26 @@ class Pipeline:
     def _refuse_other_modes(self) -> None:
         """A captured step keeps the modes that its modules had; dropout that goes on would be silent."""
         for name, module in self._modules.items():
-            if module.training is not self._training[name]:
+            if module.training is not self._modes[name]:
                 now, then = ("training", "evaluation") if module.training else ("evaluation", "training")
                 raise RequestError(
                     f"module '{name}' is in {now} mode and was captured in {then} mode: a pipeline keeps the mode that "
                     f"its model had; put it back, or build another pipeline"
                 )
 
-    def _run(self, batch: Any, trace: bool, watch: bool = False, update: bool = True) -> StepResult:
+    def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._refuse_other_modes()
-        if update and not self._loaded:
+        if ending is not Ending.REDUCE and not self._loaded:
             self.load(weights_from(None, self.model, self._seed))
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:
             warnings.warn(remark, stacklevel=3)
-        done = self._runner.run(prepared, pieces, self.steps, trace, watch, update)
+        done = self._runner.run(prepared, pieces, self.steps, trace, watch, ending)
         self.steps += 1
+        if ending is Ending.STEP:
+            self.grad_norm = None if done.norm is None else done.norm.item()
+            self.updates += 1
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
         return done

@@ -107,6 +107,12 @@ class StageState:
         if held and not (on_host and divisor == 1):
             torch._foreach_div_(held, float(divisor) if on_host else divisor)
 
+    def multiply_gradients(self, factor: Tensor) -> None:
+        """Multiply all gradients by a scalar."""
+        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if held:
+            torch._foreach_mul_(held, factor.to(held[0].device))
+
     def step(self) -> None:
         """Step the optimizer."""
         if self.optimizer is not None:

@@ -22,6 +22,8 @@ from .results import SharedResults
 from .state import StageState
 from .team import Team
 from .tied import TiedReduction
+from .training import Training
+from .update import Census, Ending, Update
 
 
 @frozen
@@ -33,6 +35,7 @@ class StepResult:
         metrics: the other parts of the step's result, likewise.
         records: device of this process → what it did.
         plan: that ran: the pipeline's, or for other microbatches one derived from it.
+        norm: the global norm of the gradients, before clipping, where it was asked for.
         trace: of the clock that the devices ran under, if they did.
     """
 
@@ -40,7 +43,22 @@ class StepResult:
     metrics: dict[str, float]
     records: dict[int, StepRecord]
     plan: Plan
+    norm: Tensor | None
     trace: Trace | None = None
+
+
+@frozen
+class Gathered:
+    """Batches whose gradients wait for the update.
+
+    Args:
+        samples: of the first of them: what the shares of the others are measured by.
+        divisor: what the gradients are to be divided by: the sum of the step's weights, or of the batches' sizes, the
+            first one's being 1.
+    """
+
+    samples: int
+    divisor: float
 
 
 class StepRunner:
@@ -54,13 +72,18 @@ class StepRunner:
         where: device of this process → the device that its tensors are on.
         seed: of all random numbers.
         largest: samples of the largest microbatch of the example.
+        training: what happens in an update beside the optimizers' steps.
+        census: whose norms make the global norm.
         clock: that the devices run under, all of them in this process; None where time is time.
     """
 
     def __init__(
         self, plan: Plan, preparations: Preparations, states: Mapping[int, StageState], team: Team,
-        where: Mapping[int, torch.device], seed: int, largest: int, clock: Clock | None = None,
+        where: Mapping[int, torch.device], seed: int, largest: int, training: Training, census: Census,
+        clock: Clock | None = None,
     ) -> None:  # fmt: skip
+        self._training, self._census = training, census
+        self._gathered: Gathered | None = None
         self._clock = clock
         self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
         self._seed, self._largest = seed, largest
@@ -68,7 +91,7 @@ class StepRunner:
         self._executors: dict[int, Executor] = {}
 
     def run(
-        self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, watch: bool, update: bool
+        self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, watch: bool, ending: Ending
     ) -> StepResult:  # fmt: skip
         """Run one step.
 
@@ -78,9 +101,13 @@ class StepRunner:
             index: number of the step, for random numbers.
             trace: record every action.
             watch: record the saved tensors.
-            update: step the optimizers.
+            ending: what is done with the gradients.
         """
-        inputs = self._inputs(prepared, pieces, index)
+        samples = sum(piece.shape.samples for piece in pieces)
+        before = self._gathered or Gathered(samples, 0.0)
+        counted = self._counted(prepared)
+        size = 1.0 if counted else samples / before.samples
+        inputs = self._inputs(prepared, pieces, index, size)
         parts = [
             [self._weight(piece) if part is None else part for part in row]
             for row, piece in zip(prepared.parts, pieces, strict=True)
@@ -95,23 +122,19 @@ class StepRunner:
 
             def before_update(record: StepRecord) -> None:
                 shared.announce(record)
-                if prepared.weighted or replicas is not None:
-                    # A weighted mean's sum of weights is known when the last microbatch is through.
-                    total = shared.total_weight(prepared.weight_dtype)
-                    if replicas is not None:
-                        total = total_of_all(total, replicas, queue) / (1 if prepared.weighted else self._samples())
+                if ending is not Ending.KEEP:
+                    divisor = self._divisor(prepared, device, shared, before.divisor, size)
                     executor.finish_reductions()
-                    for stage in self._plan.stages_on(device):
-                        self._states[stage.index].divide_gradients(total)
+                    executor.update.begin(divisor)
 
             with queue.active():
                 bound = self._bound(prepared, device)
                 if device in begun:
                     record = begun[device]
-                    executor.end(bound, record, update=update, before_update=before_update)
+                    executor.end(bound, record, ending=ending, before_update=before_update)
                 else:
                     record = executor.run(
-                        bound, inputs, trace=trace, watch=watch, update=update, before_update=before_update
+                        bound, inputs, trace=trace, watch=watch, ending=ending, before_update=before_update
                     )
                 own[device] = rows[device] = shared.collect()
                 if replicas is not None:
@@ -132,15 +155,47 @@ class StepRunner:
             for queue in self._queues.values():
                 queue.end()
         except BaseException:
+            self._gathered = None
             self._preparations.forget()  # the mail of a step that broke off is no start for the next
             raise
-        table = rows[self._team.local[0]]
-        if self._team.replicas > 1 and not prepared.weighted:
-            table = _with_shares(table)
-        if update and 0 in self._team.local:
+        first = self._team.local[0]
+        here = math.fsum(row[1] for row in own[first]) if counted else size
+        self._gathered = Gathered(before.samples, before.divisor + here) if ending is Ending.KEEP else None
+        if ending is not Ending.REDUCE and 0 in self._team.local:
             _say(prepared, own[0])
-        loss, _ = _mean(prepared, table)
-        return StepResult(loss, _metrics(prepared, table), records, prepared.plan, clocked)
+        table = _with_shares(rows[first]) if self._team.replicas > 1 and not prepared.weighted else rows[first]
+        return StepResult(
+            _mean(prepared, table)[0], _metrics(prepared, table), records, prepared.plan,
+            self._executors[first].update.norm, clocked,
+        )  # fmt: skip
+
+    def _counted(self, prepared: Prepared) -> bool:
+        """Whether gradients are sums by weights as they are, the step's own or samples over replicas, and no shares."""
+        return prepared.weighted or self._team.replicas > 1
+
+    def _divisor(
+        self, prepared: Prepared, device: int, shared: SharedResults, before: float, size: float
+    ) -> Tensor | float:
+        """What makes the mean of gradients that are summed up.
+
+        Args:
+            prepared: the step.
+            device: that asks.
+            shared: its results, announced.
+            before: of the batches that wait for this one.
+            size: of this batch, where weights are shares.
+        """
+        if not self._counted(prepared):
+            return before + size
+        # A weighted mean's sum of weights is known when the last microbatch is through.
+        total = shared.total_weight(prepared.weight_dtype)
+        if before:
+            total = before + (total.double() if isinstance(total, Tensor) else total)
+        replicas = self._team.replicas_of(device)
+        if replicas is None:
+            return total
+        summed = total_of_all(total, replicas, self._queues[device])
+        return summed / (1 if prepared.weighted else self._samples())
 
     def _compute_under(
         self, clock: Clock, prepared: Prepared, inputs: StepInputs
@@ -173,7 +228,7 @@ class StepRunner:
             prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
         return prepared.bound[device]
 
-    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], index: int) -> StepInputs:
+    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float) -> StepInputs:
         one = random_key(self._seed, index, 0)
         first = self._team.replica * self._plan.microbatches
         keys = [random_key(self._seed, index, first + m) if prepared.random else one for m in range(len(pieces))]
@@ -183,7 +238,10 @@ class StepRunner:
             weight if isinstance(weight, float) else self._weight(piece) / samples
             for weight, piece in zip(weights, pieces, strict=True)
         ]
-        return StepInputs(pieces, keys, torch.tensor(shares, dtype=prepared.loss_dtype), prepared.weights)
+        seeds = torch.tensor(shares, dtype=prepared.loss_dtype)
+        if size != 1:
+            seeds *= size
+        return StepInputs(pieces, keys, seeds, prepared.weights, fresh=self._gathered is None)
 
     def _weight(self, piece: Microbatch) -> float:
         """How much a microbatch counts, where the step does not say: its share of a batch, or over replicas, which may
@@ -214,8 +272,11 @@ class StepRunner:
                 (i, name): p for i, s in self._states.items() for name, p in s.parameters.items() if name in tied
             }
             reduction = TiedReduction(self._plan, copies)
-            replicas = self._team.replicas_of(device)
-            self._executors[device] = Executor(self._plan, backend, self._queues[device], reduction, replicas)
+            own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
+            update = Update(self._plan, own, self._census, self._training.clip_norm, self._queues[device].device)
+            self._executors[device] = Executor(
+                self._plan, backend, self._queues[device], reduction, update, self._team.replicas_of(device)
+            )
         self._executors[device].backend = backend
         return self._executors[device]
 

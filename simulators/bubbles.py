@@ -72,7 +72,7 @@ def device_bubbles(
     """
     sent = _last_sent(exchange, operation_times, transfer_times)
     reduced: dict[tuple[int, int], _Awaited] = {}
-    for reduction in reductions:
+    for reduction in (each for each in reductions if each.kind is not Kind.SYNC):
         key = reduction.device, reduction.stage
         if key not in reduced or reduction.end_s > reduced[key].until_s:
             reduced[key] = _Awaited(reduction.end_s, reduction.end_s, reduction.contention)

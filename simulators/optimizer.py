@@ -22,11 +22,10 @@ from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster import Cluster
+from ..core.reduction import SYNC_BYTES, sync_time
 from .device import DeviceQueue
 from .reduction import Reduction
-
-STATE_BYTES = 8
-"""What is passed on and reduced: one number in float64, a norm or a count of overflows."""
+from .times import ReductionTimes
 
 
 class OptimizerStep(StrEnum):
@@ -45,7 +44,7 @@ def wait_for_others(
     devices: Sequence[DeviceQueue],
     reductions: Sequence[Reduction],
     pipeline: int,
-) -> None:
+) -> Callable[[], list[ReductionTimes]]:
     """Let the first STEP of each device wait for what the mode asks for.
 
     Args:
@@ -57,19 +56,23 @@ def wait_for_others(
         reductions: of tied weights and over replicas; a device's gradients are there when its own are summed.
         pipeline: devices of one replica. What is passed on stays within a replica: after the reduction over replicas
             all of them hold the same.
+
+    Returns:
+        What tells, after the run, when the devices agreed; of a barrier alone.
     """
     if mode is OptimizerStep.LOCAL:
-        return
+        return list
     steps = [
-        _Step(number, queue, position, [each for each in reductions if queue in each.queues])
+        _Step(number, actions[position].stage, queue, position, [each for each in reductions if queue in each.queues])
         for number, (queue, actions) in enumerate(zip(devices, operations, strict=True))
         if (position := next((at for at, action in enumerate(actions) if action.kind is Kind.STEP), None)) is not None
     ]
-    if mode is OptimizerStep.BARRIER and len(steps) > 1:
-        _Barrier(environment, cluster, steps)
+    if mode is OptimizerStep.BARRIER and steps:
+        return _Barrier(environment, cluster, steps).times
     if mode is OptimizerStep.POST_VALIDATION:
         for first in range(0, len(devices), pipeline):
             _Chain(environment, cluster, [step for step in steps if first <= step.device < first + pipeline])
+    return list
 
 
 @frozen(eq=False)
@@ -77,6 +80,7 @@ class _Step:
     """The first optimizer step of a device."""
 
     device: int
+    stage: int
     queue: DeviceQueue
     position: int
     reductions: list[Reduction]
@@ -106,21 +110,34 @@ class _Barrier:
 
     def __init__(self, environment: Environment, cluster: Cluster, steps: Sequence[_Step]) -> None:
         self.environment, self.steps = environment, steps
-        numbers = [step.device for step in steps]
-        self.seconds = 2 * max(cluster.transfer_s(a, b, STATE_BYTES) for a in numbers for b in numbers if a != b)
+        self.seconds = sync_time(cluster, [step.device for step in steps])
+        self.joined_s: dict[int, float] = {}
+        self.start_s = self.end_s = 0.0
         self.missing = sum(step.parts for step in steps)
         for step in steps:
             step.wait()
-            step.when_ready(self._join)
+            step.when_ready(partial(self._join, step.device))
 
-    def _join(self) -> None:
+    def _join(self, device: int) -> None:
+        self.joined_s[device] = self.environment.now
         self.missing -= 1
         if not self.missing:
+            self.start_s = self.environment.now
             Timeout(self.environment, self.seconds).callbacks.append(self._release)
 
     def _release(self, _: Event) -> None:
+        self.end_s = self.environment.now
         for step in self.steps:
             step.release()
+
+    def times(self) -> list[ReductionTimes]:
+        """The SYNC of every device."""
+        return [
+            ReductionTimes(
+                step.device, step.stage, self.joined_s[step.device], self.end_s, Kind.SYNC, self.start_s, SYNC_BYTES
+            )
+            for step in self.steps
+        ]
 
 
 class _Chain:
@@ -129,7 +146,7 @@ class _Chain:
     def __init__(self, environment: Environment, cluster: Cluster, steps: Sequence[_Step]) -> None:
         self.environment, self.steps = environment, steps
         numbers = [step.device for step in steps]
-        self.seconds = [cluster.transfer_s(a, b, STATE_BYTES) for a, b in itertools.pairwise(numbers)]
+        self.seconds = [cluster.transfer_s(a, b, SYNC_BYTES) for a, b in itertools.pairwise(numbers)]
         self.missing = [step.parts + bool(place) for place, step in enumerate(steps)]
         for place, step in enumerate(steps):
             step.when_ready(partial(self._part, place))

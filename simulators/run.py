@@ -32,7 +32,7 @@ def simulate(
     cluster: Cluster | None = None,
     *,
     eager: bool = False,
-    optimizer: OptimizerStep = OptimizerStep.LOCAL,
+    optimizer: OptimizerStep | None = None,
     sharing: bool = True,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
@@ -45,7 +45,8 @@ def simulate(
         costs: per stage; those of the plan's prediction by default.
         cluster: devices and links, which ``plan.mesh`` numbers; the prediction's by default.
         eager: a send needs no posted receive. The buffer of what arrives early is counted from its receive on.
-        optimizer: what an optimizer step waits for, beside its own gradients.
+        optimizer: what an optimizer step waits for, beside its own gradients; by default what the plan says: a barrier
+            where ``plan.sync``, else nothing.
         sharing: transfers that cross a link share it; without, each has all links of its way for itself.
         memory: keep the memory timelines.
         lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
@@ -57,6 +58,8 @@ def simulate(
     """
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
+    if optimizer is None:
+        optimizer = OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
     lowered = lower(plan) if lowered is None else lowered
     # Whoever performs actions runs much besides, and may well need the collector.
     with _collector_paused() if perform is None else nullcontext():
@@ -109,7 +112,7 @@ def _run(
         have_performed(performers, performed[1], channels.values())
     if sharing:
         network.find_shared()
-    wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions, plan.devices)
+    agreed = wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions, plan.devices)
     for device in devices:
         device.begin()
     environment.run()
@@ -122,7 +125,7 @@ def _run(
         exchange,
         tuple((device.starts, device.ends) for device in devices),
         {pair: queue_times(channel) for pair, channel in channels.items()},
-        reduction_times(gradients, tied),
+        (*reduction_times(gradients, tied), *(agreed() if plan.sync else ())),
         reduction_flows(gradients, tied),
         memory,
     )

@@ -60,12 +60,12 @@ class FlowTimes(NamedTuple):
 
 @frozen
 class ReductionTimes:
-    """One REDUCE_TIED or REDUCE_GRAD.
+    """One REDUCE_TIED or REDUCE_GRAD, or a SYNC.
 
     Args:
         device, stage: whose.
         issued_s, end_s: when the device issued it, and when the sums were there, in seconds.
-        kind: which of the two.
+        kind: which of them.
         start_s: when all who take part were there.
         bytes: of the device's own gradients.
         contention: by full link, how much later the sums were there because others shared it.

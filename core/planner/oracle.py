@@ -5,7 +5,7 @@ from ..cluster import Cluster
 from ..costs import StageCosts
 from ..evaluate import Evaluation, evaluate
 from ..plan import Plan
-from ..reduction import reduction_time, step_ends
+from ..reduction import reduction_time, step_ends, sync_time
 from .score import Score
 
 
@@ -23,7 +23,9 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     cluster = plan.mesh.arrange(cluster)
     replicas = _replicas(plan, costs, cluster)
     times = replicas[0]
-    ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster))
+    held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
+    sync_s = sync_time(cluster, held) if plan.sync else 0.0
+    ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s)
     peaks = [
         sum(costs[stage.index].state_bytes for stage in plan.stages_on(device)) + _working_peak(plan, costs, device)
         for device in range(plan.devices)

@@ -6,7 +6,9 @@ What waits for what, between operations, messages and reductions of tied weights
 2. a message waits for its send (the operation in front of that), for its receive to be posted (likewise), and for the
    message in front of it in its queue;
 3. the reduction of a tied weight waits for every stage that holds it; the STEPs of these stages wait for it;
-4. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
+4. where steps wait for all stages, the sync waits for the operation in front of it on every device and for all
+   reductions, and every STEP waits for the sync;
+5. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
    that on its device; its STEP and its tied weights wait for that. All replicas run the same orders, so that one of
    them tells for all.
 
@@ -14,7 +16,7 @@ One pass in the order of these dependencies gives the times of a step in which n
 what a deadlock is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import networkx
 from attrs import field, frozen
@@ -30,7 +32,7 @@ Node = int
 _MAKERS = (Kind.F, Kind.B, Kind.I)
 """Operations that make what others read."""
 
-_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS = (
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC = (
     "stands behind it",
     "reads what it makes",
     "carries what it makes",
@@ -38,6 +40,7 @@ _ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS = (
     "comes next in the queue",
     "sums a tied weight with it",
     "needs its gradients",
+    "agrees with all stages",
 )
 
 
@@ -85,7 +88,10 @@ def waits_of(plan: Plan, exchange: Exchange) -> Waits:
                 before.append((len(waits.names) - 1, _QUEUE))
             node = waits.add(str(message.send), before)
             waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
+    first_reduction = len(waits.names)
     _add_reductions(plan, exchange, waits, _add_gradients(exchange, waits))
+    if plan.sync:
+        _add_sync(exchange, waits, range(first_reduction, len(waits.names)))
     return waits
 
 
@@ -138,6 +144,13 @@ def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits, gradients: Map
         node = waits.add(f"the reduction of '{weight.name}'", ends)
         for stage in weight.stages:
             waits.before[steps[stage]].append((node, _TIED))
+
+
+def _add_sync(exchange: Exchange, waits: Waits, reductions: Iterable[Node]) -> None:
+    ends = [(waits.first_operation[d] + at - 1, _SYNC) for d, at in enumerate(exchange.syncs) if at]
+    node = waits.add("the sync of all stages", [*ends, *((reduction, _GRADIENTS) for reduction in reductions)])
+    for step in _steps(exchange, waits).values():
+        waits.before[step].append((node, _SYNC))
 
 
 def run_order(waits: Waits) -> list[Node]:

@@ -48,6 +48,15 @@ def test_ranks_train_as_one_process_does(tmp_path, ranks):
             assert distance["buffer"] < 1e-9, case
 
 
+def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(tmp_path):
+    first, second = results("updates", tmp_path)
+    for case, found in first.items():
+        assert found["norm"][0] == second[case]["norm"][0]
+        assert found["norm"][0] == pytest.approx(found["norm"][1], rel=1e-5)
+        assert max(found["distance"], second[case]["distance"]) < 1e-5
+    assert any("torch.bfloat16" in found["dtypes"] for found in first.values())
+
+
 def test_each_rank_holds_its_own_stages_alone(tmp_path):
     first, second = results("ownership", tmp_path)
     for found in (first, second):

@@ -1,15 +1,25 @@
 """Training as people do it, beside the same in one process, with what torch itself has for each part of it."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import panpipe
 import torch
+from attrs import evolve
+from panpipe.core.derive import synchronised
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.team import Team
+from panpipe.runtimes.training import Training
+from panpipe.runtimes.weights import weights_from
 from torch import nn
 
 from .cuts import captured, even_plan
 from .models import Case
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 def pipeline_of(
@@ -21,6 +31,19 @@ def pipeline_of(
     model = case.model(dtype)
     alone = copy.deepcopy(model)
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
+
+
+def on_team(team: Team, case: Case, clip_norm: float) -> tuple[panpipe.Pipeline, nn.Module]:
+    """The same of 8 rows in 4 microbatches on devices that are there already, clipped."""
+    operators = captured(case, torch.float32, 8, 4)
+    model = case.model(torch.float32)
+    alone = copy.deepcopy(model)
+    shape = split_batch(case.batch(8, torch.float32), 4)[0][0].shape
+    plan = synchronised(even_plan(operators, team.size, 4))
+    training = Training(clip_norm)
+    pipe = panpipe.Pipeline(model, case.step, team, plan, operators, shape, SGD, 3, training=training)
+    pipe.load(weights_from(None, model, 3))
+    return pipe, alone
 
 
 def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Callable[..., Any]) -> Case:
@@ -42,3 +65,37 @@ def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> 
     """Names of what is not the same to the last bit in both."""
     names = {*first, *second}
     return sorted(n for n in names if n not in first or n not in second or not torch.equal(first[n], second[n]))
+
+
+def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All of them."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def in_bf16(case: Case) -> Case:
+    """The case with its step under autocast."""
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return case.step(model, batch)
+
+    return evolve(case, step=step)
+
+
+def accumulated_alone(
+    case: Case, alone: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], clip_norm: float, updates: int,
+    batches: int = 2,
+) -> list[float]:  # fmt: skip
+    """One process, with the mean of the gradients of some equal batches in each clipped update; the norms."""
+    made, norms, index = optimizer(alone.parameters()), [], 0
+    for _ in range(updates):
+        total: dict[str, torch.Tensor] = {}
+        for _ in range(batches):
+            reference_step(alone, case.step, case.batch(8, torch.float32), microbatches=4, seed=3, index=index)
+            total = {name: total.get(name, 0) + gradient / batches for name, gradient in gradients(alone).items()}
+            index += 1
+        for name, parameter in alone.named_parameters():
+            parameter.grad = total.get(name)
+        norms.append(torch.nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item())
+        made.step()
+    return norms

@@ -1,0 +1,98 @@
+"""What comes between the last backward and the optimizer's step, beside torch's own way of doing it."""
+
+import math
+
+import panpipe
+import pytest
+import torch
+from panpipe.runtimes.reference import reference_step
+
+from ..support.models import CASES
+from ..support.training import SGD, gradients, parameters, pipeline_of, unequal
+
+CONV, GPT, WEIGHTED = (CASES[n] for n in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted"))
+
+
+def clipped_alone(case, alone, clip_norm, steps, rows=8):
+    """One process with ``clip_grad_norm_``; the norms."""
+    optimizer, norms = SGD(alone.parameters()), []
+    for index in range(steps):
+        reference_step(alone, case.step, case.batch(rows, torch.float32), microbatches=4, seed=3, index=index)
+        norms.append(torch.nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item())
+        optimizer.step()
+    return norms
+
+
+@pytest.mark.parametrize("plan", [{}, {"split": True}, {"schedule_name": "v-half", "chunks": 2}])
+def test_clipping_is_torchs_to_the_last_bit(plan):
+    torch.set_num_threads(1)
+    pipe, alone = pipeline_of(CONV, 8, 4, optimizer=SGD, clip_norm=0.5, plan_options=plan)
+    found = []
+    for _ in range(3):
+        pipe.step(CONV.batch(8, torch.float32))
+        found.append(pipe.grad_norm)
+    assert found == clipped_alone(CONV, alone, 0.5, 3)
+    assert found[0] > 0.5  # or nothing was clipped
+    assert unequal(parameters(pipe.model), parameters(alone)) == []
+    assert unequal(gradients(pipe.model), gradients(alone)) == []
+
+
+@pytest.mark.parametrize("case", [GPT, WEIGHTED])
+def test_a_tied_weight_counts_once(case):
+    pipe, alone = pipeline_of(case, 8, 4, 3, optimizer=SGD, clip_norm=0.1)
+    for _ in range(2):
+        pipe.step(case.batch(8, torch.float32))
+    norms = clipped_alone(case, alone, 0.1, 2)
+    assert pipe.grad_norm == pytest.approx(norms[-1], rel=1e-6)
+    assert norms[0] > 0.1
+    torch.testing.assert_close(parameters(pipe.model), parameters(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_an_infinite_norm_is_measured_alone():
+    pipe, alone = pipeline_of(CONV, 8, 4, clip_norm=math.inf)
+    pipe.step(CONV.batch(8, torch.float32))
+    reference_step(alone, CONV.step, CONV.batch(8, torch.float32), microbatches=4, seed=3)
+    assert pipe.grad_norm == torch.nn.utils.get_total_norm([p.grad for p in alone.parameters()]).item()
+    assert unequal(gradients(pipe.model), gradients(alone)) == []
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, math.nan, "1", True])
+def test_a_norm_that_is_none_is_refused(norm):
+    with pytest.raises(panpipe.RequestError, match=r"clip_norm is .*give a positive number") as refusal:
+        pipeline_of(CONV, 8, 4, clip_norm=norm)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_sync_is_an_action_of_every_device_with_a_stage():
+    pipe, _ = pipeline_of(CONV, 8, 4, 3, clip_norm=1.0)
+    assert pipe.plan.sync
+    _, trace = pipe.trace_step(CONV.batch(8, torch.float32))
+    ends = {d: [str(e.action) for e in trace.events if e.device == d][-2:] for d in range(3)}
+    assert ends == {d: [f"{d}SYNC", f"{d}STEP"] for d in range(3)}
+
+
+def batches(case, sizes):
+    return [case.batch(rows, torch.float32) for rows in sizes]
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 6, 3)])
+@pytest.mark.parametrize("case", [CONV, WEIGHTED])
+def test_gradients_over_several_batches_are_those_of_their_union(case, sizes):
+    pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=math.inf)
+    first, weights, total = parameters(pipe.model), [], {}
+    for index, batch in enumerate(batches(case, sizes)):
+        pipe.step(batch, update=index == len(sizes) - 1)
+        reference_step(alone, case.step, batch, microbatches=4, seed=3, index=index)
+        weight = sizes[index] if case is CONV else (batch["y"] > 8).sum().item()
+        weights.append(weight)
+        for name, gradient in gradients(alone).items():
+            total[name] = total.get(name, 0) + gradient * weight
+        if index < len(sizes) - 1:
+            assert unequal(parameters(pipe.model), first) == []
+    wanted = {name: gradient / sum(weights) for name, gradient in total.items()}
+    torch.testing.assert_close(gradients(pipe.model), wanted, rtol=1e-4, atol=1e-6)
+    assert (pipe.steps, pipe.updates) == (3, 1)
+    pipe.step(case.batch(8, torch.float32))  # begins anew
+    reference_step(alone, case.step, case.batch(8, torch.float32), microbatches=4, seed=3, index=3)
+    assert unequal(parameters(pipe.model), first) != []
