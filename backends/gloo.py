@@ -113,10 +113,9 @@ class GlooBackend(Backend):
         world: Any = dist.group.WORLD
         self._group: Any = world if group is None else group
         self._ranks = dist.get_process_group_ranks(self._group)
-        # Other ranks of the job may be making groups of their own at the same time.
-        self._down: Any = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
         self.device = self._group.rank()
         self.devices = self._group.size()
+        self._down: Any = _further_group(self._ranks, self.device)
         self._waiting: list[deque[_Receive]] = [deque() for _ in range(self.devices)]
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
@@ -153,9 +152,20 @@ class GlooBackend(Backend):
 
     def close(self, failure: BaseException | None = None) -> None:
         """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""
-        if failure is None and self._down is not None and dist.is_initialized():
-            dist.destroy_process_group(self._down)
+        if failure is None:
             self._down = None
+
+
+def _further_group(ranks: Sequence[int], place: int) -> Any:
+    """Another gloo group of some ranks of the job, which all of them make at once; other ranks may be making their own.
+
+    torch would name it after its ranks: one that comes when such a one has gone would find that one's addresses.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    name = f"panpipe/gloo/{','.join(map(str, ranks))}"
+    number = store.add(f"{name}/{ranks[place]}", 1)
+    timeout = dist.distributed_c10d.default_pg_timeout
+    return dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/{number}", store), place, len(ranks), timeout)
 
 
 def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -31,8 +31,9 @@ def join(timeout_s: float) -> None:
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store(rank, size, timeout_s)
-    _meet(store, rank, size, timeout_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    meeting = _meet(store, rank, size, timeout_s)
+    # Groups that come and go in one store would read each other's addresses.
+    dist.init_process_group("gloo", store=dist.PrefixStore(meeting, store), rank=rank, world_size=size)
 
 
 def _store(rank: int, size: int, timeout_s: float) -> Any:
@@ -62,7 +63,8 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
     return PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store
 
 
-def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
+def _meet(store: Any, rank: int, size: int, timeout_s: float) -> str:
+    """Wait for all ranks; the name of this meeting in the store, the same on all of them."""
     deadline = time.monotonic() + timeout_s
     try:
         # A store counts its own meetings: a process may be in groups, each with a store, that others are not in.
@@ -81,6 +83,7 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
                     linger(store, set(range(size)).difference(missing))
                 raise WorkerError(reason)
             time.sleep(_POLL_S)
+        return meeting
     except RuntimeError as error:
         raise WorkerError(f"rank 0 stopped answering before all of the {size} ranks had arrived: {error}") from error
 

@@ -76,7 +76,9 @@ def examine(
     if devices < 2:
         raise RequestError(f"{devices} devices: messages need two; three show more")
     if where not in kind.device_types:
-        raise RequestError(f"backend '{kind.name}' moves no tensors on {where}: try {', '.join(kind.device_types)}")
+        raise RequestError(
+            f"backend '{kind.name}' moves no tensors on {where}: try {', '.join(sorted(kind.device_types))}"
+        )
     if kind.unavailable is not None:
         raise RequestError(f"backend '{kind.name}' cannot be used here: {kind.unavailable}")
     try:

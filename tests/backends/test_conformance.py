@@ -82,7 +82,7 @@ def test_a_backend_that_does_not_connect_is_told(broken):
     ("kind", "options", "said"),
     [
         (memcpy.KIND, {"devices": 1}, "1 devices: messages need two"),
-        (gloo.KIND, {"where": "xpu"}, "'gloo' moves no tensors on xpu: try cpu"),
+        (gloo.KIND, {"where": "xpu"}, "'gloo' moves no tensors on xpu: try cpu, cuda"),
         (BackendKind("own", "", threads=lambda devices: []), {}, "'own' cannot be given to another process"),
         (
             BackendKind("own", "", threads=memcpy.connect, missing=lambda: "no wire"),
