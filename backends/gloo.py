@@ -161,11 +161,13 @@ def _further_group(ranks: Sequence[int], place: int) -> Any:
 
     torch would name it after its ranks: one that comes when such a one has gone would find that one's addresses.
     """
+    from torch._C._distributed_c10d import PrefixStore  # builds of PyTorch without torch.distributed have none
+
     store = dist.distributed_c10d._get_default_store()
     name = f"panpipe/gloo/{','.join(map(str, ranks))}"
     number = store.add(f"{name}/{ranks[place]}", 1)
     timeout = dist.distributed_c10d.default_pg_timeout
-    return dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/{number}", store), place, len(ranks), timeout)
+    return dist.ProcessGroupGloo(PrefixStore(f"{name}/{number}", store), place, len(ranks), timeout)
 
 
 def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:
