@@ -41,6 +41,7 @@ class _Sent:
                 work.wait()
         except RuntimeError as error:
             raise WorkerError(f"rank {self._rank} stopped answering: {error}") from error
+        self._works = []  # they keep the tensors, and a trace keeps the handle
 
 
 class _Receive:
