@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,14 +235,29 @@ def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
 
 def _in_one_process(mesh: MeshWish) -> Mesh:
     """The mesh of devices that live in one process, of which one replica runs."""
+    return _of_one_replica(
+        mesh,
+        "this process is no rank: start the script with torchrun",
+        lambda found: (
+            f"a mesh of {found.data} replicas in one process: each has parameters of its own, in processes "
+            f"of its own; start the script with torchrun --nproc-per-node {found.ranks}"
+        ),
+    )
+
+
+def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
+    """The mesh that is wished for, or two devices.
+
+    Args:
+        mesh: the wish.
+        no_ranks: what is said of torch's mesh, which is one of ranks.
+        several: what is said of a mesh of several replicas.
+    """
     if isinstance(mesh, DeviceMesh):
-        raise RequestError(f"mesh is {mesh} and this process is no rank: start the script with torchrun")
+        raise RequestError(f"mesh is {mesh} and {no_ranks}")
     found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
     if found.data > 1:
-        raise RequestError(
-            f"a mesh of {found.data} replicas in one process: each has parameters of its own, in processes of its own; "
-            f"start the script with torchrun --nproc-per-node {found.ranks}"
-        )
+        raise RequestError(several(found))
     return found
 
 
@@ -310,15 +325,14 @@ def mesh_in_simulator(mesh: MeshWish) -> Mesh:
     Raises:
         RequestError: it has several.
     """
-    if isinstance(mesh, DeviceMesh):
-        raise RequestError(f"mesh is {mesh} and target 'simulator' has no ranks: write such as pp=4")
-    found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
-    if found.data > 1:
-        raise RequestError(
-            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe simulate "
-            "tells what a step of all of them takes"
-        )
-    return found
+    return _of_one_replica(
+        mesh,
+        "target 'simulator' has no ranks: write such as pp=4",
+        lambda found: (
+            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe "
+            "simulate tells what a step of all of them takes"
+        ),
+    )
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:

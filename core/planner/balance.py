@@ -12,6 +12,7 @@ from numba import njit
 
 from ..partition import Cuts
 from ..schedules.decode import WEIGHT, Integers
+from .moves import shift_cuts
 from .setting import Setting
 from .shapes import looped_cuts, spread
 
@@ -63,21 +64,12 @@ def _descend(times: Any, placement: Any, cuts: Any, moves: int) -> None:
         moves: how many are tried.
     """
     np.random.seed(0)
-    stages, before, loads = placement.shape[0], cuts.copy(), np.zeros(times.shape[0])
+    before, loads = cuts.copy(), np.zeros(times.shape[0])
     value = _unevenness(times, placement, cuts, loads)
     for _ in range(moves):
-        first, width = 1 + np.random.randint(stages - 1), 1
-        while first + width < stages and np.random.random() < AGAIN:
-            width += 1
-        by = 1 + int(-REACH * np.log(1 - np.random.random()))
-        if np.random.random() < 0.5:
-            by = max(-by, cuts[first - 1] + 1 - cuts[first])
-        else:
-            by = min(by, cuts[first + width] - 1 - cuts[first + width - 1])
-        if by == 0:
-            continue
         before[:] = cuts
-        cuts[first : first + width] += by
+        if not shift_cuts(cuts, REACH, AGAIN):
+            continue
         new = _unevenness(times, placement, cuts, loads)
         if new <= value:
             value = new

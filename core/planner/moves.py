@@ -98,14 +98,17 @@ def _split_or_join(d: int, orders: Any, lengths: Any, bench: Any) -> bool:
 
 
 @njit(cache=True)
-def _move_cuts(cuts: Any) -> bool:
-    """Move one cut, or a few that follow one another, by some nodes; whether that changes anything."""
+def shift_cuts(cuts: Any, reach: float, again: float) -> bool:
+    """Move one cut, or a few that follow one another, by some nodes; whether that changes anything.
+
+    Args:
+        cuts: (stages + 1), changed; of two stages at least.
+        reach: how far they are moved on average, in nodes.
+        again: how probable it is that the next cut moves along.
+    """
     stages = cuts.shape[0] - 1
-    if stages == 1:
-        return False
-    reach = max(cuts[stages] / stages / 4.0, 1.0) if np.random.random() < 0.3 else NEAR
     first, width = 1 + np.random.randint(stages - 1), 1
-    while first + width < stages and np.random.random() < 0.4:
+    while first + width < stages and np.random.random() < again:
         width += 1
     by = 1 + int(-reach * np.log(1 - np.random.random()))
     if np.random.random() < 0.5:
@@ -115,6 +118,16 @@ def _move_cuts(cuts: Any) -> bool:
     for cut in range(first, first + width):
         cuts[cut] += by
     return bool(by != 0)
+
+
+@njit(cache=True)
+def _move_cuts(cuts: Any) -> bool:
+    """Move cuts, near or far."""
+    stages = cuts.shape[0] - 1
+    if stages == 1:
+        return False
+    reach = max(cuts[stages] / stages / 4.0, 1.0) if np.random.random() < 0.3 else NEAR
+    return bool(shift_cuts(cuts, reach, 0.4))
 
 
 @njit(cache=True)
