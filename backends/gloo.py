@@ -77,6 +77,7 @@ class _Receive:
             if self._targets is not self._buffers:
                 for buffer, target in zip(self._buffers, self._targets, strict=True):
                     target.copy_(buffer)
+            self._works, self._buffers, self._targets = [], [], []  # as of a message on its way
             if self._queue:
                 self._queue[0].post()
         except RuntimeError as error:
