@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from .backends.kind import BackendKind
@@ -51,6 +52,7 @@ def pipeline(
     devices: Names | None = None,
     share_devices: bool = False,
     clip_norm: float | None = None,
+    scaler: GradScaler | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -104,6 +106,13 @@ def pipeline(
             the path that GPUs take on one of them.
         clip_norm: the most that the global 2-norm of all gradients may be, as of
             ``torch.nn.utils.clip_grad_norm_``; ``math.inf`` measures it alone. ``grad_norm`` of the pipeline has it.
+        scaler: scales losses for a step in float16: a ``torch.amp.GradScaler``, such as ``GradScaler("cpu")``; on every
+            rank one in the same state. ``step`` does what ``scaler.scale(loss).backward()``, ``scaler.unscale_``,
+            clipping, ``scaler.step(optimizer)`` and ``scaler.update()`` do in one process: where a gradient of any
+            stage is not finite, no stage steps, ``skipped`` of the pipeline is True, and the scale goes down. The
+            scaler's own state counts all of that: ``get_scale()``, ``state_dict()`` and ``load_state_dict()`` are as
+            ever. With ``update=False`` the scale stays until the update. What ``step`` returns is not scaled.
+            Parameters are not in float16; the step computes in it under ``torch.autocast``.
         report: told what planning is doing.
 
     Returns:
@@ -123,7 +132,7 @@ def pipeline(
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     wanted = _mesh(mesh)
-    training = Training(clip_norm)
+    training = Training(clip_norm, scaler)
     machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     virtual = None
     if target == "simulator":

@@ -84,6 +84,7 @@ def build_pipeline(
     pieces, spec = split_batch(example_batch, microbatches)
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
+    training.check(model)
     largest = pieces[0]
     on = compute_device([*model.parameters(), *model.buffers()])
     named = None if devices is None else parse_devices(devices)
@@ -106,7 +107,7 @@ def build_pipeline(
     try:
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
-        _check_counts(team, microbatches)
+        _check_same(team, microbatches, training)
 
         def ready(plan: Plan) -> Pipeline:
             plan = _waiting(plan, oracle) if training.needs_all_stages else plan
@@ -261,15 +262,16 @@ def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str
     return found
 
 
-def _check_counts(team: Team, microbatches: int) -> None:
-    """Refuse ranks that cut their batches into different numbers of microbatches."""
-    counts = team.everywhere(lambda _: microbatches)
-    other = next((number for number, count in enumerate(counts) if count != counts[0]), None)
-    if other is not None:
-        raise RequestError(
-            f"rank {team.rank(other)} has {counts[other]} microbatches and rank {team.rank(0)} has {counts[0]}: every "
-            "rank runs the same plan; give all of them the same number"
-        )
+def _check_same(team: Team, microbatches: int, training: Training) -> None:
+    """Refuse ranks that cut their batches into different numbers of microbatches, or train in different ways."""
+    found = team.everywhere(lambda _: {"microbatches": microbatches, **training.settings})
+    for number, other in enumerate(found):
+        name = next((name for name, value in other.items() if value != found[0][name]), None)
+        if name is not None:
+            raise RequestError(
+                f"rank {team.rank(number)} has {name}={other[name]} and rank {team.rank(0)} has "
+                f"{name}={found[0][name]}: every rank runs the same plan; give all of them the same"
+            )
 
 
 def rank_of_job() -> tuple[int, int] | None:

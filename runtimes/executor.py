@@ -44,6 +44,8 @@ class StepInputs:
         keys: the random key of each, on the host.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples; on the host.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
+        scale: what seeds that are computed are multiplied by, a scalar of the loss's dtype, on the host; the others
+            are already; None for 1.
         fresh: whether gradients begin with this step; else they are added to those of the steps before.
     """
 
@@ -51,6 +53,7 @@ class StepInputs:
     keys: Sequence[Tensor]
     seeds: Tensor
     weights: Sequence[str | None]
+    scale: Tensor | None = None
     fresh: bool = True
 
 
@@ -197,6 +200,7 @@ class Executor:
         self._load(bound, inputs)
         frame.keys, frame.weights = inputs.keys, inputs.weights
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
+        frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
         frame.results, frame.arrivals, frame.flying = {}, {}, {}
         record = StepRecord(frame.results)
         frame.traced = False

@@ -71,6 +71,7 @@ class Frame:
         keys: the random key of each.
         seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
+        scale: what it is multiplied by there, a scalar tensor; None for 1.
         results: (name, microbatch) → the part of the step's result computed here.
         traced: whether arrivals are recorded.
         arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
@@ -91,6 +92,7 @@ class Frame:
     keys: Sequence[Tensor] = ()
     seeds: list[Tensor] = field(factory=list)
     weights: Sequence[str | None] = ()
+    scale: Tensor | None = None
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
     traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
@@ -242,7 +244,8 @@ class Binder:
         for name, value in zip(names, results, strict=True):
             frame.results[name, microbatch] = value
             if name == frame.weights[microbatch]:
-                frame.seeds[microbatch] = value.to(frame.seeds[microbatch].dtype)
+                seed = value.to(frame.seeds[microbatch].dtype)
+                frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed
 
     def _backward(self, run: StageRun, microbatch: int, split: bool) -> Call:
         frame, program = self._frame, run.backward_input if split else run.backward

@@ -53,9 +53,11 @@ class Pipeline:
 
     Attributes:
         steps: batches so far.
-        updates: optimizer steps so far.
+        updates: optimizer steps so far; those that were skipped do not count.
+        skipped: whether the last update was, because a gradient of some stage was not finite and a scaler asks for it.
         metrics: the other parts of the step's result for the last batch.
         grad_norm: the global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
+        scaler: scales losses; the user's own.
         trace: of the last step that was traced; under a clock every step is.
     """
 
@@ -70,6 +72,8 @@ class Pipeline:
         self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
         self.grad_norm: float | None = None
+        self.skipped = False
+        self.scaler = training.scaler
         self.trace: Trace | None = None
         self._team, self._seed, self._shape = team, seed, shape
         local = [s.index for s in plan.stages if s.device in team.local]
@@ -258,7 +262,8 @@ class Pipeline:
         self.steps += 1
         if ending is Ending.STEP:
             self.grad_norm = None if done.norm is None else done.norm.item()
-            self.updates += 1
+            self.skipped = done.skipped
+            self.updates += not done.skipped
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
         return done

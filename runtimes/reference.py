@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
@@ -16,8 +17,9 @@ from .microbatches import split_batch
 
 
 def reference_step(
-    model: nn.Module, step: StepFunction, batch: Any, *, microbatches: int, seed: int = 0, index: int = 0
-) -> Tensor:
+    model: nn.Module, step: StepFunction, batch: Any, *, microbatches: int, seed: int = 0, index: int = 0,
+    scaler: GradScaler | None = None,
+) -> Tensor:  # fmt: skip
     """Run the step over one microbatch after another in this process and leave the gradients in the parameters.
 
     Args:
@@ -27,19 +29,21 @@ def reference_step(
         microbatches: how many to cut it into; a batch of fewer samples becomes as many as it has samples.
         seed: the pipeline's seed.
         index: how many steps the pipeline had made before.
+        scaler: scales each loss; what it scaled stays scaled.
 
     Returns:
-        The loss: the mean over the batch.
+        The loss: the mean over the batch, not scaled.
 
     Raises:
         RequestError: there is nothing to cut, or the step returns no tensor.
     """
-    return reference_of_replicas(model, step, [batch], microbatches=microbatches, seed=seed, index=index)
+    return reference_of_replicas(model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler)
 
 
 def reference_of_replicas(
-    model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0
-) -> Tensor:
+    model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0,
+    scaler: GradScaler | None = None,
+) -> Tensor:  # fmt: skip
     """The same for the batches of several replicas, one after another; each is cut into microbatches of its own.
 
     Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica finds the
@@ -67,7 +71,8 @@ def reference_of_replicas(
             # A weight is how much a loss counts, and no part of it.
             own = piece.samples / samples if weight is None else weight
             weights.append(own.detach() if isinstance(own, Tensor) else own)
-            (loss * weights[-1]).backward()
+            counted = loss * weights[-1]
+            (counted if scaler is None else scaler.scale(counted)).backward()
             losses.append(loss.detach())
         kept = kept or [buffer.clone() for buffer, _ in buffers]
         _restore(buffers)

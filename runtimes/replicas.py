@@ -36,15 +36,16 @@ def rows_of_all(
     return [values for there, *values in table.flatten(0, 1).tolist() if there]
 
 
-def total_of_all(total: Tensor | float, replicas: Backend, queue: ComputeQueue) -> Tensor:
-    """The sum of every replica's number; the host waits for none that is on a device.
+def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
+    """The sums of every replica's numbers; the host waits for none that is on a device.
 
     Args:
-        total: of this replica, a scalar.
+        numbers: of this replica, scalars.
         replicas: this device's end to its replicas.
         queue: where it computes.
     """
-    sums = total.double().clone() if isinstance(total, Tensor) else queue.upload(torch.tensor(total).double())
+    there = [n if isinstance(n, Tensor) else queue.upload(torch.tensor(n, dtype=torch.float64)) for n in numbers]
+    sums = torch.stack([number.double() for number in there])
     replicas.all_reduce(sums).wait()
     return sums
 

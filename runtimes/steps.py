@@ -17,8 +17,9 @@ from .executor import Bound, Executor, StepInputs, StepRecord
 from .losses import mean_loss
 from .microbatches import Microbatch
 from .prepared import Preparations, Prepared
-from .replicas import Rows, rows_of_all, share, total_of_all
+from .replicas import Rows, rows_of_all, share, totals_of_all
 from .results import SharedResults
+from .scaling import check_agreed
 from .state import StageState
 from .team import Team
 from .tied import TiedReduction
@@ -36,6 +37,7 @@ class StepResult:
         records: device of this process → what it did.
         plan: that ran: the pipeline's, or for other microbatches one derived from it.
         norm: the global norm of the gradients, before clipping, where it was asked for.
+        skipped: whether the update was, because a gradient was not finite.
         trace: of the clock that the devices ran under, if they did.
     """
 
@@ -44,6 +46,7 @@ class StepResult:
     records: dict[int, StepRecord]
     plan: Plan
     norm: Tensor | None
+    skipped: bool
     trace: Trace | None = None
 
 
@@ -55,10 +58,12 @@ class Gathered:
         samples: of the first of them: what the shares of the others are measured by.
         divisor: what the gradients are to be divided by: the sum of the step's weights, or of the batches' sizes, the
             first one's being 1.
+        scale: what the losses of all of them are multiplied by, whatever becomes of the scaler meanwhile; None for 1.
     """
 
     samples: int
     divisor: float
+    scale: float | None
 
 
 class StepRunner:
@@ -82,7 +87,7 @@ class StepRunner:
         where: Mapping[int, torch.device], seed: int, largest: int, training: Training, census: Census,
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        self._training, self._census = training, census
+        self._training, self._census, self._loss_scale = training, census, training.loss_scale()
         self._gathered: Gathered | None = None
         self._clock = clock
         self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
@@ -104,10 +109,10 @@ class StepRunner:
             ending: what is done with the gradients.
         """
         samples = sum(piece.shape.samples for piece in pieces)
-        before = self._gathered or Gathered(samples, 0.0)
+        before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
-        inputs = self._inputs(prepared, pieces, index, size)
+        inputs = self._inputs(prepared, pieces, index, size, before.scale)
         parts = [
             [self._weight(piece) if part is None else part for part in row]
             for row, piece in zip(prepared.parts, pieces, strict=True)
@@ -123,9 +128,9 @@ class StepRunner:
             def before_update(record: StepRecord) -> None:
                 shared.announce(record)
                 if ending is not Ending.KEEP:
-                    divisor = self._divisor(prepared, device, shared, before.divisor, size)
+                    divisor = self._divisor(prepared, device, shared, before, size)
                     executor.finish_reductions()
-                    executor.update.begin(divisor)
+                    executor.update.begin(divisor, before.scale)
 
             with queue.active():
                 bound = self._bound(prepared, device)
@@ -160,21 +165,33 @@ class StepRunner:
             raise
         first = self._team.local[0]
         here = math.fsum(row[1] for row in own[first]) if counted else size
-        self._gathered = Gathered(before.samples, before.divisor + here) if ending is Ending.KEEP else None
+        self._keep(ending, Gathered(before.samples, before.divisor + here, before.scale))
         if ending is not Ending.REDUCE and 0 in self._team.local:
             _say(prepared, own[0])
-        table = _with_shares(rows[first]) if self._team.replicas > 1 and not prepared.weighted else rows[first]
+        return self._result(prepared, rows[first], records, clocked)
+
+    def _result(
+        self, prepared: Prepared, rows: Rows, records: dict[int, StepRecord], clocked: Trace | None
+    ) -> StepResult:
+        table = _with_shares(rows) if self._team.replicas > 1 and not prepared.weighted else rows
+        update = self._executors[self._team.local[0]].update
         return StepResult(
             _mean(prepared, table)[0], _metrics(prepared, table), records, prepared.plan,
-            self._executors[first].update.norm, clocked,
+            update.norm, update.overflow, clocked,
         )  # fmt: skip
+
+    def _keep(self, ending: Ending, gathered: Gathered) -> None:
+        """Keep what later steps need to know of one that ended so, with these batches."""
+        self._gathered = gathered if ending is Ending.KEEP else None
+        if self._loss_scale is not None and ending is Ending.STEP:
+            self._loss_scale.settle(self._executors[self._team.local[0]].update.overflow)
 
     def _counted(self, prepared: Prepared) -> bool:
         """Whether gradients are sums by weights as they are, the step's own or samples over replicas, and no shares."""
         return prepared.weighted or self._team.replicas > 1
 
     def _divisor(
-        self, prepared: Prepared, device: int, shared: SharedResults, before: float, size: float
+        self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float
     ) -> Tensor | float:
         """What makes the mean of gradients that are summed up.
 
@@ -182,19 +199,23 @@ class StepRunner:
             prepared: the step.
             device: that asks.
             shared: its results, announced.
-            before: of the batches that wait for this one.
+            before: the batches that wait for this one.
             size: of this batch, where weights are shares.
         """
         if not self._counted(prepared):
-            return before + size
+            return before.divisor + size
         # A weighted mean's sum of weights is known when the last microbatch is through.
         total = shared.total_weight(prepared.weight_dtype)
-        if before:
-            total = before + (total.double() if isinstance(total, Tensor) else total)
+        if before.divisor:
+            total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
         replicas = self._team.replicas_of(device)
         if replicas is None:
             return total
-        summed = total_of_all(total, replicas, self._queues[device])
+        scale = before.scale or 0.0
+        summed: Tensor
+        summed, scales = totals_of_all([total, scale], replicas, self._queues[device])
+        if scale:
+            check_agreed(scales.item(), scale, replicas.devices)
         return summed / (1 if prepared.weighted else self._samples())
 
     def _compute_under(
@@ -228,7 +249,9 @@ class StepRunner:
             prepared.bound[device] = executor.bind(prepared.plan, prepared.lowered, prepared.runs[device])
         return prepared.bound[device]
 
-    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float) -> StepInputs:
+    def _inputs(
+        self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None
+    ) -> StepInputs:
         one = random_key(self._seed, index, 0)
         first = self._team.replica * self._plan.microbatches
         keys = [random_key(self._seed, index, first + m) if prepared.random else one for m in range(len(pieces))]
@@ -241,7 +264,10 @@ class StepRunner:
         seeds = torch.tensor(shares, dtype=prepared.loss_dtype)
         if size != 1:
             seeds *= size
-        return StepInputs(pieces, keys, seeds, prepared.weights, fresh=self._gathered is None)
+        factor = None if scale is None else torch.tensor(scale, dtype=prepared.loss_dtype)
+        if factor is not None:
+            seeds *= factor
+        return StepInputs(pieces, keys, seeds, prepared.weights, factor, fresh=self._gathered is None)
 
     def _weight(self, piece: Microbatch) -> float:
         """How much a microbatch counts, where the step does not say: its share of a batch, or over replicas, which may

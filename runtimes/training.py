@@ -1,8 +1,13 @@
-"""How a model is trained beside its plan, as users say it: clipping, loss scaling, schedulers."""
+"""How a model is trained beside its plan, as users say it: clipping and loss scaling."""
+
+from typing import Any
 
 from attrs import frozen
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from ..core.errors import RequestError
+from .scaling import LossScale, check_scaled
 
 
 @frozen
@@ -11,9 +16,11 @@ class Training:
 
     Args:
         clip_norm: the most that the global 2-norm of all gradients may be; infinity only measures it; None for neither.
+        scaler: scales losses; None, or one that is not enabled, for losses as they are.
     """
 
     clip_norm: float | None = None
+    scaler: GradScaler | None = None
 
     def __attrs_post_init__(self) -> None:
         given = self.clip_norm
@@ -22,8 +29,36 @@ class Training:
                 f"clip_norm is {given!r}: gradients are clipped to a norm above 0; give a positive number, math.inf to "
                 "measure the norm alone, or None"
             )
+        if self.scaler is not None and not isinstance(self.scaler, GradScaler):
+            raise RequestError(
+                f"scaler is {self.scaler!r}: losses are scaled by a torch.amp.GradScaler; give one, such as "
+                "torch.amp.GradScaler('cpu'), or None"
+            )
 
     @property
     def needs_all_stages(self) -> bool:
         """Whether no stage may step before all have been asked."""
-        return self.clip_norm is not None
+        return self.clip_norm is not None or self._scales
+
+    @property
+    def _scales(self) -> bool:
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    def loss_scale(self) -> LossScale | None:
+        """What scales losses, if anything does."""
+        return LossScale(self.scaler) if self.scaler is not None and self._scales else None
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model that cannot be trained so.
+
+        Raises:
+            RequestError: the loss is scaled, and a parameter is of a dtype whose gradients cannot be unscaled.
+        """
+        if self._scales:
+            check_scaled(model.named_parameters())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same on all ranks."""
+        state = self.scaler.state_dict() if self.scaler is not None and self._scales else None
+        return {"clip_norm": self.clip_norm, "scaler": state}

@@ -1,11 +1,14 @@
 """The update: what happens to gradients between a step's last backward and its optimizer steps.
 
     last backward ─▶ REDUCE_GRAD ──────▶ average ────────▶ REDUCE_TIED ─────▶ SYNC ───────────▶ STEP
-                     sums over replicas   over all batches   of tied weights    the global norm    clip, step
+                     sums over replicas   over all batches   of tied weights    unscale, norm      clip, step, or skip
 
-SYNC is one exchange over the stages of a replica: a table of the norms of all gradients is added up, and every device
-takes the global norm of it in the model's order, whatever the plan. After the reductions all replicas have the same
-gradients and come to the same.
+SYNC is one exchange over the stages of a replica, of a table that is added up::
+
+    │ devices that found a gradient that is not finite │ their loss scales │ norm of each gradient │ … │
+
+Of the norms every device takes the global norm in the model's order, whatever the plan. After the reductions all
+replicas have the same gradients, non-finite ones included, and come to the same.
 """
 
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 
 from ..backends.contract import Backend
 from ..core.plan import Plan
+from .scaling import check_agreed, unscale
 from .state import StageState
 
 _NO_GRADIENT = -1.0
@@ -94,6 +98,7 @@ class Update:
 
     Attributes:
         norm: the global norm of the last update's gradients, before clipping; None where nobody asks for it.
+        overflow: whether one of them, of any stage, was not finite, so that no stage steps; never without a scale.
     """
 
     plan: Plan
@@ -102,14 +107,17 @@ class Update:
     clip_norm: float | None
     where: torch.device
     norm: Tensor | None = field(default=None, init=False)
+    overflow: bool = field(default=False, init=False)
+    _scale: float | None = field(default=None, init=False)
 
-    def begin(self, divisor: Tensor | float) -> None:
+    def begin(self, divisor: Tensor | float, scale: float | None) -> None:
         """Take the average of the gradients.
 
         Args:
             divisor: what their sums are divided by.
+            scale: what the losses were multiplied by, which SYNC takes back; None where they were not.
         """
-        self.norm = None
+        self.norm, self.overflow, self._scale = None, False, scale
         if isinstance(divisor, Tensor) or divisor != 1:
             for state in self.states.values():
                 state.divide_gradients(divisor)
@@ -120,14 +128,25 @@ class Update:
         return self.plan.sync and not self.states
 
     def sync(self, backend: Backend) -> None:
-        """SYNC. Returns when all stages have told."""
+        """SYNC. Returns when all stages have told.
+
+        Raises:
+            RequestError: they scaled the loss by different numbers.
+        """
+        scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
+        overflow = scale is not None and unscale(own, scale, self.where)
         norms = [] if self.clip_norm is None else self.census.norms(self.states)
-        table = torch.tensor(norms or [0.0], dtype=torch.float64, device=self.where)
+        table = torch.tensor([overflow, scale or 0.0, *norms], dtype=torch.float64, device=self.where)
         backend.all_reduce(table).wait()
-        self.norm = None if self.clip_norm is None else self.census.global_norm(table.tolist())
+        overflows, scales, *norms = table.tolist()
+        if scale is not None:
+            check_agreed(scales, scale, backend.devices)
+        self.overflow = overflows > 0
+        self.norm = None if self.clip_norm is None else self.census.global_norm(norms)
 
     def step(self, state: StageState) -> None:
-        """STEP of a stage: clip its gradients, and step."""
+        """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""
         if self.norm is not None and self.clip_norm is not None:
             state.multiply_gradients(torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0))
-        state.step()
+        if not self.overflow:
+            state.step()

@@ -19,6 +19,7 @@ from torch import nn
 from .cuts import captured, even_plan
 from .models import Case
 
+_captured = functools.cache(captured)
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
@@ -27,7 +28,7 @@ def pipeline_of(
     plan_options: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
     """A pipeline by an even plan, and a copy of its model for one process."""
-    plan = even_plan(captured(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    plan = even_plan(_captured(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
     model = case.model(dtype)
     alone = copy.deepcopy(model)
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
