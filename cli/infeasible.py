@@ -1,30 +1,35 @@
 """Infeasible is an answer: what does not fit, and the smallest changes with which a plan was found that does."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.cluster import Cluster
-from ..core.graph import OpGraph
+from ..core.errors import InfeasibleError
 from ..core.plan import Plan
-from ..core.planner import longest_path
-from ..core.planner.infeasible import (
+from ..core.planner.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
     OFFLOAD,
     RECOMPUTE,
     SMALLER_MICROBATCHES,
     Change,
-    NothingFits,
-    Replan,
-    closest,
-    excess,
-    holding,
+    more_memory,
     smallest_changes,
 )
-from .output import bytes_text, seconds_text
+from ..core.planner.infeasible import NothingFits, excess, holding
+from .output import bytes_text, print_json, seconds_text
+from .plan_request import PlanRequest
 
-BUDGET = 20_000
-"""Most evaluations of each further search, which ends with the first plan that fits: not with the fastest."""
+
+def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
+    """Tell what does not fit, and what would.
+
+    Raises:
+        InfeasibleError: always.
+    """
+    answer = InfeasibleAnswer(nothing, request)
+    if json:
+        print_json(answer.plain())
+    raise InfeasibleError(answer.text())
 
 
 class InfeasibleAnswer:
@@ -32,29 +37,21 @@ class InfeasibleAnswer:
 
     Args:
         nothing: what the search found.
-        graph: what was planned.
-        replan: searches for a plan that fits.
-        recomputing: searches for a plan that fits, some of whose stages recompute.
-        rows: of the batch of one step, if known.
+        request: what was asked for.
     """
 
-    def __init__(
-        self,
-        nothing: NothingFits,
-        graph: OpGraph,
-        replan: Replan,
-        recomputing: Callable[[], Plan | None],
-        rows: int | None,
-    ) -> None:
+    def __init__(self, nothing: NothingFits, request: PlanRequest) -> None:
         from ..simulators.run import simulate
 
-        self.limits = nothing.limits
-        self.plan = closest(nothing, graph, replan)
+        problem, replan = request.problem, request.fitting
+        memory = more_memory(nothing, problem, replan)
+        self.microbatches = request.microbatches
+        self.devices = len(request.machine.devices)
+        self.plan = nothing.closest if memory is None else memory.found
+        self.limits = problem.limits(self.plan)
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
-        self.changes = smallest_changes(
-            self.plan, self.limits, graph, timelines, replan, oracle=longest_path, recomputing=recomputing, rows=rows
-        )
+        self.changes = smallest_changes(nothing, problem, memory, timelines, replan, oracle=request.oracle)
 
     def plain(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -76,12 +73,13 @@ class InfeasibleAnswer:
         """What people read; the first line says it all in short."""
         held = self.held
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in held.kinds.items() if size)
-        width = max(len(change.what) for change in self.changes)
+        width = max((len(change.what) for change in self.changes), default=0)
+        smallest = self._words(self.changes[0]) if self.changes else "none was found"
         return "\n".join(
             (
                 f"nothing found fits: device {held.device} ('{_cluster(self.plan).devices[held.device].name}') needs "
                 f"{bytes_text(held.bytes)} at {held.action} and may hold {bytes_text(held.limit)}; "
-                f"smallest change that fits: {self._words(self.changes[0])}",
+                f"smallest change that fits: {smallest}",
                 f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
@@ -93,10 +91,11 @@ class InfeasibleAnswer:
         value = change.value
         step = f", step at most {seconds_text(_step_s(change.found))}"
         if change.what == MORE_DEVICES:
-            return f"{value:.0f} devices in place of {self.plan.devices}{step}"
+            return f"{value:.0f} devices in place of {self.devices}{step}"
         if change.what == SMALLER_MICROBATCHES:
-            parts = value / self.plan.microbatches
-            return f"{value:.0f} microbatches in place of {self.plan.microbatches}, each 1/{parts:.0f} the size{step}"
+            assert self.microbatches is not None
+            parts = value / self.microbatches
+            return f"{value:.0f} microbatches in place of {self.microbatches}, each 1/{parts:.0f} the size{step}"
         if change.what == RECOMPUTE:
             stages = [stage for stage in change.found.memory.recompute if stage not in self.plan.memory.recompute]
             which = "the closest plan" if change.found.stages == self.plan.stages else change.found.schedule

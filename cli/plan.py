@@ -1,45 +1,29 @@
 """``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from ..core.cluster import Cluster
-from ..core.errors import InfeasibleError, RequestError
-from ..core.graph import OpGraph
-from ..core.partition import device_limits
+from ..core.errors import RequestError
+from ..core.partition import device_limits, position_limits
 from ..core.plan import Plan, plan_json
-from ..core.planner.altered import roomier
 from ..core.planner.fewer import faster_alone
 from ..core.planner.infeasible import NothingFits
+from ..core.schedules.problem import ScheduleFamily
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
+from .infeasible import refuse
 from .output import check_writable, note, print_json, write_text
 from .plan_answer import PlanAnswer
-from .plan_choices import (
-    counted_workload,
-    of_one_replica,
-    oracle_of,
-    position_limits,
-    replicas_allowed,
-    sized_workload,
-    wanted_meshes,
-    wanted_recompute,
-)
+from .plan_choices import of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
+from .plan_request import PlanRequest
 from .progress import search_progress
-
-if TYPE_CHECKING:
-    from ..core.planner.confirm import SearchResult
-    from ..core.planner.workload import Workload
-
-
-FEW = 20_000
-"""Most evaluations of a search for fewer devices than there are."""
 
 
 def plan(
@@ -162,67 +146,34 @@ def plan(
     _check_counts(microbatches=microbatches, budget=budget)
     known = list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
-    machine = find_cluster(cluster)
-    limits = device_limits(machine, memory_limit)
-    request = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
+    machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
+    device_limits(machine, memory_limit)
+    wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
-    free = replicas_allowed(graph is not None, cluster)
-    oracle = oracle_of(graph is not None)
-    meshes, again = wanted_meshes(mesh, machine, free=free), wanted_recompute(recompute, free=free)
+    source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
 
     @cache
     def costs_of(microbatches: int) -> PlanningCosts:
-        return _costs(graph, request, machine, cluster, microbatches, Work(samples, tokens))
+        return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
 
-    costs = costs_of(microbatches or batch or 1)
-
-    def search(work: "Workload", cluster: Cluster, limit: float | None, **options: Any) -> "SearchResult":
-        from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
-
-        return search_plans(
-            work, cluster, families=wanted, oracle=oracle, anneal=schedule == "auto", memory_limit=limit, seed=seed,
-            **options,
-        )  # fmt: skip
-
-    def searched(
-        graph: OpGraph, cluster: Cluster, microbatches: int, limit: float | None, **options: Any
-    ) -> "SearchResult":
-        from ..core.planner.workload import counted
-
-        return search(counted(graph, cluster, microbatches, costs.parameter_sizes), cluster, limit, **options)
-
+    request = PlanRequest(
+        costs_of, free, machine, microbatches, batch or 1, wanted, schedule == "auto", oracle_of(graph is not None),
+        mesh, free, wanted_recompute(recompute, free=free), memory_limit, budget, seed,
+    )  # fmt: skip
     try:
         with search_progress() as progress:
-            if microbatches is None:
-                work = sized_workload(costs_of, machine, batch or 1)
-            else:
-                work = counted_workload(costs, machine, microbatches)
-            result = search(
-                work, machine, memory_limit, meshes=meshes, recompute=again, budget=budget, seconds=seconds,
-                progress=progress,
-            )  # fmt: skip
+            result = request.search(seconds=seconds, progress=progress)
     except NothingFits as nothing:
-        _refuse(nothing, costs, searched, memory_limit=memory_limit, budget=budget, json=json)
-    from ..core.planner.unlimited import unlimited_step_s
-
+        refuse(nothing, request, json=json)
     if result.stopped:
         note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, plans)
-    limits = position_limits(plans[0], limits)
-    unlimited_s = unlimited_step_s(plans[0], known, limits)
-    work_each, peaks = of_one_replica(costs, plans[0])
     fewer = None
     if graph is not None and mesh is None and not result.stopped:
-
-        def alone(devices: int) -> Plan:
-            return search(
-                work, machine, memory_limit, meshes=[(devices, 1)], recompute=again, budget=min(budget or FEW, FEW)
-            ).best
-
-        fewer = faster_alone(plans[0], alone)
-    answer = PlanAnswer(plans[0], limits, work_each, unlimited_s, peaks, plans[1:], fewer)
+        fewer = faster_alone(plans[0], request.alone)
+    answer = plan_answer(request, known, plans, fewer)
     if json:
         print_json(answer.plain())
         return
@@ -249,43 +200,15 @@ def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
     return paths
 
 
-def _refuse(
-    nothing: NothingFits,
-    costs: PlanningCosts,
-    searched: "Callable[..., SearchResult]",
-    *,
-    memory_limit: float | None,
-    budget: int | None,
-    json: bool,
-) -> NoReturn:
-    """Tell what does not fit, and what would."""
-    from ..core.planner.meter import Stopped
-    from .infeasible import BUDGET as FURTHER
-    from .infeasible import InfeasibleAnswer
+def plan_answer(
+    request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
+) -> PlanAnswer:
+    """What is to be said of the plans that were found."""
+    from ..core.planner.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
 
-    def stop_when_it_fits(_: int, __: int, step_s: float) -> None:
-        if step_s < float("inf"):
-            raise Stopped
-
-    most = FURTHER if budget is None else min(budget, FURTHER)
-
-    def replan(graph: OpGraph, cluster: Cluster, microbatches: int, extra_bytes: float, **options: Any) -> Plan | None:
-        limit = None if memory_limit is None else memory_limit + extra_bytes
-        options |= {"budget": most, "progress": stop_when_it_fits}
-        try:
-            return searched(graph, roomier(cluster, extra_bytes), microbatches, limit, **options).best
-        except (InfeasibleError, RequestError):
-            return None
-
-    def recomputing() -> Plan | None:
-        prediction = nothing.closest.prediction
-        assert prediction is not None
-        return replan(costs.graph, prediction.cluster, nothing.closest.microbatches, 0.0, recompute=None)
-
-    answer = InfeasibleAnswer(nothing, costs.graph, replan, recomputing, costs.work.samples)
-    if json:
-        print_json(answer.plain())
-    raise InfeasibleError(answer.text())
+    limits = position_limits(plans[0], request.limits)
+    work, peaks = of_one_replica(request.costs, plans[0])
+    return PlanAnswer(plans[0], limits, work, unlimited_step_s(plans[0], known, limits), peaks, plans[1:], fewer)
 
 
 def _costs(

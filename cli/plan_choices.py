@@ -80,14 +80,6 @@ def replicas_allowed(graph_given: bool, cluster: str) -> bool:
     return not graph_given and CPU.fullmatch(cluster) is None
 
 
-def position_limits(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
-    """Bytes that the device at each position of a plan may hold, in every replica, from those of the cluster's."""
-    devices = plan.mesh.cluster_devices
-    return tuple(
-        min(limits[device] for device in devices[position :: plan.devices]) for position in range(plan.devices)
-    )
-
-
 def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[float] | None]:
     """What one replica works on, of what a step does, and the peak FLOP/s of its devices where they are known."""
     work, data, peaks = costs.work, plan.mesh.data, costs.peak_flops_per_s

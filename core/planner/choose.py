@@ -15,11 +15,11 @@ from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
 from .arrange import Replicas
 from .confirm import SearchResult, confirmed
+from .freedom import Freedom
 from .meter import Meter, Progress
 from .options import MAX_CHUNKS
 from .oracle import longest_path
 from .score import Oracle
-from .search import Freedom
 from .setting import FixedStages, Setting, one_setting
 from .workload import Workload, counted, settings_of
 
@@ -46,6 +46,7 @@ def search_plans(
     max_chunks: int = MAX_CHUNKS,
     progress: Progress | None = None,
     replicas: Replicas | None = None,
+    until_fit: bool = False,
 ) -> SearchResult:
     """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
     found that memory allows.
@@ -68,6 +69,7 @@ def search_plans(
         progress: told now and then.
         replicas: per replica the cluster's device at each position, where that is decided; of a workload of one kind of
             device and one size of microbatches.
+        until_fit: end with the first plans that fit: a small part of the whole search, which finds one where this does.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
@@ -84,7 +86,7 @@ def search_plans(
         sizes = work.parameter_sizes
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
-    meter = _meter(settings, budget, seconds, progress)
+    meter = _meter(settings, budget, seconds, progress, until_fit)
     return confirmed(settings, freedom, meter, oracle, seed)
 
 
@@ -155,13 +157,14 @@ def choose_schedule(
 
 
 def _meter(
-    settings: Sequence[Setting], budget: int | None, seconds: float | None, progress: Progress | None
+    settings: Sequence[Setting], budget: int | None, seconds: float | None, progress: Progress | None,
+    until_fit: bool = False,
 ) -> Meter:  # fmt: skip
     """A meter; by default for as many evaluations of the largest setting as ``EFFORT`` pays for."""
     if budget is None:
         actions = max(6 * setting.devices * setting.microbatches for setting in settings)
         budget = min(max(EFFORT // actions, LEAST), MOST)
-    return Meter(budget, seconds, progress)
+    return Meter(budget, seconds, progress, until_fit=until_fit)
 
 
 def _check(microbatches: int, budget: int | None, chunks: int = 1) -> None:

@@ -11,10 +11,11 @@ from attrs import evolve, frozen
 from ..errors import RequestError
 from ..plan import Plan
 from .finish import Candidate, predicted, refuse_above, rescored, scored
+from .freedom import Freedom
 from .meter import Meter
 from .oracle import longest_path
 from .score import Oracle
-from .search import Freedom, search
+from .search import search
 from .setting import Setting
 from .walk import frontier
 
@@ -60,10 +61,21 @@ def confirmed(
         RequestError: no family is made for any setting.
         NothingFits: nothing found fits in memory; the message names the device that binds.
     """
-    found = _searched(settings, freedom, meter, oracle, seed)
-    if oracle is not longest_path:
-        found = _with_room(found, settings, freedom, meter, oracle, seed)
+    found = _all_searched(settings, freedom, meter, oracle, seed)
+    if not (found.fits or found.stopped or meter.until_fit or oracle is longest_path):
+        # What the search counts decided where it went on; the part of it that ends with what fits may know better.
+        scout = evolve(meter, spent=0, until_fit=True)
+        more = _all_searched(settings, freedom, scout, oracle, seed)
+        meter.spent += scout.spent
+        found = evolve(found, candidates=(*found.candidates, *more.candidates))
     return found.result(meter.spent)
+
+
+def _all_searched(
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
+) -> "_Found":  # fmt: skip
+    found = _searched(settings, freedom, meter, oracle, seed)
+    return found if oracle is longest_path else _with_room(found, settings, freedom, meter, oracle, seed)
 
 
 def _with_room(
@@ -108,6 +120,11 @@ class _Found:
     leader: Candidate
     misled: bool
     stopped: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether one of them fits."""
+        return any(candidate.rank[0] == 0 for candidate in self.candidates)
 
     def result(self, evaluations: int) -> SearchResult:
         """The fastest and the frontier. Raises NothingFits where none fits."""

@@ -22,6 +22,7 @@ class Meter:
         seconds: a cap on its time, counted from when the meter is made; None is none.
         progress: see :data:`Progress`.
         clock: seconds from any start.
+        until_fit: whether no more is wanted than one thing that fits.
         spent: evaluations so far.
         step_s: the best step time that fits.
     """
@@ -30,6 +31,7 @@ class Meter:
     seconds: float | None = None
     progress: Progress | None = None
     clock: Callable[[], float] = time.monotonic
+    until_fit: bool = False
     spent: int = 0
     step_s: float = float("inf")
     _start: float = field(init=False)

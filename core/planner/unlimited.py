@@ -7,8 +7,9 @@ import numpy as np
 from ..graph import OpGraph, OpNode
 from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
-from .search import Freedom, starts
+from .freedom import Freedom
 from .setting import FixedStages, Setting
+from .starts import Starts
 
 
 def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Sequence[float]) -> float | None:
@@ -36,8 +37,8 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
         return None
     if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
         return None
-    best = prediction.step_s
-    for walk in starts([setting], Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)):
+    best, freedom = prediction.step_s, Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)
+    for walk in Starts([setting], freedom).published():
         if tuple(walk.best.placement.tolist()) != plan.placement:
             continue
         walk.judge()

@@ -1,7 +1,8 @@
 """One start of a search, and how far it has come."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import comb
+from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field
@@ -166,14 +167,16 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
     return Walk(setting, schedule.name, stages // setting.devices, place)
 
 
-def varied(walks: list[Walk], most: int, each: int) -> list[Walk]:
-    """The best walks, best first: at most ``each`` of those with the same placement in the same setting."""
+def varied(
+    walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] = lambda walk: walk.value
+) -> list[Walk]:  # fmt: skip
+    """The best walks by ``key``, best first: at most ``each`` of those with the same placement in the same setting."""
     kept: list[Walk] = []
     counts: dict[tuple[int, bytes], int] = {}
-    for walk in _ranked(walks):
-        key = id(walk.setting), walk.best.placement.tobytes()
-        counts[key] = counts.get(key, 0) + 1
-        if counts[key] <= each and len(kept) < most:
+    for walk in sorted(walks, key=key):
+        alike = id(walk.setting), walk.best.placement.tobytes()
+        counts[alike] = counts.get(alike, 0) + 1
+        if counts[alike] <= each and len(kept) < most:
             kept.append(walk)
     return kept
 

@@ -8,7 +8,8 @@ from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan import MemoryPolicy, Plan
 from panpipe.core.planner import longest_path
 from panpipe.core.planner.altered import enlarged, smaller
-from panpipe.core.planner.infeasible import NothingFits, closest, excess, holding, smallest_changes
+from panpipe.core.planner.changes import Asked, Problem, more_memory, smallest_changes
+from panpipe.core.planner.infeasible import NothingFits, excess, holding
 from panpipe.simulators.run import simulate
 
 from ..support.plans import scheduled
@@ -20,6 +21,8 @@ GRAPH = OpGraph(
 COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=40, gradient_bytes=40, saved_bytes=100, workspace_bytes=7)
 
 
+SLIGHT = OpGraph(tuple(evolve(node, saved_bytes=0) for node in GRAPH.nodes), GRAPH.edges)
+"""Whatever its saved tensors, which the tests make up."""
 PEAKS = (287, 187)
 """What 1F1B holds on two devices: two microbatches and one, beside state and workspace."""
 
@@ -37,16 +40,16 @@ def predicted(plan: Plan) -> Plan:
     return evolve(plan, prediction=prediction)
 
 
-def changes(limits, fits, rows=None, plan=None):
-    """Changes where a plan is found as ``fits(devices, microbatches)`` says, and the problems that were tried."""
+def changes(limits, fits, rows=None, plan=None, microbatches=4):
+    """Changes where a plan is found as ``fits(asked)`` says, and what was asked for."""
     plan, tried = plan or closest_plan(), []
 
-    def replan(graph, cluster, microbatches, extra_bytes):
-        tried.append((len(cluster.devices), microbatches, graph.nodes[0].saved_bytes))
-        assert extra_bytes == 0
-        return plan if fits(len(cluster.devices), microbatches) else None
+    def replan(asked):
+        tried.append(asked)
+        return plan if fits(asked) else None
 
-    found = smallest_changes(plan, limits, GRAPH, simulate(plan).timelines, replan, oracle=longest_path, rows=rows)
+    nothing, problem = NothingFits("", plan, limits), Problem(SLIGHT, microbatches, limits, rows=rows)
+    found = smallest_changes(nothing, problem, None, simulate(plan).timelines, replan, oracle=longest_path)
     return {change.what: change.value for change in found}, tried
 
 
@@ -59,63 +62,82 @@ def test_the_device_that_lacks_most():
     assert held.kinds == {"parameters": 40, "gradients": 40, "optimizer": 0, "saved": 100, "workspace": 7}
 
 
-@pytest.mark.parametrize("least", [60.0, 13.0, 0.5])
-def test_the_memory_that_would_do_is_narrowed_down(least):
+@pytest.mark.parametrize("least", [77.0, 60.0, 13.0, 0.5, 300.0])
+def test_the_memory_that_would_do_is_narrowed_down_to_what_a_plan_was_found_with(least):
     plan, tried = closest_plan(), []
 
-    def replan(graph, cluster, microbatches, extra_bytes):
-        tried.append(extra_bytes)
-        if extra_bytes < least:
-            return None
-        return evolve(plan, prediction=evolve(plan.prediction, peak_memory_bytes=(210 + extra_bytes, 100)))
+    def replan(asked):
+        tried.append(asked.extra_bytes)
+        assert asked == Asked(extra_bytes=asked.extra_bytes)
+        return plan if asked.extra_bytes >= least else None
 
-    found = closest(NothingFits("", plan, (210, 210)), GRAPH, replan)
-    assert least <= excess(found, (210, 210))[0] <= least + 0.02 * 210
-    assert len(tried) <= 8
+    found = more_memory(NothingFits("", plan, (210, 210)), Problem(SLIGHT, 4, (210, 210)), replan)
+    assert found.value in tried
+    assert found.value == int(found.value)
+    assert least <= found.value <= least + 0.02 * 210
+    assert len(tried) <= 11
 
 
 def test_state_that_cannot_fit_is_not_searched():
-    never = lambda *_: pytest.fail("it was searched")  # noqa: E731
-    heavy = OpGraph(tuple(evolve(node, state_bytes=1000) for node in GRAPH.nodes), GRAPH.edges)
-    assert closest(NothingFits("", closest_plan(), (100, 100)), heavy, never) == closest_plan()
+    never = lambda _: pytest.fail("it was searched")  # noqa: E731
+    heavy = OpGraph(tuple(evolve(node, state_bytes=10**9) for node in GRAPH.nodes), GRAPH.edges)
+    assert more_memory(NothingFits("", closest_plan(), (100, 100)), Problem(heavy, 4, (100, 100)), never) is None
+
+
+@pytest.mark.parametrize(("asked", "fits"), [
+    (Asked(), False), (Asked(devices=3), True), (Asked(extra_bytes=50), True), (Asked(extra_bytes=49), False),
+    (Asked(parts=2), True), (Asked(recompute=True), True),
+])  # fmt: skip
+def test_all_state_and_one_microbatch_have_to_fit(asked, fits):
+    assert Problem(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
 
 
 def test_devices_are_doubled_and_then_halved_down():
-    found, tried = changes((250, 250), lambda devices, _: devices >= 5)
+    found, tried = changes((250, 250), lambda asked: (asked.devices or 2) >= 5)
     assert found["more devices"] == 5
-    assert [devices for devices, microbatches, _ in tried if microbatches == 4] == [4, 8, 6, 5]
+    assert [asked.devices for asked in tried if asked.devices] == [4, 8, 6, 5]
 
 
 def test_microbatches_are_halved_as_long_as_they_have_rows():
-    fits = lambda devices, microbatches: microbatches >= 16  # noqa: E731
+    fits = lambda asked: asked.parts >= 4  # noqa: E731
     found, tried = changes((250, 250), fits, rows=16)
     assert found["smaller microbatches"] == 16
-    assert [each for each in tried if each[1] > 4] == [(2, 8, 3), (2, 16, 2)]
+    assert [asked.parts for asked in tried if asked.parts > 1] == [2, 4]
     assert "smaller microbatches" not in changes((250, 250), fits, rows=8)[0]
+    assert "smaller microbatches" not in changes((250, 250), fits, microbatches=None)[0]
 
 
 def test_what_cannot_fit_is_not_tried():
-    found, tried = changes((187, 187), lambda *_: True)
+    found, tried = changes((187, 187), lambda _: True)
     assert found["more devices"] == 3  # all operators hold 400 bytes of state: two devices of 187 never suffice
-    assert [each for each in tried if each[0] == 2] == []
+    assert [asked for asked in tried if (asked.devices or 2) == 2] == []
 
 
 def test_offload_leaves_a_microbatch_to_work_on():
-    never = lambda *_: False  # noqa: E731
-    plan = closest_plan(costs=[evolve(COST, input_bytes=100)] * 2)  # nothing to be had from recomputing
-    assert changes((250, 187), never, plan=plan)[0] == {"offload": 37, "more memory": 37}
-    assert changes((187, 187), never, plan=plan)[0] == {"offload": 100, "more memory": 100}
-    assert changes((186, 187), never, plan=plan)[0] == {"more memory": 101}
+    never = lambda _: False  # noqa: E731
+    assert changes((250, 187), never)[0] == {"offload": 37}
+    assert changes((187, 187), never)[0] == {"offload": 100}
+    assert changes((186, 187), never)[0] == {}
 
 
-def test_recompute_takes_the_fewest_stages():
+def test_recompute_takes_the_fewest_stages_where_a_search_finds_a_plan_too():
     # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
     plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
     assert plan.prediction.peak_memory_bytes == (487, 487)
-    never = lambda *_: False  # noqa: E731
-    assert changes((300, 500), never, plan=plan)[0]["recompute"] == 1
-    assert changes((300, 300), never, plan=plan)[0]["recompute"] == 2
-    assert "recompute" not in changes((200, 500), never, plan=plan)[0]
+    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
+    light = OpGraph((OpNode("n", 1.0, 1.0, 1.0),))
+
+    def recomputed(limits, replan):
+        nothing, problem = NothingFits("", plan, limits), Problem(light, 4, limits)
+        timelines = simulate(plan).timelines
+        listed = smallest_changes(nothing, problem, None, timelines, replan, oracle=longest_path)
+        return {change.what: change.value for change in listed}.get("recompute")
+
+    finds = lambda asked: found if asked == Asked(recompute=True) else None  # noqa: E731
+    assert recomputed((300, 500), finds) == 1
+    assert recomputed((300, 300), finds) == 2
+    assert recomputed((200, 500), finds) == 2  # the found plan's
+    assert recomputed((300, 500), lambda _: None) is None
 
 
 def test_further_devices_are_linked_like_the_last():
@@ -134,13 +156,3 @@ def test_a_smaller_graph_costs_less_and_holds_the_same_state():
     half = smaller(GRAPH, 2)
     assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
     assert half.edges[0].bytes == 5
-
-
-def test_where_the_closest_plan_gains_nothing_a_search_for_one_that_recomputes_is_asked():
-    plan = closest_plan(costs=[evolve(COST, input_bytes=100)] * 2)
-    other = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
-    timelines = simulate(plan).timelines
-    found = smallest_changes(
-        plan, (250, 187), GRAPH, timelines, lambda *_: None, oracle=longest_path, recomputing=lambda: other
-    )
-    assert {change.what: change.value for change in found}["recompute"] == 2

@@ -12,8 +12,8 @@ from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.planner.balance import even_cuts
 from panpipe.core.planner.choose import search_plans
 from panpipe.core.planner.options import options
-from panpipe.core.planner.search import problem_of
 from panpipe.core.planner.setting import one_setting
+from panpipe.core.planner.starts import problem_of
 from panpipe.core.planner.walk import start_walk
 from panpipe.core.planner.workload import counted
 from panpipe.core.schedules.problem import ScheduleProblem

@@ -1,0 +1,127 @@
+"""What ``panpipe plan`` is asked for, and the same request with something changed."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from ..core.cluster import Cluster
+from ..core.derive import Recompute
+from ..core.errors import InfeasibleError, RequestError
+from ..core.partition import device_limits
+from ..core.plan import Plan
+from ..core.planner import Oracle
+from ..core.planner.altered import enlarged, roomier, smaller
+from ..core.planner.changes import Asked, Problem
+from ..core.schedules.problem import ScheduleFamily
+from .costs import PlanningCosts
+from .plan_choices import counted_workload, sized_workload, wanted_meshes
+
+if TYPE_CHECKING:
+    from ..core.planner.confirm import SearchResult
+    from ..core.planner.workload import Workload
+
+FEW = 20_000
+"""Most evaluations of a search for fewer devices than there are."""
+
+
+@frozen
+class PlanRequest:
+    """What is planned, for which devices, and what is left to the search.
+
+    Args:
+        costs_of: the operators with their costs where the batch of a step is cut into so many microbatches.
+        counts: whether ``costs_of`` asks the model again for another number of microbatches.
+        machine: the devices.
+        microbatches: of a step, over all replicas; None where their size is the search's choice.
+        batch: samples of a step, where it is.
+        families: the schedules to choose among.
+        anneal: whether orders may be others than theirs.
+        oracle: the last word on plans.
+        mesh: as the command line has it (see ``wanted_meshes``).
+        free: whether a plan may have replicas unless told.
+        recompute: see ``search_plans``.
+        memory_limit: bytes that a device may hold, where less than its memory.
+        budget: evaluations.
+        seed: of the search.
+    """
+
+    costs_of: Callable[[int], PlanningCosts]
+    counts: bool
+    machine: Cluster
+    microbatches: int | None
+    batch: int
+    families: Sequence[ScheduleFamily]
+    anneal: bool
+    oracle: Oracle
+    mesh: str | None
+    free: bool
+    recompute: Recompute | None
+    memory_limit: float | None
+    budget: int | None
+    seed: int
+
+    @property
+    def costs(self) -> PlanningCosts:
+        """Of the microbatches asked for; where their size is free, of those of one sample."""
+        return self.costs_of(self.microbatches or self.batch)
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """Bytes that each device of the cluster may hold."""
+        return device_limits(self.machine, self.memory_limit)
+
+    @property
+    def problem(self) -> Problem:
+        """What is told of the request where nothing fits."""
+        rows = self.costs.work.samples
+        return Problem(self.costs.graph, self.microbatches, self.limits, self.recompute == "none", rows)
+
+    def search(self, **options: Any) -> "SearchResult":
+        """The plans that are found; ``options`` as of ``search_plans``, in place of the request's own."""
+        from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
+
+        mine = {
+            "meshes": wanted_meshes(self.mesh, self.machine, free=self.free), "recompute": self.recompute,
+            "families": self.families, "oracle": self.oracle, "anneal": self.anneal, "seed": self.seed,
+            "memory_limit": self.memory_limit, "budget": self.budget,
+        }  # fmt: skip
+        return search_plans(self._workload(), self.machine, **(mine | options))
+
+    def _workload(self) -> "Workload":
+        if self.microbatches is None:
+            return sized_workload(self.costs_of, self.machine, self.batch)
+        return counted_workload(self.costs, self.machine, self.microbatches)
+
+    def alone(self, devices: int) -> Plan:
+        """The best plan for the first so many devices alone."""
+        return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW)).best
+
+    def fitting(self, asked: Asked) -> Plan | None:
+        """A plan that fits what is asked for instead; None where the beginning of that search finds none."""
+        try:
+            return self.instead(asked).search(until_fit=True).best
+        except (InfeasibleError, RequestError):
+            return None
+
+    def instead(self, asked: Asked) -> "PlanRequest":
+        """The same request with what is asked for."""
+        machine, mesh = self.machine, self.mesh
+        if asked.devices is not None:
+            machine = enlarged(machine, asked.devices)
+            if mesh not in (None, "auto"):
+                ((_, data),) = wanted_meshes(mesh, self.machine, free=self.free)
+                mesh = f"pp={asked.devices // data},dp={data}"
+        limit = None if self.memory_limit is None else self.memory_limit + asked.extra_bytes
+        other = evolve(self, machine=roomier(machine, asked.extra_bytes), mesh=mesh, memory_limit=limit)
+        if asked.recompute:
+            other = evolve(other, recompute=None)
+        if asked.parts == 1 or self.microbatches is None:
+            return other
+        costs_of = self.costs_of if self.counts else lambda _: _in_parts(self.costs, asked.parts)
+        return evolve(other, microbatches=self.microbatches * asked.parts, costs_of=costs_of)
+
+
+def _in_parts(costs: PlanningCosts, parts: int) -> PlanningCosts:
+    by_type = {name: smaller(graph, parts) for name, graph in costs.by_type.items()}
+    return evolve(costs, graph=smaller(costs.graph, parts), by_type=by_type)

@@ -1,0 +1,266 @@
+"""Where nothing fits: the smallest changes with which a plan does fit.
+
+A change is never guessed: each comes with the plan that was found with it, by the very search that finds one for
+whoever asks for that, within a bounded number of further searches.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, floor, log10
+
+import numpy
+from attrs import evolve, frozen
+
+from ..graph import OpGraph
+from ..partition import position_limits
+from ..plan import Plan
+from ..residency import Timeline
+from .infeasible import NothingFits, excess
+from .score import Oracle
+
+RECOMPUTE = "recompute"
+MORE_DEVICES = "more devices"
+SMALLER_MICROBATCHES = "smaller microbatches"
+MORE_MEMORY = "more memory"
+OFFLOAD = "offload"
+
+MOST_DEVICES = 8
+"""How many times the devices that there are, at most, are tried."""
+SMALLEST_MICROBATCH = 16
+"""The part of a microbatch, at least, that is tried."""
+NARROWED = 0.01
+"""Share of its memory to which the memory that a device would need is narrowed down."""
+DOUBLINGS = 12
+"""How often it is doubled, at most, until a plan is found."""
+
+
+@frozen
+class Change:
+    """A change with which a plan fits.
+
+    Args:
+        what: one of this module's names.
+        value: how many devices, microbatches a step, or stages that recompute; bytes more for each device; bytes to
+            offload over all devices.
+        found: the plan that fits with it.
+    """
+
+    what: str
+    value: float
+    found: Plan
+
+
+@frozen
+class Asked:
+    """What is asked for in place of what does not fit.
+
+    Args:
+        devices: how many; None as many as there are.
+        parts: a microbatch's parts that become microbatches themselves.
+        extra_bytes: further memory of each device.
+        recompute: whether stages may recompute, whatever was said before.
+    """
+
+    devices: int | None = None
+    parts: int = 1
+    extra_bytes: float = 0.0
+    recompute: bool = False
+
+
+Replan = Callable[[Asked], Plan | None]
+"""A plan that fits what is asked for, by the beginning of the search that whoever asks for it gets; None where that
+finds none."""
+
+
+@frozen
+class Problem:
+    """What was planned and does not fit.
+
+    Args:
+        graph: with the costs of one microbatch.
+        microbatches: of a step, over all replicas; None where their size is the search's choice.
+        memory: bytes that each of the cluster's devices may hold.
+        saves: whether no stage may recompute.
+        rows: of the batch of one step, where it is known: a microbatch has at least one.
+    """
+
+    graph: OpGraph
+    microbatches: int | None
+    memory: Sequence[float]
+    saves: bool = True
+    rows: int | None = None
+
+    @property
+    def devices(self) -> int:
+        """Of the cluster."""
+        return len(self.memory)
+
+    @property
+    def limit(self) -> float:
+        """Bytes that the device with most memory may hold."""
+        return max(self.memory)
+
+    def limits(self, plan: Plan) -> tuple[float, ...]:
+        """Bytes that the device at each position of a plan may hold, in every replica."""
+        return position_limits(plan, self.memory)
+
+    def may_fit(self, asked: "Asked") -> bool:
+        """Whether it may fit at all: the state of all operators together with what one microbatch saves between its
+        last forward and its first backward, and the state of each alone."""
+        nodes, limit, devices = self.graph.nodes, self.limit + asked.extra_bytes, asked.devices or self.devices
+        state = sum(node.state_bytes for node in nodes)
+        saved = sum(node.saved_bytes for node in nodes) / asked.parts if self.saves and not asked.recompute else 0
+        return state + saved <= devices * limit and max(node.state_bytes for node in nodes) <= limit
+
+
+def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Change | None:
+    """The least further memory of each device with which a plan was found: by searches, narrowed down to round numbers.
+
+    Args:
+        nothing: what was found.
+        problem: what was planned.
+        replan: searches for a plan that fits.
+    """
+    step = NARROWED * problem.limit
+    unit = max(10.0 ** floor(log10(step)), 1.0)
+
+    def tried(units: int) -> Plan | None:
+        asked = Asked(extra_bytes=units * unit)
+        return replan(asked) if problem.may_fit(asked) else None
+
+    low, high, found = 0, ceil(max(excess(nothing.closest, nothing.limits)) / unit), None
+    for _ in range(DOUBLINGS):
+        found = tried(high)
+        if found is not None:
+            break
+        low, high = high, 2 * high
+    if found is None:
+        return None
+    while (high - low) * unit > step and high - low > 1:
+        middle = (low + high) // 2
+        better = tried(middle)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return Change(MORE_MEMORY, high * unit, found)
+
+
+def smallest_changes(
+    nothing: NothingFits,
+    problem: Problem,
+    memory: Change | None,
+    timelines: Sequence[Timeline],
+    replan: Replan,
+    *,
+    oracle: Oracle,
+) -> tuple[Change, ...]:
+    """The smallest of each kind of change that makes a plan fit; kinds that do not help are left out.
+
+    Args:
+        nothing: what was found.
+        problem: what was planned.
+        memory: see :func:`more_memory`; its plan is the one that comes closest.
+        timelines: of that plan's memory, by device.
+        replan: searches for a plan that fits.
+        oracle: scores a plan.
+    """
+    plan = nothing.closest if memory is None else memory.found
+    limits = problem.limits(plan)
+
+    def tried(asked: Asked) -> Plan | None:
+        return replan(asked) if problem.may_fit(asked) else None
+
+    changes = (
+        _smaller_microbatches(problem, tried),
+        _recompute(plan, limits, oracle, tried) if problem.saves else None,
+        _offload(plan, limits, timelines),
+        memory,
+        _more_devices(problem, tried),
+    )
+    return tuple(change for change in changes if change is not None)
+
+
+def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle, replan: Replan) -> Change | None:
+    """Of the plan that comes closest the fewest stages, where they are fewer than those of a plan that is found."""
+    found = replan(Asked(recompute=True))
+    if found is None:
+        return None
+    fewest, count = _fewest(plan, limits, oracle), len(found.memory.recompute)
+    return fewest if fewest is not None and fewest.value < count else Change(RECOMPUTE, count, found)
+
+
+def _fewest(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
+    """The fewest stages of devices that lack memory, those first that save most; None where all of them are too few."""
+    assert plan.prediction is not None
+    costs = plan.prediction.costs
+    lacking = {device for device, lack in enumerate(excess(plan, limits)) if lack}
+    held = [stage.index for stage in plan.stages if stage.device in lacking and not _recomputes(plan, stage.index)]
+    held.sort(key=lambda stage: (costs[stage].input_bytes - costs[stage].saved_bytes, stage))
+    for count in range(1, len(held) + 1):
+        chosen = tuple(sorted((*plan.memory.recompute, *held[:count])))
+        changed = evolve(plan, memory=evolve(plan.memory, recompute=chosen))
+        score = oracle(changed, costs, plan.prediction.cluster)
+        prediction = evolve(
+            plan.prediction,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+        )
+        changed = evolve(changed, prediction=prediction)
+        if not any(excess(changed, limits)):
+            return Change(RECOMPUTE, count, changed)
+    return None
+
+
+def _recomputes(plan: Plan, stage: int) -> bool:
+    return stage in plan.memory.recompute
+
+
+def _more_devices(problem: Problem, replan: Replan) -> Change | None:
+    """By doubling, then by halving the gap."""
+    low = high = problem.devices
+    most = min(MOST_DEVICES * low, len(problem.graph.nodes))
+    found = None
+    while found is None and high < most:
+        low, high = high, min(2 * high, most)
+        found = replan(Asked(devices=high))
+    if found is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        better = replan(Asked(devices=middle))
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return Change(MORE_DEVICES, high, found)
+
+
+def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
+    """Twice as many microbatches of half the size, and so on."""
+    if problem.microbatches is None:
+        return None
+    parts = 2
+    while parts <= SMALLEST_MICROBATCH and (problem.rows is None or problem.microbatches * parts <= problem.rows):
+        found = replan(Asked(parts=parts))
+        if found is not None:
+            return Change(SMALLER_MICROBATCHES, problem.microbatches * parts, found)
+        parts *= 2
+    return None
+
+
+def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Change | None:
+    """Saved tensors that would have to be with the host, where whatever is too much at any moment is such.
+
+    One microbatch of the device's largest stage has to stay: the running action works on it.
+    """
+    assert plan.prediction is not None
+    total = 0.0
+    for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=False)):
+        over = sum(timeline.state) + timeline.moving[0] + timeline.moving[2] - limit
+        stays = max((plan.prediction.costs[s.index].reserved_bytes for s in plan.stages_on(device)), default=0)
+        if (over > numpy.maximum(timeline.moving[0] - stays, 0.0)).any():
+            return None
+        total += max(float(over.max()), 0.0)
+    return Change(OFFLOAD, total, plan)

@@ -1,0 +1,76 @@
+"""Whatever change an infeasible request is told of fits when it is asked for, whole search and all."""
+
+import itertools
+
+import pytest
+from panpipe.cli import plan_request
+from panpipe.cli.costs import PlanningCosts
+from panpipe.cli.infeasible import InfeasibleAnswer
+from panpipe.core.cluster import fully_connected
+from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.planner import longest_path
+from panpipe.core.planner.changes import MORE_MEMORY, OFFLOAD, Asked
+from panpipe.core.planner.infeasible import NothingFits
+from panpipe.core.schedules.registry import families
+from panpipe.core.throughput import Work
+
+BUDGET = 600
+FAMILIES = [families()[name] for name in ("1f1b", "interleaved-1f1b", "zb-h1", "gis")]
+
+
+def layers(count):
+    """An embedding with most of the state, blocks of three unlike operators, and a head with a large workspace."""
+    nodes = [OpNode("embedding", 1, 0, 1, 0.5, 130, 520, 20, 4)]
+    for i in range(count):
+        nodes += [
+            OpNode(f"attention{i}", 2, 2.5, 1.5, 0.1, 20, 80, 60, 4), OpNode(f"norm{i}", 0.1, 0.2, 0, 0, 0, 0, 7, 4),
+            OpNode(f"mlp{i}", 4, 4, 4, 0.1, 40, 160, 45, 8),
+        ]  # fmt: skip
+    nodes.append(OpNode("head", 6, 6, 6, 0.3, 0, 0, 150, 200))
+    edges = [OpEdge(a.name, b.name, 7) for a, b in itertools.pairwise(nodes)]
+    return OpGraph(tuple(nodes), tuple(edges))
+
+
+def request(devices, memory, microbatches, mesh=None):
+    graph = layers(8)
+    return plan_request.PlanRequest(
+        lambda _: PlanningCosts(graph, {}, None, Work()), False, fully_connected(devices, memory, 100.0, 0.01),
+        microbatches, 1, FAMILIES, True, longest_path, mesh, False, "none", None, BUDGET, 0,
+    )  # fmt: skip
+
+
+def test_each_change_fits_when_it_is_asked_for():
+    devices, memory, microbatches = 4, 750, 4
+    wanted = request(devices, memory, microbatches)
+    with pytest.raises(NothingFits) as nothing:
+        wanted.search()
+    answer = InfeasibleAnswer(nothing.value, wanted)
+    changes = {change.what: change for change in answer.changes}
+    asked = {
+        "more devices": lambda value: Asked(devices=value),
+        "smaller microbatches": lambda value: Asked(parts=value // microbatches),
+        "recompute": lambda _: Asked(recompute=True),
+        MORE_MEMORY: lambda value: Asked(extra_bytes=value),
+    }
+    assert {"more devices", "smaller microbatches", MORE_MEMORY} <= set(changes)
+    for what, change in changes.items():
+        if what != OFFLOAD:
+            other = wanted.instead(asked[what](change.value))
+            assert max(other.search().best.prediction.peak_memory_bytes) <= max(other.limits)
+            assert change.found.prediction.cluster.devices[0].memory_bytes == other.machine.devices[0].memory_bytes
+
+
+def test_a_change_leaves_the_rest_of_the_request():
+    wanted = request(2, 1300, 6, mesh="pp=2")
+    other = wanted.instead(Asked(parts=4))
+    assert (other.microbatches, other.machine, other.costs.graph.nodes[0].saved_bytes) == (24, wanted.machine, 5)
+    assert wanted.instead(Asked(extra_bytes=100)).limits == (1400, 1400)
+    assert len(wanted.instead(Asked(devices=5)).machine.devices) == 5
+    assert wanted.instead(Asked(recompute=True)).recompute is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "other"), [(None, None), ("auto", "auto"), ("pp=4", "pp=8,dp=1"), ("dp=2,pp=2", "pp=4,dp=2")]
+)
+def test_more_devices_make_the_pipeline_longer(mesh, other):
+    assert request(4, 1300, 6, mesh).instead(Asked(devices=8)).mesh == other
