@@ -99,8 +99,8 @@ def wait_in_any_order(bench: Bench) -> None:
     def message(sender: int, number: int) -> Tensor:
         return payload((40_000 if number % 3 == 1 else 5,), torch.float32, sender, number)
 
-    arriving = [(peer, n, *bench.receive([message(peer, n)], peer)) for peer in bench.others for n in range(count)]
     flying = [bench.send([message(me, n)], peer) for peer in bench.others for n in range(count)]
+    arriving = [(peer, n, *bench.receive([message(peer, n)], peer)) for peer in bench.others for n in range(count)]
     for peer, n, handle, (got,) in reversed(arriving):
         handle.wait()
         expect(got, message(peer, n), f"message {n} of device {peer}, waited for in reverse order")

@@ -1,11 +1,20 @@
-"""Backends that break the contract in one way each, and do the rest right."""
+"""Backends that break one rule of the contract each, and keep all others."""
+
+from collections import defaultdict, deque
 
 import torch
 from panpipe.backends.kind import BackendKind
 from panpipe.backends.memcpy import Exchange, MemcpyBackend
 
 
-class Swapping(MemcpyBackend):
+class Summing(MemcpyBackend):
+    """Adds up rightly, whatever happens to its messages."""
+
+    def all_reduce(self, tensor):
+        return MemcpyBackend(self.exchange, self.device).all_reduce(tensor)
+
+
+class Swapping(Summing):
     """Every second message overtakes the one before it."""
 
     held = None
@@ -28,23 +37,102 @@ class Later:
         """Return at once."""
 
 
-class Blocking(MemcpyBackend):
-    """A send returns when its message was received."""
+class Blocking(Summing):
+    """A send of a large message returns when that was received."""
 
     def send(self, tensors, peer):
         handle = super().send(tensors, peer)
-        handle.wait()
+        if tensors[0].nbytes > 1 << 20:
+            handle.wait()
         return handle
 
 
-class Rounding(MemcpyBackend):
-    """Doubles lose half of their bits."""
+class Answering(Summing):
+    """Two receives are posted only where a message was sent for each: it takes turns."""
+
+    def __init__(self, exchange, device):
+        super().__init__(exchange, device)
+        self.sent, self.posted, self.open = (defaultdict(int) for _ in range(3))
 
     def send(self, tensors, peer):
-        return super().send([t.float().double() if t.dtype is torch.float64 else t for t in tensors], peer)
+        self.sent[peer] += 1
+        return super().send(tensors, peer)
+
+    def receive(self, buffers, peer):
+        if self.open[peer] and self.posted[peer] > self.sent[peer]:
+            raise RuntimeError("it is not this device's turn to receive")
+        self.posted[peer] += 1
+        self.open[peer] += 1
+        handle = super().receive(buffers, peer)
+
+        def end():
+            handle.wait()
+            self.open[peer] -= 1
+
+        return Ending(end)
 
 
-class Eager(MemcpyBackend):
+class Ending:
+    """A handle whose wait is a function."""
+
+    def __init__(self, wait):
+        self.wait = wait
+
+
+class Bounded(Summing):
+    """No more than fifty messages wait for their receives."""
+
+    def send(self, tensors, peer):
+        if len(self.exchange.channel(self.device, peer).sends) == 50:
+            raise BufferError("50 messages are in flight")
+        return super().send(tensors, peer)
+
+
+class InTurn(Summing):
+    """Receives can be waited for only in the order in which they were posted."""
+
+    def __init__(self, exchange, device):
+        super().__init__(exchange, device)
+        self.queues = defaultdict(deque)
+
+    def receive(self, buffers, peer):
+        handle, queue = super().receive(buffers, peer), self.queues[peer]
+        queue.append(handle)
+
+        def wait():
+            if queue[0] is not handle:
+                raise RuntimeError("an earlier receive was not waited for")
+            queue.popleft()
+            handle.wait()
+
+        return Ending(wait)
+
+
+class Solid(Summing):
+    """A tensor without elements cannot be sent."""
+
+    def send(self, tensors, peer):
+        if any(tensor.numel() == 0 for tensor in tensors):
+            raise ValueError("there is nothing to send")
+        return super().send(tensors, peer)
+
+
+class Dense(Summing):
+    """Reads memory as if every tensor were contiguous."""
+
+    def send(self, tensors, peer):
+        flat = [t.as_strided(t.shape, torch.empty(t.shape).stride(), t.storage_offset()) for t in tensors]
+        return super().send(flat, peer)
+
+
+class Rounding(Summing):
+    """Bytes lose a bit."""
+
+    def send(self, tensors, peer):
+        return super().send([t & 254 if t.dtype is torch.uint8 else t for t in tensors], peer)
+
+
+class Eager(Summing):
     """A send says that it is over before the message was copied."""
 
     def send(self, tensors, peer):
@@ -86,9 +174,11 @@ class Spilling(MemcpyBackend):
 
 
 class Disordered(MemcpyBackend):
-    """Every device adds up in an order of its own."""
+    """Every device adds doubles up in an order of its own."""
 
     def all_reduce(self, tensor):
+        if tensor.dtype is not torch.float64:
+            return super().all_reduce(tensor)
         others = [peer for peer in range(self.devices) if peer != self.device]
         parts = [torch.empty_like(tensor) for _ in others]
         handles = [self.send([tensor], peer) for peer in others]
@@ -101,11 +191,28 @@ class Disordered(MemcpyBackend):
 
 
 class Forgetful(MemcpyBackend):
-    """A sum says that it is over before it is."""
+    """A sum of scalars says that it is over before it is."""
 
     def all_reduce(self, tensor):
-        super().all_reduce(tensor)
-        return Later()
+        handle = super().all_reduce(tensor)
+        return Later() if tensor.dim() == 0 else handle
+
+
+class Single(MemcpyBackend):
+    """One sum at a time."""
+
+    busy = False
+
+    def all_reduce(self, tensor):
+        if self.busy:
+            raise RuntimeError("another sum is under way")
+        handle, self.busy = super().all_reduce(tensor), True
+
+        def end():
+            self.busy = False
+            handle.wait()
+
+        return Ending(end)
 
 
 def _connect(cls, devices):
@@ -127,6 +234,30 @@ def rounding(devices):
 
 def eager(devices):
     return _connect(Eager, devices)
+
+
+def answering(devices):
+    return _connect(Answering, devices)
+
+
+def bounded(devices):
+    return _connect(Bounded, devices)
+
+
+def in_turn(devices):
+    return _connect(InTurn, devices)
+
+
+def solid(devices):
+    return _connect(Solid, devices)
+
+
+def dense(devices):
+    return _connect(Dense, devices)
+
+
+def single(devices):
+    return _connect(Single, devices)
 
 
 def nameless(devices):
