@@ -22,6 +22,7 @@ from .runtimes.build import build_pipeline, mesh_in_simulator
 from .runtimes.devices import Names
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
+from .runtimes.stage_compiler import Compile, CompilerChoice
 from .runtimes.state import OptimizerFactory
 from .runtimes.training import Training
 from .runtimes.weights import ModuleInit
@@ -53,6 +54,7 @@ def pipeline(
     share_devices: bool = False,
     clip_norm: float | None = None,
     scaler: GradScaler | None = None,
+    compile: str | Compile | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -113,6 +115,13 @@ def pipeline(
             scaler's own state counts all of that: ``get_scale()``, ``state_dict()`` and ``load_state_dict()`` are as
             ever. With ``update=False`` the scale stays until the update. What ``step`` returns is not scaled.
             Parameters are not in float16; the step computes in it under ``torch.autocast``.
+        compile: compiles what stages are made of: ``"inductor"``, another backend of ``torch.compile`` by name, or a
+            function ``(graph, example_inputs) -> function``. What lies between matrix products, convolutions,
+            attention, random draws and Python that stays Python is compiled, before the first step; equal groups of
+            operators once, of whatever layer or stage. Profiles and rehearsals time what is compiled. Numbers are no
+            longer bit-equal to the captured graph's: a fused sum rounds elsewhere, and in 16 bits it rounds less often.
+            What a backend cannot compile runs as it is, and a line says so. The first Inductor build of a machine
+            takes half a minute, each further group a second or two; Inductor keeps them on disk.
         report: told what planning is doing.
 
     Returns:
@@ -133,6 +142,11 @@ def pipeline(
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     wanted = _mesh(mesh)
     training = Training(clip_norm, scaler)
+    compiling = CompilerChoice.of(compile)
+    if compiling is not None and target == "simulator":
+        raise RequestError(
+            f"target 'simulator' takes its times from a cost model and compile is {compile!r}: leave compile out"
+        )
     machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
     virtual = None
     if target == "simulator":
@@ -163,6 +177,7 @@ def pipeline(
         devices=devices,
         share_devices=share_devices,
         training=training,
+        compile=compiling,
         report=report,
     )
 

@@ -34,6 +34,7 @@ from .compute import compute_device
 from .link_profile import measured_cluster
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
+from .stage_compiler import StageCompiler
 from .stage_profile import profile_stages
 from .state import OptimizerFactory, state_share
 from .team import Team
@@ -68,6 +69,7 @@ class Planning:
         cluster: the machine; measured if None.
         report: told what is going on.
         recompute: the stages that do; None for those that the planner chooses.
+        compiler: compiles what stage programs are made of.
     """
 
     operators: Operators
@@ -85,6 +87,7 @@ class Planning:
     cluster: Cluster | None = None
     report: Report = lambda _: None
     recompute: Recompute | None = None
+    compiler: StageCompiler | None = None
 
     def plans(self) -> tuple[list[Plan], OpGraph]:
         """Measure, search and choose.
@@ -198,7 +201,7 @@ class Planning:
         devices = self.team.size
         mine = [i for i in range(len(stages)) if i % devices in self.team.local]
         where = {i: self.where[i % devices] for i in mine}
-        compiled = compile_stages(self.operators, stages, mine, where)  # compilation is not for threads
+        compiled = compile_stages(self.operators, stages, mine, where, self.compiler)  # not for threads
 
         def measure(device: int) -> dict[int, StageCosts]:
             own = {i: compiled.programs[i] for i in mine if i % devices == device}

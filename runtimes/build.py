@@ -37,6 +37,7 @@ from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .pipeline import Pipeline
 from .rehearsal import best_rehearsed, with_costs
+from .stage_compiler import CompilerChoice, StageCompiler
 from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
 from .training import Training
@@ -55,7 +56,7 @@ def build_pipeline(
     cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
     max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
-    share_devices: bool = False, training: Training | None = None,
+    share_devices: bool = False, training: Training | None = None, compile: CompilerChoice | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -71,6 +72,7 @@ def build_pipeline(
         virtual: devices that are not there, all of them in this process; None for real ones.
         devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
         share_devices: whether several may be on one.
+        compile: how what stages are made of is compiled; None where operators run one by one.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -91,6 +93,8 @@ def build_pipeline(
     kind = on.type if devices is None else "cuda" if named is None else named[0].type
     if virtual is not None and kind != "cpu":
         raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
+    if compile is not None:
+        compile.check(kind)
     operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec), device=kind))
     source = weights_from(weights, model, seed)
     source.check(read_tensors(operators))
@@ -108,13 +112,14 @@ def build_pipeline(
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
         _check_same(team, microbatches, training)
+        compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
 
         def ready(plan: Plan) -> Pipeline:
             plan = _waiting(plan, oracle) if training.needs_all_stages else plan
             _check_plan(plan, operators, team, anywhere=virtual is not None)
             clock = None if virtual is None else virtual.clock(plan, operators)
             return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock,
-                            training)  # fmt: skip
+                            training, compiler)  # fmt: skip
 
         if given is not None:
             pipe = ready(given)
@@ -123,6 +128,7 @@ def build_pipeline(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
                 max_chunks=max_chunks, cluster=cluster, report=report or (lambda _: None), recompute=recompute,
+                compiler=compiler,
             )  # fmt: skip
             pipe = best_rehearsed(planning, ready, example_batch)
         pipe.load(source)

@@ -9,6 +9,7 @@ from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms, stage_programs
 from ..core.capture.stage import boundaries, stage_graph
 from ..core.errors import RequestError
+from .stage_compiler import StageCompiler
 from .stage_run import Layout
 
 
@@ -38,7 +39,7 @@ class Compiled:
 
 def compile_stages(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Mapping[int, torch.device] | None = None,
+    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
 ) -> Compiled:  # fmt: skip
     """Derive the programs of some stages of a plan.
 
@@ -47,6 +48,7 @@ def compile_stages(
         stages: names of the operators of every stage.
         wanted: indices of the stages to compile.
         where: the device of each; by default the one that the step was captured for.
+        compiler: compiles what they are made of; None where operators run one by one.
 
     Raises:
         RequestError: the stages do not cover the step's operators, or one of them cannot become programs.
@@ -54,15 +56,20 @@ def compile_stages(
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
-    return compile_any(operators, stages, wanted, where)
+    return compile_any(operators, stages, wanted, where, compiler)
 
 
 def compile_any(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Mapping[int, torch.device] | None = None,
+    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
 ) -> Compiled:  # fmt: skip
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
     aim = where or {}
-    programs = {i: stage_programs(stage_graph(operators, stages, i, aim.get(i))) for i in wanted}
+    programs = {
+        i: stage_programs(
+            stage_graph(operators, stages, i, aim.get(i)), None if compiler is None else compiler.for_stage(i)
+        )
+        for i in wanted
+    }
     return Compiled(operators, stages, layout, programs)

@@ -24,6 +24,7 @@ from .rehearsed import Rehearsal
 from .replicas import begin_equal
 from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
+from .stage_compiler import StageCompiler
 from .state import OptimizerFactory, StageState
 from .steps import StepResult, StepRunner
 from .team import Team
@@ -50,6 +51,7 @@ class Pipeline:
         max_shapes: for how many shapes of microbatches programs are kept.
         clock: that virtual devices run under; None for devices that take the time they take.
         training: what happens in an update beside the optimizers' steps; the plan's steps wait where it asks for that.
+        compiler: compiles what stage programs are made of; None where operators run one by one.
 
     Attributes:
         steps: batches so far.
@@ -64,7 +66,7 @@ class Pipeline:
     def __init__(
         self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
         optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES, clock: Clock | None = None,
-        training: Training | None = None,
+        training: Training | None = None, compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         training = training or Training()
         self.plan = plan
@@ -80,9 +82,9 @@ class Pipeline:
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where or dict.fromkeys(team.local, device)
         on = {i: where[plan.placement[i]] for i in local}
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on)
+        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
-        self._shapes = Shapes(model, step, team, shape, first, max_shapes, on)
+        self._shapes = Shapes(model, step, team, shape, first, max_shapes, on, compiler)
         self._own = own_tensors(model, first.programs, on)
         self._loaded = False
         parameters, buffers = self._own.parameters, self._own.buffers

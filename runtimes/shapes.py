@@ -24,6 +24,7 @@ from ..core.errors import RequestError
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape
 from .recent import Recent
+from .stage_compiler import StageCompiler
 from .team import Team
 
 MAX_SHAPES = 8
@@ -41,17 +42,18 @@ class Shapes:
         first: compiled for it, by the plan's cut.
         limit: how many shapes are kept; those of one step are, however many.
         where: local stage → the device that it runs on.
+        compiler: compiles what stage programs are made of.
     """
 
     def __init__(
         self, model: nn.Module, step: StepFunction, team: Team, shape: Shape, first: Compiled, limit: int,
-        where: Mapping[int, torch.device],
+        where: Mapping[int, torch.device], compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         if limit < 1:
             raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
         self._model, self._step, self._team = model, step, team
         self._cut, self._local = cut_of(first.operators, first.stages), list(first.programs)
-        self._where = where
+        self._where, self._compiler = where, compiler
         self._parts = _parts(first.operators.step.outputs)
         self._kept: Recent[Shape, Compiled] = Recent(limit)
         self._kept.keep(shape, first)
@@ -98,7 +100,7 @@ class Shapes:
                 f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
                 "return the same parts for every shape"
             )
-        compiled = compile_any(operators, stages, self._local, self._where)
+        compiled = compile_any(operators, stages, self._local, self._where, self._compiler)
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled

@@ -56,6 +56,11 @@ class Team(ABC):
         return 0
 
     @property
+    def threads(self) -> int:
+        """How many threads of the host each device of this process computes with."""
+        return torch.get_num_threads()
+
+    @property
     def size(self) -> int:
         """Devices along the pipeline."""
         return self.mesh.pipeline
@@ -133,6 +138,10 @@ class ThreadTeam(Team):
         self.local = tuple(range(size))
         self._ends: Sequence[Backend] = ()
 
+    @property
+    def threads(self) -> int:
+        return 1
+
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
         if self.kind.threads is None:
             raise RequestError(f"backend '{self.kind.name}' connects no threads: give ranks, or another backend")
@@ -141,7 +150,7 @@ class ThreadTeam(Team):
         failures: dict[int, BaseException] = {}
 
         def body(device: int) -> None:
-            torch.set_num_threads(1)
+            torch.set_num_threads(self.threads)
             try:
                 results[device] = work(device)
             except BaseException as failure:

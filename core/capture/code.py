@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from .fusing import Fusion, Fusions, Piece, fused, running_order
 from .layouts import function_of
 from .overwriting import overwriting
 from .products import Product, products_of
@@ -42,6 +43,7 @@ def compile_program(
     outputs: Sequence[fx.Node | None],
     modules: dict[str, Any],
     handed_over: Sequence[fx.Node] = (),
+    fusions: Fusions | None = None,
 ) -> Program:
     """Generate the function of some nodes.
 
@@ -55,11 +57,14 @@ def compile_program(
         modules: attribute name → module, for ``get_attr`` nodes.
         handed_over: nodes whose values go to the sink, each by its position, where they are computed: a gradient is
             added up while it is still in the cache, and its memory serves the next one.
+        fusions: takes the groups of operators that run as one; None where each runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
     scope: dict[str, Any] = {}
-    last = _last_uses(nodes, outputs)
-    over = overwriting(nodes, {*outputs, *handed_over})
+    kept = {*outputs, *handed_over}
+    pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
+    last = _last_uses(pieces, outputs)
+    over = overwriting(running_order(nodes, pieces), kept, set(nodes).difference(pieces))
     products = {product.node: product for product in products_of(handed_over, nodes, outputs)}
     left_out = {flip for product in products.values() for flip in product.flips}
     sinks: dict[fx.Node, list[str]] = {}
@@ -71,7 +76,14 @@ def compile_program(
     lines += [line for node in inputs for line in sinks.get(node, ())]
     unused = [names[node] for node in inputs if node not in last]
     lines += [f"    del {', '.join(unused)}"] if unused else []
-    for position, node in enumerate(nodes):
+    for position, node in enumerate(pieces):
+        if isinstance(node, Fusion):
+            assert fusions is not None
+            fusions.add(scope, f"g{position}", node)
+            lines.append(_group(f"g{position}", node, names))
+            lines += [line for one in node.outputs for line in sinks.get(one, ())]
+            lines += _gone([*node.inputs, *node.outputs], position, last, names, scope)
+            continue
         if node in left_out:
             continue
         if node.op == "get_attr":
@@ -82,14 +94,25 @@ def compile_program(
         else:
             lines.append(f"    {names[node]} = {_call(node, position, names, scope, over.get(node))}")
             lines += sinks.get(node, ())
-        done = [n for n in dict.fromkeys([*node.all_input_nodes, node]) if last.get(n, position) == position]
-        gone = [names[n] for n in done if n not in products and names[n] not in scope]
-        if gone:
-            lines.append(f"    del {', '.join(gone)}")
+        own = [] if node in products else [node]
+        lines += _gone([*node.all_input_nodes, *own], position, last, names, scope)
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
     exec(compile("\n".join(lines), "<stage program>", "exec"), scope)
     program: Program = scope["program"]
     return program
+
+
+def _gone(
+    nodes: Sequence[fx.Node], position: int, last: dict[fx.Node, int], names: dict[fx.Node, str], scope: dict[str, Any]
+) -> list[str]:
+    """The line that lets go of those that nothing reads from here on."""
+    done = [names[n] for n in dict.fromkeys(nodes) if last.get(n, position) == position and names[n] not in scope]
+    return [f"    del {', '.join(done)}"] if done else []
+
+
+def _group(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
+    made, given = ("".join(f"{names[n]}, " for n in of).rstrip() for of in (fusion.outputs, fusion.inputs))
+    return f"    {made} = {name}({given})"
 
 
 def _call(
@@ -113,9 +136,9 @@ def _product(product: Product, names: dict[fx.Node, str]) -> str:
     return f"    sink.add_product({product.number}, {left}, {right})"
 
 
-def _last_uses(nodes: Sequence[fx.Node], outputs: Sequence[fx.Node | None]) -> dict[fx.Node, int]:
-    last = {source: position for position, node in enumerate(nodes) for source in node.all_input_nodes}
-    last.update({node: len(nodes) for node in outputs if node is not None})
+def _last_uses(pieces: Sequence[Piece], outputs: Sequence[fx.Node | None]) -> dict[fx.Node, int]:
+    last = {source: position for position, piece in enumerate(pieces) for source in piece.all_input_nodes}
+    last.update({node: len(pieces) for node in outputs if node is not None})
     return last
 
 

@@ -46,7 +46,9 @@ _FRESH = {
 """What returns tensors in memory of their own, each of several in its own."""
 
 
-def overwriting(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> dict[fx.Node, tuple[Any, str, fx.Node]]:
+def overwriting(
+    nodes: Sequence[fx.Node], kept: Collection[fx.Node | None], passed_over: Collection[fx.Node] = ()
+) -> dict[fx.Node, tuple[Any, str, fx.Node]]:
     """For each operator that may overwrite an operand: the operator to call, its argument, and the operand.
 
     An operand can be overwritten when its memory was taken by an operator among ``nodes``, neither it nor a view of
@@ -55,11 +57,12 @@ def overwriting(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> d
     Args:
         nodes: of a program, in the order in which they run.
         kept: what it returns or hands over.
+        passed_over: nodes that run inside of something else, where nothing is overwritten.
     """
     place = {node: position for position, node in enumerate(nodes)}
     found: dict[fx.Node, tuple[Any, str, fx.Node]] = {}
     for node in nodes:
-        if node.target not in _OVER:
+        if node.target not in _OVER or node in passed_over:
             continue
         # The operand that was made last is the likeliest to be in the cache.
         operands = sorted((n for n in dict.fromkeys(node.all_input_nodes) if n in place), key=lambda n: -place[n])

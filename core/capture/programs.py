@@ -1,5 +1,7 @@
 """The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from attrs import evolve, frozen
 from torch import fx
 
 from .code import Program, compile_program, no_sink
+from .fusing import Call, Fusion, Fusions
 from .joint import JointGraph, ancestors, at_hand, closed_over, forward_nodes, ordered, split_masked, trace_joint
 from .stage import Boundary, StageGraph, StageInputs
 from .storages import StorageMeter, WatchEverything, storage_sizes
@@ -100,8 +103,12 @@ class StagePrograms:
     memory: StageMemory
 
 
-def stage_programs(stage: StageGraph) -> StagePrograms:
+def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
     """Derive a stage's programs from its graph.
+
+    Args:
+        stage: its graph.
+        fuse: makes a function of operators that are to run as one; None where each runs by itself.
 
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
@@ -120,19 +127,24 @@ def stage_programs(stage: StageGraph) -> StagePrograms:
     persistent = {node: i for i, node in joint.primals.items() if i >= kept}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [joint.primals[i] for i in sorted(joint.primals)]
-    forward = compile_program(ordered(joint.graph, in_forward), inputs, [*returned, *saved], stage.modules)
-    alone = compile_program(ordered(joint.graph, in_forward), inputs, returned, stage.modules)
-    cut = _Cut(joint, stage.modules, saved, persistent, kept)
+    fusions = None if fuse is None else Fusions()
+    make = functools.partial(compile_program, modules=stage.modules, fusions=fusions)
+    forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
+    alone = make(ordered(joint.graph, in_forward), inputs, returned)
+    cut = _Cut(joint, make, saved, persistent, kept)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
     backward_input = backward_weight = None
     if input_gradients and len(input_gradients) < len(gradients):
         backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
     programs = StagePrograms(
-        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, stage, saved, kept),
+        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, make, saved, kept),
         tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
     )  # fmt: skip
-    return _measured(stage, joint, programs)
+    programs = _measured(stage, joint, programs)
+    if fusions is not None and fuse is not None:
+        fusions.bind(fuse)  # a compiled function takes no fake tensors
+    return programs
 
 
 def _nothing(stage: StageGraph) -> StagePrograms:
@@ -142,10 +154,10 @@ def _nothing(stage: StageGraph) -> StagePrograms:
     return StagePrograms(stage.inputs, (), (), forward, forward, again, (), None, None, None, StageMemory(0, 0, 0, 0))
 
 
-def _recompute(joint: JointGraph, stage: StageGraph, saved: list[fx.Node], kept: int) -> Recompute:
+def _recompute(joint: JointGraph, make: Callable[..., Program], saved: list[fx.Node], kept: int) -> Recompute:
     nodes = ordered(joint.graph, ancestors(saved))
     read = {*saved, *(source for node in nodes for source in node.all_input_nodes)}
-    program = compile_program(nodes, [joint.primals[i] for i in sorted(joint.primals)], saved, stage.modules)
+    program = make(nodes, [joint.primals[i] for i in sorted(joint.primals)], saved)
     keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < kept or i in joint.mutations))
     return Recompute(program, tuple(keeps))
 
@@ -155,7 +167,7 @@ class _Cut:
     """What is common to the backward programs of one joint graph."""
 
     joint: JointGraph
-    modules: dict[str, Any]
+    make: Callable[..., Program]
     saved: list[fx.Node]
     persistent: dict[fx.Node, int]
     kept: int
@@ -177,7 +189,7 @@ class _Cut:
         boundary = {i: node for i, node in gradients.items() if i < self.kept}
         own = {i: node for i, node in gradients.items() if i >= self.kept}
         outputs = [*boundary.values(), *(extra or [])]
-        function = compile_program(run, order, outputs, self.modules, list(own.values()))
+        function = self.make(run, order, outputs, handed_over=list(own.values()))
         return Backward(
             function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
             tuple(boundary), tuple(own),
