@@ -66,10 +66,8 @@ def compile_any(
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
     aim = where or {}
+    graphs = {i: stage_graph(operators, stages, i, aim.get(i)) for i in wanted}
     programs = {
-        i: stage_programs(
-            stage_graph(operators, stages, i, aim.get(i)), None if compiler is None else compiler.for_stage(i)
-        )
-        for i in wanted
+        i: stage_programs(graph) if compiler is None else compiler.programs(graph, i) for i, graph in graphs.items()
     }
     return Compiled(operators, stages, layout, programs)

@@ -5,7 +5,6 @@ groups, of whatever layer, program, stage or cut, are compiled once. A group tha
 not compute as it was asked to, runs as it is, and a line says so.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,8 @@ from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ..core.capture.fusing import Call, Fusion
+from ..core.capture.programs import StagePrograms, stage_programs
+from ..core.capture.stage import StageGraph
 from ..core.capture.storages import storage_of
 from ..core.errors import RequestError
 
@@ -106,7 +107,7 @@ def _inductor(threads: int) -> Compile:
     return compile_graph
 
 
-@define
+@define(eq=False)
 class StageCompiler:
     """Makes functions of groups of operators, each once.
 
@@ -114,44 +115,61 @@ class StageCompiler:
         choice: of the backend.
 
     Attributes:
-        made: by what a group is, the function for it; None where it runs as it is.
+        made: by what a group is, the function for it.
+        failures: of these that run as they are, why.
     """
 
     choice: CompilerChoice
-    made: dict[str, Call | None] = field(factory=dict)
-    _plain: dict[str, Call] = field(factory=dict)
+    made: dict[str, Call] = field(factory=dict)
+    failures: dict[str, str] = field(factory=dict)
+    _told: set[str] = field(factory=set)
 
-    def for_stage(self, stage: int) -> Callable[[Fusion], Call]:
-        """What makes a function of a group of one stage."""
-        return functools.partial(self._call_of, stage)
+    def programs(self, stage: StageGraph, index: int) -> StagePrograms:
+        """Programs of a stage, compiled; what does not compile is said in one line.
 
-    def _call_of(self, stage: int, fusion: Fusion) -> Call:
-        graph = fusion.graph()
-        key = signature(fusion, graph)
-        if key not in self.made:
-            module = fx.GraphModule({}, graph)
-            self._plain[key] = module.forward
-            try:
-                self.made[key] = self._compiled(fusion, module)
-            except Exception as error:
-                self.made[key] = None
-                self._say(stage, fusion, str(error).strip().partition("\n")[0] or type(error).__name__)
-        return self.made[key] or self._plain[key]
+        Args:
+            stage: its graph.
+            index: its number, for people.
+        """
+        left: dict[str, Fusion] = {}
 
-    def _compiled(self, fusion: Fusion, module: fx.GraphModule) -> Call:
+        def call_of(fusion: Fusion) -> Call:
+            graph = fusion.graph()
+            key = signature(fusion, graph)
+            if key not in self.made:
+                self.made[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
+            if key in self.failures:
+                left[key] = fusion
+            return self.made[key]
+
+        found = stage_programs(stage, call_of)
+        if left:
+            self._tell(index, left)
+        return found
+
+    def _compiled(self, fusion: Fusion, key: str, module: fx.GraphModule) -> Call:
         """A backend's function, tried once: what is still to be loaded is, before a step is timed."""
         examples = [_example(node.meta["val"]) for node in fusion.inputs]
-        with torch.no_grad():
-            compiled = self.choice.compile(module, list(examples))
-            results, expected = compiled(*examples), module.forward(*examples)
-        _check(examples, results, expected)
+        try:
+            with torch.no_grad():
+                compiled = self.choice.compile(module, list(examples))
+                results, expected = compiled(*examples), module.forward(*examples)
+            _check(examples, results, expected)
+        except Exception as error:
+            self.failures[key] = str(error).strip().partition("\n")[0] or type(error).__name__
+            return module.forward
         return _guarded(compiled, module.forward, self.choice.name)
 
-    def _say(self, stage: int, fusion: Fusion, why: str) -> None:
-        operators = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes))
-        shown = operators if len(operators) < 100 else f"{operators[:100]}…"
-        warnings.warn(f"stage {stage} runs {shown} as they are: {self.choice.name} does not compile them: {why}",
-                      stacklevel=2)  # fmt: skip
+    def _tell(self, stage: int, left: dict[str, Fusion]) -> None:
+        key, fusion = next(iter(left.items()))
+        names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
+        shown = names if len(names) < 100 else f"{names[:100]}…"
+        more = f" and {len(left) - 1} more groups of operators" if len(left) > 1 else ""
+        line = f"stage {stage} runs {shown}{more} as they are: {self.choice.name} does not compile them: "
+        line += self.failures[key]
+        if line not in self._told:
+            self._told.add(line)
+            warnings.warn(line, stacklevel=2)
 
 
 def signature(fusion: Fusion, graph: fx.Graph) -> str:

@@ -68,22 +68,23 @@ def compile_program(
     products = {product.node: product for product in products_of(handed_over, nodes, outputs)}
     left_out = {flip for product in products.values() for flip in product.flips}
     sinks: dict[fx.Node, list[str]] = {}
-    for number, node in enumerate(handed_over):
-        sinks.setdefault(node, []).append(f"    sink.add({number}, {names[node]})")
+    for number, value in enumerate(handed_over):
+        sinks.setdefault(value, []).append(f"    sink.add({number}, {names[value]})")
     lines = ["def program(inputs, sink):"]
     if inputs:
         lines += [f"    {', '.join(names[node] for node in inputs)}, = inputs", "    inputs.clear()"]
     lines += [line for node in inputs for line in sinks.get(node, ())]
     unused = [names[node] for node in inputs if node not in last]
     lines += [f"    del {', '.join(unused)}"] if unused else []
-    for position, node in enumerate(pieces):
-        if isinstance(node, Fusion):
+    for position, piece in enumerate(pieces):
+        if isinstance(piece, Fusion):
             assert fusions is not None
-            fusions.add(scope, f"g{position}", node)
-            lines.append(_group(f"g{position}", node, names))
-            lines += [line for one in node.outputs for line in sinks.get(one, ())]
-            lines += _gone([*node.inputs, *node.outputs], position, last, names, scope)
+            fusions.add(scope, f"g{position}", piece)
+            lines.append(_group(f"g{position}", piece, names))
+            lines += [line for one in piece.outputs for line in sinks.get(one, ())]
+            lines += _gone([*piece.inputs, *piece.outputs], position, last, names, scope)
             continue
+        node = piece
         if node in left_out:
             continue
         if node.op == "get_attr":

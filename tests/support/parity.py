@@ -10,6 +10,7 @@ from panpipe.runtimes.clocked import Clock
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.stage_compiler import StageCompiler
 from panpipe.runtimes.team import Team
 from panpipe.runtimes.weights import weights_from
 
@@ -53,7 +54,7 @@ class Distance:
 
 def build(
     team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, device: str = "cpu",
-    clock: Clock | None = None, **options,
+    clock: Clock | None = None, compiler: StageCompiler | None = None, **options,
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     case = CASES[name]
@@ -61,8 +62,9 @@ def build(
     plan = plan or even_plan(operators, team.size, microbatches, **options)
     shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
     pipe = Pipeline(
-        case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3, clock=clock
-    )
+        case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3, clock=clock,
+        compiler=compiler,
+    )  # fmt: skip
     pipe.load(weights_from(None, pipe.model, 3))
     return pipe
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.capture.code import compile_program, no_sink
+from panpipe.core.capture.fusing import Fusions
 from panpipe.core.capture.overwriting import overwriting
 from panpipe.core.capture.products import products_of
 from torch import Tensor, fx
@@ -72,17 +73,21 @@ def programs(draw: st.DrawFn) -> tuple[list[fx.Node], list[fx.Node], list[fx.Nod
     return inputs, nodes, returned, handed_over
 
 
-@settings(max_examples=300, deadline=None)
-@given(programs())
+@settings(max_examples=400, deadline=None)
+@given(programs(), st.booleans())
 def test_a_program_computes_its_nodes(
-    made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]],
+    made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]], grouped: bool
 ) -> None:
     inputs, nodes, returned, handed_over = made
+    fusions = Fusions() if grouped else None
     expected = values_of(nodes, inputs)
     given_values = [one.meta["val"].clone() for one in inputs]
     kept = [value.clone() for value in given_values]
     sink = Taken()
-    results = compile_program(nodes, inputs, returned, {}, handed_over)(list(given_values), sink)
+    program = compile_program(nodes, inputs, returned, {}, handed_over, fusions)
+    if fusions is not None:
+        fusions.bind(lambda fusion: fx.GraphModule({}, fusion.graph()).forward)
+    results = program(list(given_values), sink)
     for result, one in zip(results, returned, strict=True):
         assert torch.equal(result, expected[one])
     assert sorted(sink.values) == list(range(len(handed_over)))
