@@ -21,6 +21,7 @@ Not run on a GPU yet; tests prove on lowered plans that this assignment of commu
 
 import itertools
 import os
+import socket
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ import torch.distributed as dist
 from attrs import define
 from torch import Tensor
 
-from ..core.errors import WorkerError
+from ..core.errors import RequestError, WorkerError
 from .contract import Backend, Handle
 from .kind import BackendKind
 from .streams import Streams, streams_of
@@ -87,8 +88,9 @@ class NcclBackend(Backend):
         self._all: Any = None
         # All ranks of the job make all groups, those of other pipelines too: torch names groups by counting.
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, self._ranks)
-        for ranks in sorted({tuple(each) for each in found}):
+        dist.all_gather_object(found, (self._ranks, _identity(self._gpu)))
+        refuse_shared([gpu for _, gpu in found])
+        for ranks in sorted({tuple(each) for each, _ in found}):
             self._connect(ranks)
         torch.cuda.synchronize(self._gpu)
 
@@ -157,6 +159,29 @@ class NcclBackend(Backend):
             for group in (*self._pairs.values(), *([] if self._all is None else [self._all])):
                 dist.destroy_process_group(group)
             self._pairs, self._all = {}, None
+
+
+def _identity(gpu: torch.device) -> str:
+    """What a GPU is called on every rank alike, whichever of them each can see."""
+    known = torch.cuda.get_device_properties(gpu)
+    return f"GPU {getattr(known, 'uuid', gpu)} of {socket.gethostname()}"
+
+
+def refuse_shared(gpus: Sequence[str]) -> None:
+    """Refuse ranks that share a GPU, on all of them at once: NCCL would, in the middle of connecting.
+
+    Args:
+        gpus: of each rank.
+
+    Raises:
+        RequestError: two ranks have the same one.
+    """
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:
+            raise RequestError(
+                f"ranks {gpus.index(gpu)} and {rank} are both on {gpu}: NCCL connects ranks with a GPU each; start as "
+                "many ranks as there are GPUs, or use backend='gloo'"
+            )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

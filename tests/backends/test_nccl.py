@@ -107,6 +107,12 @@ def test_bytes_are_the_tensors_own():
     assert nccl._bytes_of(torch.empty(0)).numel() == 0
 
 
+def test_ranks_that_share_a_gpu_are_refused_before_nccl_connects():
+    nccl.refuse_shared(["GPU 0 of a", "GPU 1 of a", "GPU 0 of b"])
+    with pytest.raises(RequestError, match=r"ranks 1 and 2 are both on GPU 1 of a: NCCL connects .*backend='gloo'"):
+        nccl.refuse_shared(["GPU 0 of a", "GPU 1 of a", "GPU 1 of a"])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_why():
     with pytest.raises(RequestError, match=r"backend 'nccl' cannot be used here: .*; usable are memcpy, gloo"):

@@ -1,0 +1,256 @@
+"""The executor on one GPU that several devices of a pipeline share: order, overlap, memory and time.
+
+Collected everywhere and skipped where no GPU is. What is asserted of time and memory is wide: `benchmarks/gpu.py`
+records what they are.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import panpipe
+import pytest
+import torch
+from panpipe.backends.streams import CudaStreams
+from panpipe.core.errors import RequestError
+from panpipe.core.trace import COMPUTE_QUEUE
+from panpipe.runtimes.reference import reference_step
+from torch import nn
+
+from ..support.cuts import batch_on, captured, even_plan
+from ..support.models import CASES
+
+pytestmark = pytest.mark.cuda
+
+GPT = "tied gpt with dropout"
+ROOT = Path(__file__).parents[2]
+MICROBATCHES = 8
+
+
+def named(count: int) -> str:
+    return ",".join(["cuda:0"] * count)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_that_share_a_gpu_by_name_train_as_one_process_on_it(stages):
+    case = CASES[GPT]
+    plan = even_plan(captured(case, torch.float64, 8, 4, "cuda"), stages, 4)
+    pipe = panpipe.pipeline(
+        case.model(torch.float64), case.step, case.batch(8, torch.float64), plan=plan, optimizer=torch.optim.SGD,
+        devices=named(stages), share_devices=True, seed=3,
+    )  # fmt: skip
+    alone = case.model(torch.float64).to("cuda:0")
+    optimizer = torch.optim.SGD(alone.parameters())
+    for index in range(3):
+        loss = pipe.step(case.batch(8, torch.float64)).item()
+        batch = batch_on(case, 8, torch.float64, "cuda:0")
+        wanted = reference_step(alone, case.step, batch, microbatches=4, seed=3, index=index).item()
+        assert abs(loss - wanted) < 1e-10
+        optimizer.step()
+    for one, other in zip(pipe.model.parameters(), alone.parameters(), strict=True):
+        assert one.device == torch.device("cuda", 0)
+        assert (one - other).abs().max().item() < 1e-9
+
+
+def test_sharing_a_gpu_is_asked_for():
+    case = CASES[GPT]
+    plan = even_plan(captured(case, torch.float64, 8, 4, "cuda"), 4, 4)
+    with pytest.raises(RequestError, match="devices 0 and 1 of the pipeline are both cuda:0"):
+        panpipe.pipeline(case.model(torch.float64), case.step, case.batch(8, torch.float64), plan=plan,
+                         devices=named(4))  # fmt: skip
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.gelu(self.linear(self.norm(x)))
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(batch["x"]).pow(2).mean()
+
+
+def layers(width: int, count: int = 8, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Residual(width) for _ in range(count))).to(dtype)
+
+
+def batch_of(width: int, rows: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)}
+
+
+def even_pipeline(width: int, rows: int, stages: int = 2, dtype: torch.dtype = torch.float32, **options):
+    """A pipeline on one GPU with a plan made by hand, warm."""
+    batch = batch_of(width, rows, dtype)
+    piece = {"x": batch["x"][: rows // MICROBATCHES].to("cuda:0")}
+    capture, operators = panpipe.core.capture.step.capture_step, panpipe.core.capture.operators.operators_of
+    plan = even_plan(operators(capture(layers(width, dtype=dtype).to("cuda:0"), step, piece)), stages, MICROBATCHES)
+    pipe = panpipe.pipeline(
+        layers(width, dtype=dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
+        share_devices=True, **options,
+    )  # fmt: skip
+    for _ in range(3):
+        pipe.step(batch)
+    return pipe, batch
+
+
+def test_the_host_waits_for_nothing_inside_a_warm_step():
+    pipe, batch = even_pipeline(256, 64)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pipe.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_host_has_issued_a_step_before_the_device_is_through(monkeypatch):
+    pipe, batch = even_pipeline(4096, 8192)
+    download, through = CudaStreams.download, []
+
+    def seen(self, tensor):
+        through.append(torch.cuda.current_stream(tensor.device).query())
+        return download(self, tensor)
+
+    monkeypatch.setattr(CudaStreams, "download", seen)
+    pipe.step(batch)
+    assert through
+    assert not all(through)
+
+
+def test_copies_run_beside_compute():
+    pipe, batch = even_pipeline(4096, 8192)
+    _, trace = pipe.trace_step(batch)
+    compute = [(e.start_s, e.end_s) for e in trace.events if e.queue == COMPUTE_QUEUE]
+    copies = [(e.start_s, e.end_s) for e in trace.events if e.action.peer is not None]
+    assert len(copies) == 2 * 2 * MICROBATCHES
+    assert all(end >= start for start, end in copies)
+    beside = [any(begin < end and start < until for begin, until in compute) for start, end in copies]
+    assert sum(beside) > len(copies) // 4
+
+
+def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
+    pipe, batch = even_pipeline(8, 8)
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        pipe.step(batch)
+        times.append(time.perf_counter() - start)
+    actions = max(len(actions) for actions in pipe.plan.device_actions)
+    assert min(times) / actions < 1e-3
+
+
+def planned(stages: int):
+    """A pipeline planned on the GPU itself, with a prediction from rehearsals, warm."""
+    batch = batch_of(1024, 4096)
+    pipe = panpipe.pipeline(
+        layers(1024), step, batch, microbatches=MICROBATCHES, schedule="1f1b", max_chunks=1,
+        optimizer=torch.optim.AdamW, devices=named(stages), share_devices=True,
+    )  # fmt: skip
+    for _ in range(3):
+        pipe.step(batch)
+    return pipe, batch
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_allocators_peak_and_the_step_time_are_near_those_predicted(stages):
+    pipe, batch = planned(stages)
+    prediction = pipe.plan.prediction
+    before = torch.cuda.memory_allocated() - sum(p.nbytes for p in pipe.model.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        pipe.step(batch)
+        times.append(time.perf_counter() - start)
+    assert prediction.step_s == pytest.approx(sorted(times)[2], rel=0.5)
+    # Gradients and the optimizer's state stood there before the steps; nothing else of other tests may.
+    assert before >= 0
+    assert torch.cuda.max_memory_allocated() <= 1.25 * sum(prediction.peak_memory_bytes) + before
+
+
+def test_the_peak_is_that_of_one_process_and_what_more_microbatches_hold():
+    batch, alone = batch_of(1024, 4096), layers(1024).to("cuda:0")
+    optimizer = torch.optim.AdamW(alone.parameters())
+    here = {"x": batch["x"].to("cuda:0")}
+    for index in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        reference_step(alone, step, here, microbatches=MICROBATCHES, index=index)
+        optimizer.step()
+    one = torch.cuda.max_memory_allocated() - start
+    del alone, optimizer, here
+    pipe, batch = even_pipeline(1024, 4096)
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    _, trace = pipe.trace_step(batch)
+    saved = sum(max((s.bytes for s in trace.memory if s.device == d), default=0) for d in (0, 1))
+    size = batch["x"].nbytes  # the batch, on both devices, and messages that are under way
+    assert torch.cuda.max_memory_allocated() - start <= 1.25 * one + saved + 3 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_compiled_stages_train_as_others(dtype):
+    (pipe, batch), (plain, _) = (even_pipeline(64, 64, dtype=dtype, compile=how) for how in ("inductor", None))
+    near = 1e-9 if dtype is torch.float64 else 1e-4
+    assert abs(pipe.step(batch).item() - plain.step(batch).item()) < near
+
+
+SCRIPT = """
+import json, sys, torch, panpipe
+from torch import nn
+def step(model, batch):
+    return model(batch["x"]).pow(2).mean()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+batch = {"x": torch.randn(8, 8)}
+options = json.loads(sys.argv[1])
+pipe = panpipe.pipeline(model, step, batch, microbatches=4, schedule="1f1b", max_chunks=1,
+                        optimizer=torch.optim.SGD, **options)
+print(json.dumps([pipe.step(batch).item() for _ in range(3)]))
+pipe.close()
+"""
+
+
+def ranks_of(count: int, **options) -> list[tuple[int, str, str]]:
+    """Status, output and errors of ranks that all see one GPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    shared["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, json.dumps(options)], cwd=ROOT.parent, text=True,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=300) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, told, strict=True)]
+
+
+def test_one_rank_over_nccl():
+    ((status, out, err),) = ranks_of(1, backend="nccl", devices="cuda:0", mesh="pp=1")
+    assert status == 0, err[-3000:]
+    losses = json.loads(out.splitlines()[-1])
+    assert losses[0] > losses[-1] > 0
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_nccl_and_go_over_gloo():
+    for status, _, err in ranks_of(2, backend="nccl", devices="cuda:0,cuda:0", share_devices=True, mesh="pp=2"):
+        assert status != 0
+        assert "NCCL connects ranks with a GPU each" in err, err[-3000:]
+    done = ranks_of(2, devices="cuda:0,cuda:0", share_devices=True, mesh="pp=2")
+    assert [status for status, _, _ in done] == [0, 0], done
+    assert done[0][1] == done[1][1]
+    assert "over gloo" in done[0][2]
