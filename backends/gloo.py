@@ -149,8 +149,9 @@ class GlooBackend(Backend):
     def missed_in_sum(self, error: RuntimeError) -> WorkerError:
         """A sum failed: gloo does not tell by whom."""
         others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
-        who = f"rank {others[0]}" if len(others) == 1 else f"one of ranks {', '.join(map(str, others))}"
-        return WorkerError(f"{who} stopped answering: {error}")
+        if len(others) == 1:
+            return WorkerError(f"rank {others[0]} stopped answering: {error}")
+        return WorkerError(f"one of ranks {', '.join(map(str, others))} stopped answering: {error}", others)
 
     def close(self, failure: BaseException | None = None) -> None:
         """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""

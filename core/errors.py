@@ -3,6 +3,8 @@
 Every message is one line that names the value, the rule it breaks and the fix.
 """
 
+from collections.abc import Sequence
+
 
 class PanpipeError(Exception):
     """A failure that panpipe understands. Exit status 1."""
@@ -23,4 +25,13 @@ class InfeasibleError(PanpipeError):
 
 
 class WorkerError(PanpipeError):
-    """A worker of a running pipeline stopped: the message names its rank and the reason. Exit status 1."""
+    """A worker of a running pipeline stopped: the message names its rank and the reason. Exit status 1.
+
+    Args:
+        message: the line.
+        suspects: the ranks of which one stopped, where the transport does not tell which.
+    """
+
+    def __init__(self, message: str, suspects: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.suspects = tuple(suspects)

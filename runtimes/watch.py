@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -156,12 +156,16 @@ class FailureWatch:
 
     def _reason(self, failure: BaseException) -> str:
         if isinstance(failure, WorkerError):
-            return str(failure)
-        # A collective fails where another rank died, and does not say which.
-        silent = _Heartbeats(self._reports, self._others).silent() if isinstance(failure, RuntimeError) else []
+            suspects: Sequence[int] = failure.suspects
+        else:
+            # A collective fails where another rank died, and does not say which.
+            suspects = self._others if isinstance(failure, RuntimeError) else ()
+        silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
         if silent:
             names = ("ranks " if len(silent) > 1 else "rank ") + ", ".join(map(str, silent))
             return f"{names} stopped answering: {failure}"
+        if isinstance(failure, WorkerError):
+            return str(failure)
         return f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
 
     def _leave(self) -> None:

@@ -15,8 +15,8 @@ from panpipe.backends.conformance import RULES
 from panpipe.backends.kind import BackendKind
 from panpipe.core.errors import RequestError
 
-from ..runtimes.test_ranks import alone
 from ..support.cuts import captured, even_plan
+from ..support.launch import alone, found
 from ..support.models import CASES
 
 PACKAGE = Path(__file__).parents[1] / "thirdparty_backend"
@@ -86,10 +86,9 @@ def test_an_installed_backend_is_found_beside_one_that_raises(installed):
 def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
     for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed)):
         assert one.returncode == 0, one.stderr
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found.pop("backend") == "sockets"
-        assert max(found.values()) < 1e-9
+    for here in found(tmp_path):
+        assert here["plugged"].pop("backend") == "sockets"
+        assert max(here["plugged"].values()) < 1e-9
 
 
 @pytest.mark.slow

@@ -1,46 +1,28 @@
 """Ranks under torchrun, over gloo: real processes."""
 
-import contextlib
-import json
-import os
+import itertools
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ..support.parity import EVERYWHERE, PLANS
-
-SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
-
-
-def start(job: str, folder: Path, ranks: int = 2, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", str(restarts)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(SCRIPT), job, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+from ..support.launch import alone, left_over, results, results_of, torchrun
+from ..support.parity import EVERYWHERE, PLANS, SOME
 
 
-def results(job: str, folder: Path, ranks: int = 2) -> list[dict]:
-    done = start(job, folder, ranks)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two ranks found in many jobs, one after another in the same processes."""
+    jobs = ("parity", "updates", "ownership", "python", "shapes", "traced")
+    return results_of(jobs, tmp_path_factory.mktemp("two"), 2)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_train_as_one_process_does(tmp_path, ranks):
-    for found in results("parity", tmp_path, ranks):
-        assert len(found) == (len(PLANS) if ranks == 2 else len(EVERYWHERE)) + 2 * len(EVERYWHERE)
+def assert_parity(ranks: list[dict[str, dict[str, float]]], plans: int) -> None:
+    """On every rank every case equals one process, over so many plans in all."""
+    for found in ranks:
+        assert len(found) == plans
         for case, distance in found.items():
             assert distance["loss"] < 1e-12, case
             assert distance["gradient"] < 1e-12, case
@@ -48,8 +30,22 @@ def test_ranks_train_as_one_process_does(tmp_path, ranks):
             assert distance["buffer"] < 1e-9, case
 
 
-def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(tmp_path):
-    first, second = results("updates", tmp_path)
+def test_two_ranks_train_as_one_process_does(two):
+    assert_parity(two["parity"], len(EVERYWHERE) + 2 * len(SOME))
+
+
+def test_three_ranks_train_as_one_process_does(tmp_path):
+    assert_parity(results("parity", tmp_path, 3), len(EVERYWHERE) + 2 * len(SOME))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_as_one_process_does_by_every_plan(tmp_path, ranks):
+    assert_parity(results("parity_of_all", tmp_path, ranks), 3 * len(PLANS))
+
+
+def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(two):
+    first, second = two["updates"]
     for case, found in first.items():
         assert found["norm"][0] == second[case]["norm"][0]
         assert found["norm"][0] == pytest.approx(found["norm"][1], rel=1e-5)
@@ -57,8 +53,8 @@ def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(t
     assert any("torch.bfloat16" in found["dtypes"] for found in first.values())
 
 
-def test_each_rank_holds_its_own_stages_alone(tmp_path):
-    first, second = results("ownership", tmp_path)
+def test_each_rank_holds_its_own_stages_alone(two):
+    first, second = two["ownership"]
     for found in (first, second):
         assert found["here"] == found["planned"]
         assert found["with state"] == len(found["here"])
@@ -66,16 +62,16 @@ def test_each_rank_holds_its_own_stages_alone(tmp_path):
     assert set(first["here"]) & set(second["here"]) == {"embedding.weight"}  # tied: a replica in both
 
 
-def test_what_stays_python_trains_over_ranks_and_shapes(tmp_path):
-    first, second = results("python", tmp_path)
+def test_what_stays_python_trains_over_ranks_and_shapes(two):
+    first, second = two["python"]
     for found in (first, second):
         assert max(found["distance"]) < 1e-9
         assert found["regions"] == ["3", "the end of the step"]
     assert first["metrics"] == second["metrics"]
 
 
-def test_ranks_change_shapes_together(tmp_path):
-    first, second = results("shapes", tmp_path)
+def test_ranks_change_shapes_together(two):
+    first, second = two["shapes"]
     for found in (first, second):
         assert found["distance"] < 1e-9
         assert found["afterwards"] < 1e-9
@@ -88,62 +84,26 @@ def test_ranks_change_shapes_together(tmp_path):
     assert second["failure"] == "ValueError: not here"
 
 
-def test_every_rank_gets_the_whole_trace(tmp_path):
-    first, second = results("traced", tmp_path)
+def test_every_rank_gets_the_whole_trace(two):
+    first, second = two["traced"]
     assert first == second
     kinds = {(device, action[1:].rstrip("0123456789<>")) for device, _, action, *_ in first["events"]}
     assert {(0, "F"), (1, "F"), (0, "B"), (1, "B"), (0, "SEND_F"), (1, "RECV_F"), (1, "SEND_B")} <= kinds
     assert all(start <= end for *_, start, end in first["events"])
 
 
-def alone(
-    job: str,
-    folder: Path,
-    ranks: int = 2,
-    *,
-    backend: str | None = None,
-    absent: tuple[int, ...] = (),
-    **more: str,
-) -> list[subprocess.CompletedProcess[str]]:
-    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), job, str(folder), *([backend] if backend else [])],
-            env={**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-        if rank not in absent
-    ]
-    done = []
-    for process in started:
-        out, err = process.communicate(timeout=240)
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return done
-
-
-@pytest.mark.parametrize(("job", "said"), [("killed", "rank 1 stopped answering"), ("raising", "rank 1 stopped")])
-def test_when_one_rank_stops_the_others_stop_within_seconds_and_name_it(tmp_path, job, said):
-    begun = time.monotonic()
-    left, stopped = alone(job, tmp_path)
-    assert left.returncode == 1
-    assert stopped.returncode == (-signal.SIGKILL if job == "killed" else 1)
-    assert said in left.stderr
-    assert time.monotonic() - begun < 60  # imports and rendezvous are most of it; a hang would be 240
+def test_when_one_rank_fails_the_others_stop_and_name_it(tmp_path):
+    left, stopped = alone("raising", tmp_path)
+    assert (left.returncode, stopped.returncode) == (1, 1)
+    assert "rank 1 stopped" in left.stderr
 
 
 def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
-    begun = time.monotonic()
-    done = start("killed", tmp_path)
+    done = torchrun("dying", tmp_path, VICTIM="1", WHERE="F")
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
+    assert time.time() - (tmp_path / "killed").stat().st_mtime < 60  # its agent and its imports; a hang would be 240
     assert left_over(tmp_path) == []
-    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.slow
@@ -174,20 +134,28 @@ def assert_all_name(victim: int, folder: Path, done: list[subprocess.CompletedPr
     assert left_over(folder) == []
 
 
-def left_over(folder: Path) -> list[int]:
-    """Processes that were started with this folder and are still there."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found += [int(path.parent.name)] if os.fsencode(folder) in path.read_bytes() else []
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["F", "B", "STEP"])
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim, where):
     assert_all_name(victim, tmp_path, alone("dying", tmp_path, 3, VICTIM=str(victim), WHERE=where))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "victim", "where"),
+    [
+        ("pp=2,dp=2", 4, 3, "REDUCE"),
+        *(
+            pytest.param("pp=2,dp=2", 4, victim, where, marks=pytest.mark.slow)
+            for victim, where in itertools.product((0, 1), ("F", "B", "REDUCE", "STEP"))
+        ),
+        pytest.param("pp=1,dp=3", 3, 1, "REDUCE", marks=pytest.mark.slow),
+        pytest.param("dp=3,pp=1", 3, 0, "REDUCE", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_of_one_replica_is_named_by_all_replicas(tmp_path, mesh, ranks, victim, where):
+    done = alone("dying", tmp_path, ranks, MESH=mesh, VICTIM=str(victim), WHERE=where)
+    assert_all_name(victim, tmp_path, done)
 
 
 @pytest.mark.slow
@@ -208,5 +176,5 @@ def test_a_rank_killed_while_the_others_wait_in_a_collective_is_named(tmp_path):
 @pytest.mark.slow
 def test_torchrun_restarts_a_job_whose_rank_was_killed(tmp_path):
     """Its store has why the first attempt stopped; the second one begins afresh."""
-    done = start("dying_once", tmp_path, restarts=1)
+    done = torchrun("dying_once", tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr[-3000:]

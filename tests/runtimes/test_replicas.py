@@ -1,32 +1,12 @@
 """Replicas of a pipeline over gloo: four real processes equal one on all their batches."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
-
-
-def started(job: str, folder: Path, mesh: str, ranks: int, *backend: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run(
-        [*command, str(SCRIPT), job, str(folder), *backend],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MESH": mesh},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def results(job: str, folder: Path, mesh: str, ranks: int = 4) -> list[dict]:
-    done = started(job, folder, mesh, ranks)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+from ..support.launch import results
 
 
 def check(found: list[dict], places: list[list[int]]) -> None:
@@ -44,7 +24,7 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 
 
 def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(tmp_path):
-    check(results("replicas", tmp_path, "pp=2,dp=2"), [[0, 0], [1, 0], [0, 1], [1, 1]])
+    check(results("replicas", tmp_path, 4, MESH="pp=2,dp=2"), [[0, 0], [1, 0], [0, 1], [1, 1]])
 
 
 @pytest.mark.slow
@@ -57,12 +37,12 @@ def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(tmp_pa
     ],
 )
 def test_other_meshes_do_too(tmp_path, mesh, places):
-    check(results("replicas", tmp_path, mesh, len(places)), places)
+    check(results("replicas", tmp_path, len(places), MESH=mesh), places)
 
 
 @pytest.mark.slow
 def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
-    found = results("whole", tmp_path, "pp=2,dp=2")
+    found = results("whole", tmp_path, 4, MESH="pp=2,dp=2")
     assert len({one["hash"] for one in found}) == 1
     for one in found:
         assert one["mesh"] == [[0, 2], [1, 3]]

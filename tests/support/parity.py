@@ -4,7 +4,7 @@ import copy
 import functools
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from panpipe.core.plan import Plan
 from panpipe.runtimes.clocked import Clock
 from panpipe.runtimes.microbatches import split_batch
@@ -35,8 +35,9 @@ PLANS = {
     },
 }
 """What an even plan is made with: every named schedule, and two whose backwards are split afterwards."""
-EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half", "recompute")
-"""Plans that every case runs on any number of ranks; on two, the first case runs all of them."""
+EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half", "recompute in a v")
+"""Plans that differ most: one stage a device and two, both placements of two, halves of backwards, and recompute."""
+SOME = ("interleaved", "v-half")
 
 
 _captured = functools.cache(captured)
@@ -59,7 +60,7 @@ def build(
     """A pipeline for a case, with an even plan unless one is given."""
     case = CASES[name]
     operators = _captured(case, dtype, rows, microbatches, device)
-    plan = plan or even_plan(operators, team.size, microbatches, **options)
+    plan = plan or evolve(even_plan(operators, team.size, microbatches, **options), mesh=team.mesh)
     shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
     pipe = Pipeline(
         case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3, clock=clock,

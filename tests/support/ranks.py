@@ -1,4 +1,7 @@
-"""What ranks of a test run: ``torchrun … tests/support/ranks.py JOB FOLDER [BACKEND]``. Results: FOLDER/RANK.json."""
+"""What ranks of a test run: ``torchrun … tests/support/ranks.py JOB,… FOLDER [BACKEND]``.
+
+What the jobs found, by their names: FOLDER/RANK.json.
+"""
 
 import json
 import os
@@ -17,24 +20,35 @@ import panpipe
 import panpipe.runtimes.shapes
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import parse_plan, plan_json
+from panpipe.runtimes.buckets import Bucket
 from panpipe.runtimes.stage_run import StageRun
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.models import CASES, PYTHON
-from tests.support.parity import EVERYWHERE, PLANS, build, distance
+from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
 from tests.support.shapes import Pair, tokens
 from tests.support.training import SGD, accumulated_alone, in_bf16, on_team, parameters
 
 
 def parity(team):
-    """Every case under some plans, in float64, and on two ranks the first one under all of them."""
-    found = {}
-    for number, name in enumerate(CASES):
-        for plan in PLANS if number == 0 and team.size == 2 else EVERYWHERE:
-            found[f"{name}, {plan}"] = attrs.asdict(distance(team, name, torch.float64, 10, 4, **PLANS[plan]))
-    return found
+    """The first case under plans that differ most, and every other under some of them, in float64."""
+    first, *others = CASES
+    return _parity(team, [(first, plan) for plan in EVERYWHERE] + [(name, plan) for name in others for plan in SOME])
+
+
+def parity_of_all(team):
+    """Every case under all plans."""
+    return _parity(team, [(name, plan) for name in CASES for plan in PLANS])
+
+
+def _parity(team, pairs):
+    """(case, plan) → the distances from one process."""
+    return {
+        f"{name}, {plan}": attrs.asdict(distance(team, name, torch.float64, 10, 4, **PLANS[plan]))
+        for name, plan in pairs
+    }
 
 
 def ownership(team):
@@ -93,23 +107,13 @@ def python(team):
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 
-def killed(team):
-    """Rank 1 is killed from outside in the middle of training."""
-    name = "tied gpt with dropout"
-    pipe = build(team, name, torch.float32, 8, None, 4)
-    for step in range(1000):
-        if step == 3 and team.local == (1,):
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.step(CASES[name].batch(8, torch.float32))
-
-
 def dying(team):
-    """The rank that the environment names is killed in its third step, where the environment says.
+    """The rank that the environment names is killed in its third step, or evaluation, where the environment says.
 
     ``STARVED`` names another one, which has no processor for the first two seconds and a half behind that.
     """
-    victim, starved = int(os.environ["VICTIM"]), os.environ.get("STARVED")
-    Path(sys.argv[2], f"{team.local[0]}.pid").write_text(str(os.getpid()))
+    victim, place, starved = int(os.environ["VICTIM"]), os.environ["WHERE"], os.environ.get("STARVED")
+    Path(sys.argv[2], f"{team.rank_here}.pid").write_text(str(os.getpid()))
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
 
@@ -131,17 +135,21 @@ def dying(team):
 
         return call
 
-    if team.local == (victim,):
-        place, left = os.environ["WHERE"], iter(range(1))  # behind the second call of the step
+    if team.rank_here == victim:
+        left = iter(range(1))  # behind the second call of the step
         if place == "STEP":
             left = iter(())
             register_optimizer_step_pre_hook(lambda *_: die())
+        elif place == "REDUCE":
+            left = iter(())
+            Bucket.reduce = dying_in(Bucket.reduce)
         else:
-            methods = {"F": ("forward",), "B": ("backward", "backward_input")}[place]
+            methods = {"B": ("backward", "backward_input")}.get(place, ("forward",))
             for method in methods:
                 setattr(StageRun, method, dying_in(getattr(StageRun, method)))
     for _ in range(1000):
-        pipe.step(CASES[name].batch(8, torch.float32))
+        evaluating = place == "EVALUATE" and pipe.steps == 2
+        (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
 
 
 def dying_once(team):
@@ -265,10 +273,10 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    job, folder, *backend = sys.argv[1:]
+    jobs, folder, *backend = sys.argv[1:]
     mesh = os.environ.get("MESH")
     team = make_team(parse_mesh(mesh) if mesh else None, *backend or [None])
-    found = globals()[job](team)
+    found = {job: globals()[job](team) for job in jobs.split(",")}
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     team.close()
 

@@ -1,0 +1,97 @@
+"""Starts ranks that do the jobs of `ranks`, and reads what they found."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+TIMEOUT_S = 240
+
+
+def torchrun(
+    jobs: str, folder: Path, ranks: int = 2, *backend: str, restarts: int = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Ranks under torchrun.
+
+    Args:
+        jobs: one, or several with commas between: they share the processes, which take seconds to start.
+        folder: for what they find.
+        ranks: how many.
+        backend: the transport; gloo by default.
+        restarts: how often torchrun starts them again.
+        more: of the environment.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["--max-restarts", str(restarts)]
+    return subprocess.run(
+        [*command, str(SCRIPT), jobs, str(folder), *backend],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def found(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """For each rank job → what it found."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def results_of(jobs: Iterable[str], folder: Path, ranks: int = 2, **more: str) -> dict[str, list[Any]]:
+    """What each job found on every rank, all of them in one start."""
+    done = torchrun(",".join(jobs), folder, ranks, **more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    here = found(folder, ranks)
+    return {job: [one[job] for one in here] for job in here[0]}
+
+
+def results(job: str, folder: Path, ranks: int = 2, **more: str) -> list[Any]:
+    """What one job found on every rank."""
+    return results_of([job], folder, ranks, **more)[job]
+
+
+def alone(
+    job: str,
+    folder: Path,
+    ranks: int = 2,
+    *,
+    backend: str | None = None,
+    absent: tuple[int, ...] = (),
+    **more: str,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), job, str(folder), *([backend] if backend else [])],
+            env={**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+        if rank not in absent
+    ]
+    done = []
+    for process in started:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+def left_over(folder: Path) -> list[int]:
+    """Processes that were started with this folder and are still there."""
+    here = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            here += [int(path.parent.name)] if os.fsencode(folder) in path.read_bytes() else []
+    return here
