@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ..support.launch import results
+from ..support.launch import results, torchrun_on_nodes
 
 
 def check(found: list[dict], places: list[list[int]]) -> None:
@@ -38,6 +38,20 @@ def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(tmp_pa
 )
 def test_other_meshes_do_too(tmp_path, mesh, places):
     check(results("replicas", tmp_path, len(places), MESH=mesh), places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["pp=2,dp=2", "dp=2,pp=2"])
+def test_the_dimension_written_first_runs_across_nodes(tmp_path, mesh):
+    ranks = torchrun_on_nodes("nodes", tmp_path, 2, 2, MESH=mesh)
+    assert [one["node"] for one in ranks] == [0, 0, 1, 1]
+    for rank, one in enumerate(ranks):
+        assert one["gpu"] == f"cuda:{one['local']}"
+        assert one["local"] == rank % 2
+        assert one["pipeline"] == ([0, 1] if mesh.startswith("pp") else [one["node"]] * 2)
+        assert one["distance"] < 1e-9
+    places = [[0, 0], [1, 0], [0, 1], [1, 1]] if mesh.startswith("pp") else [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [one["place"] for one in ranks] == places
 
 
 @pytest.mark.slow

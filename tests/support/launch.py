@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,34 @@ def torchrun(
         restarts: how often torchrun starts them again.
         more: of the environment.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", str(restarts)]
-    return subprocess.run(
-        [*command, str(SCRIPT), jobs, str(folder), *backend],
+    options = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
+    process = _launcher(options, jobs, folder, backend, more)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def torchrun_on_nodes(job: str, folder: Path, nodes: int, ranks: int, **more: str) -> list[dict[str, Any]]:
+    """What a job found on each rank of several nodes: one torchrun each, all of them on this host."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        meeting = f"127.0.0.1:{taken.getsockname()[1]}"
+    options = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d")
+    options += ("--rdzv-endpoint", meeting, "--rdzv-id", "panpipe", "--local-addr", "127.0.0.1")
+    started = [_launcher(options, job, folder, (), more) for _ in range(nodes)]
+    for process in started:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, err[-3000:]
+    return [one[job] for one in found(folder, nodes * ranks)]
+
+
+def _launcher(
+    options: Sequence[str], jobs: str, folder: Path, backend: Sequence[str], more: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), jobs, str(folder), *backend],
         env={**os.environ, "OMP_NUM_THREADS": "1", **more},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
     )
 
 

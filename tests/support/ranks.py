@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import torch
@@ -21,6 +22,7 @@ import panpipe.runtimes.shapes
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import parse_plan, plan_json
 from panpipe.runtimes.buckets import Bucket
+from panpipe.runtimes.devices import of_rank
 from panpipe.runtimes.stage_run import StageRun
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -186,6 +188,25 @@ def replicas(team):
             "metrics": trained.pipe.metrics,
         }
     return {"place": [team.replica, *team.local], "cases": found}
+
+
+def nodes(team):
+    """Where every rank is, the GPU that would be its own, and one case over replicas."""
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    with (
+        mock.patch("torch.cuda.is_available", return_value=True),
+        mock.patch("torch.cuda.device_count", return_value=2),
+    ):
+        gpu = str(of_rank(None, rank, team.mesh.ranks))
+    trained = Trained(team, CASES["tied gpt with dropout"], 4, 2)
+    return {
+        "node": int(os.environ["GROUP_RANK"]),
+        "local": local,
+        "gpu": gpu,
+        "pipeline": team.in_replica(lambda _: int(os.environ["GROUP_RANK"])),
+        "place": [team.replica, *team.local],
+        "distance": max(trained.step([4] * team.replicas).values()),
+    }
 
 
 def whole(team):
