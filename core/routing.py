@@ -2,7 +2,8 @@
 
 The path of least latency, then that of fewest links. Of several equal ones the transfers take different ones: at each
 place that equal paths lead to, the number of the device that they go to chooses, so that the GPUs behind a PCIe switch
-with two NICs use both.
+with two NICs use both. Rates do not choose: a pair has one path for messages of every size, and so one latency and one
+rate, which is what the search and a cluster's contract count; a longer way at a higher rate is not taken.
 
 A path between two devices never turns around among PCIe switches and NICs: it passes a host, a switch (NVSwitch,
 network) or a cable between two NICs. So transfers between GPUs without NVLink are staged through host memory, as they
