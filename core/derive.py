@@ -1,5 +1,5 @@
-"""Plans derived from a plan: the same stages in the same order, for fewer microbatches, with other messages, or with
-other stages that recompute.
+"""Plans derived from a plan: the same stages in the same order, for fewer microbatches, with other messages, with other
+stages that recompute; and one of the forwards alone, in an order of its own.
 
 Leaving out the actions of some microbatches keeps a plan sound. What is left waits for a part of what it waited for
 before, and a part of what has no cycle has none; the actions of a stage still ascend by microbatch.
@@ -11,7 +11,8 @@ from attrs import evolve
 
 from .costs import StageEdge
 from .errors import RequestError
-from .plan import Plan
+from .forward_order import forward_order
+from .plan import MemoryPolicy, Plan
 
 Recompute = str | Sequence[int]
 """``"none"``, ``"all"``, or the stages that recompute."""
@@ -71,6 +72,27 @@ def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
 def synchronised(plan: Plan) -> Plan:
     """The plan with optimizer steps that wait for all stages; without its prediction, if they did not before."""
     return plan if plan.sync else evolve(plan, sync=True, prediction=None)
+
+
+def forward_only(plan: Plan) -> Plan:
+    """The plan of the forwards alone, as evaluation runs them: its stages where they are, nothing saved, nothing
+    reduced, nothing stepped; without a prediction.
+
+    Args:
+        plan: a sound plan. The order of each device is derived from its stages, edges and, where it has a prediction,
+            times of F.
+    """
+    edges = tuple(evolve(edge, gradient_bytes=0) for edge in plan.edges)
+    times = None if plan.prediction is None else [cost.forward_s for cost in plan.prediction.costs]
+    return evolve(
+        plan, edges=edges, device_actions=forward_order(plan.placement, edges, plan.devices, plan.microbatches, times),
+        tied=(), memory=MemoryPolicy(), prediction=None, sync=False, forward_only=True,
+    )  # fmt: skip
+
+
+def reordered(plan: Plan) -> Plan:
+    """The same of a plan that is forward only, for the messages and microbatches that it has now."""
+    return evolve(plan, device_actions=forward_order(plan.placement, plan.edges, plan.devices, plan.microbatches))
 
 
 def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:

@@ -39,7 +39,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     Returns:
         Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
         RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a
-        tied weight), one SYNC for the device where the plan has its steps wait for all stages, and per stage STEP.
+        tied weight), one SYNC for the device where the plan has its steps wait for all stages, and per stage STEP. Of a
+        plan that is forward only F, SEND_F and RECV_F, and nothing else.
 
     Raises:
         RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or
@@ -57,7 +58,7 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
-    if plan.mesh.data > 1:
+    if plan.mesh.data > 1 and not plan.forward_only:
         _reduce_gradients(plan, sends)
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
@@ -174,6 +175,8 @@ def _end_of_step(plan: Plan, device: int) -> list[Action]:
     Every sum of a tied weight stands in front of every step: two stages of one device may share one. The device's SYNC,
     which bears the number of its first stage, is behind all sums: it tells of gradients that are whole.
     """
+    if plan.forward_only:
+        return []
     stages = [stage.index for stage in plan.stages_on(device)]
     tied = {stage for weight in plan.tied for stage in weight.stages}
     actions = [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]

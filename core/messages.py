@@ -184,15 +184,19 @@ def _early_sync(device: int, action: Action) -> str:
 
 
 def _check_gradients(plan: Plan, exchange: Exchange) -> None:
-    """Over a data dimension every stage has one REDUCE_GRAD, behind its last backward and in front of its STEP."""
+    """Over a data dimension every stage has one REDUCE_GRAD, behind its last backward and in front of its STEP.
+
+    A plan that is forward only has none.
+    """
     for device, (actions, reduced) in enumerate(zip(exchange.operations, exchange.gradients, strict=True)):
         stages = [stage for _, stage in reduced]
-        if stages and plan.mesh.data == 1:
+        if stages and (plan.mesh.data == 1 or plan.forward_only):
+            why = "is forward only" if plan.forward_only else "has one replica"
             raise RequestError(
-                f"device {device} issues {stages[0]}REDUCE_GRAD and the plan has one replica: there is nothing to "
-                "reduce; remove it"
+                f"device {device} issues {stages[0]}REDUCE_GRAD and the plan {why}: there is nothing to reduce; "
+                "remove it"
             )
-        if plan.mesh.data > 1 and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device)):
+        if plan.mesh.data > 1 and not plan.forward_only and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device)):
             raise RequestError(
                 f"device {device} issues REDUCE_GRAD of stages {stages} and holds "
                 f"{[stage.index for stage in plan.stages_on(device)]}: over replicas each stage reduces once"

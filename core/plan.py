@@ -99,6 +99,7 @@ class Plan:
         memory: the memory policy.
         sync: whether optimizer steps wait for all stages: for the global norm, or for what looks for overflow.
         prediction: made for this plan; not part of its identity.
+        forward_only: whether its orders hold F alone: nothing is saved, reduced or stepped.
     """
 
     model: str
@@ -113,6 +114,7 @@ class Plan:
     memory: MemoryPolicy = field(factory=MemoryPolicy)
     prediction: Prediction | None = None
     sync: bool = False
+    forward_only: bool = False
 
     @cached_property
     def hash(self) -> str:
@@ -136,10 +138,9 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.device == device)
 
 
-# Plans without it are written, and hashed, as they were before there was such a field.
-converter.register_unstructure_hook(
-    Plan, make_dict_unstructure_fn(Plan, converter, sync=override(omit_if_default=True))
-)
+# Plans without these are written, and hashed, as they were before there were such fields.
+_LATER = {name: override(omit_if_default=True) for name in ("sync", "forward_only")}
+converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, **_LATER))
 
 
 def plan_json(plan: Plan) -> str:

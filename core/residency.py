@@ -8,8 +8,9 @@ saved               ``saved_bytes`` from the start of F to the end of B; I frees
                     ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
                     ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` from there on
 communication       a received tensor from when its receive is posted until F starts (from then on it is one of the
-                    saved tensors) or until B or I ends; a sent one from when it is sent until it has arrived; one
-                    that passes between two stages here from the end of who makes it, as if it was received then
+                    saved tensors; without a backward F's end frees it) or until B or I ends; a sent one from when it
+                    is sent until it has arrived; one that passes between two stages here from the end of who makes
+                    it, as if it was received then
 workspace           while an action runs
 ==================  ===========================================================================================
 
@@ -102,9 +103,12 @@ def device_timelines(
         operation_times: when its operations ran.
         arrivals: when its messages arrived.
     """
-    communication, releases = _communication(exchange, arrivals)
+    communication, releases = _communication(plan, exchange, arrivals)
     _add_passed(plan, exchange, communication)
-    effects = [_effects(cost, stage in plan.memory.recompute) for stage, cost in enumerate(costs)]
+    effects = [
+        {_F: (0.0, 0.0, cost.workspace_bytes)} if plan.forward_only else _effects(cost, stage in plan.memory.recompute)
+        for stage, cost in enumerate(costs)
+    ]
     result = []
     for device, actions in enumerate(exchange.operations):
         starts, ends = operation_times[device]
@@ -140,9 +144,12 @@ def _effects(cost: StageCosts, recomputes: bool) -> dict[Kind, tuple[float, floa
     }
 
 
-def _communication(exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
+def _communication(
+    plan: Plan, exchange: Exchange, arrivals: Arrivals
+) -> tuple[list[list[float]], list[list[Release]]]:
     """Per device: communication bytes at each change (posts in front of the first operation, then start and end of
     every operation, the end with what is issued behind it), and when sent tensors are given back."""
+    read = 2 if plan.forward_only else 1
     rows = [[0.0] * (2 * len(actions) + 1) for actions in exchange.operations]
     releases: list[list[Release]] = [[] for _ in exchange.operations]
     for (src, dst), messages in exchange.queues.items():
@@ -151,7 +158,7 @@ def _communication(exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[fl
             messages, arrivals[src, dst], strict=True
         ):
             receiver[2 * posted] += size
-            receiver[2 * reader + (1 if receive.kind is _RECV_F else 2)] -= size
+            receiver[2 * reader + (read if receive.kind is _RECV_F else 2)] -= size
             sender[2 * issued + 2] += size
             given_back.append((arrived_s, 2 * issued + 2, size))
     return rows, releases
@@ -166,7 +173,9 @@ def _add_passed(plan: Plan, exchange: Exchange, rows: list[list[float]]) -> None
         for edge in passed:
             for microbatch in range(plan.microbatches) if (edge.src, True, 0) in made else ():
                 row[2 * made[edge.src, True, microbatch] + 2] += edge.bytes
-                row[2 * made[edge.dst, True, microbatch] + 1] -= edge.bytes
+                row[2 * made[edge.dst, True, microbatch] + (2 if plan.forward_only else 1)] -= edge.bytes
+                if plan.forward_only:
+                    continue
                 row[2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
                 row[2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
 

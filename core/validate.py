@@ -75,14 +75,15 @@ def validate(
 
 
 def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Lowered lists hold the plan's compute in its order, and behind it one STEP for each stage.
+    """Lowered lists hold the plan's compute in its order, and behind it, unless it is forward only, every stage's STEP.
 
     Who recomputes does it once for each microbatch, between F and the backward.
     """
     if len(lowered) != plan.devices:
         raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")
     for device, actions in enumerate(lowered):
-        wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in plan.stages_on(device))]
+        stages = () if plan.forward_only else plan.stages_on(device)
+        wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in stages)]
         found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
         for position in range(max(len(wanted), len(found))):
             here = found[position] if position < len(found) else "nothing"

@@ -16,7 +16,7 @@ from .functions import place_hooks
 from .masked import rewrite_masked_scatters
 from .modes import note_modes
 from .nodes import line_of, module_of, root_of, written_arguments
-from .outputs import StepOutputs, step_outputs, weight_beside_loss
+from .outputs import Outputs, row_outputs, step_outputs, weight_beside_loss
 from .recurrent import split_layers
 from .values import LateSize
 
@@ -34,10 +34,11 @@ class CapturedStep:
         constants: name of the placeholder → the constant tensor.
         modules: attribute name → sub-graph of a higher-order operator.
         mutated_buffers: qualified names of the buffers that the step writes.
-        outputs: where the loss is.
+        outputs: where what it returns is.
         model_name: for people.
         fake_mode: the mode that all fake tensors of the graph belong to.
         regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
+        gradients: whether a backward follows; without, nothing in it requires one.
     """
 
     graph: fx.Graph
@@ -47,13 +48,17 @@ class CapturedStep:
     constants: dict[str, Tensor]
     modules: dict[str, Any]
     mutated_buffers: frozenset[str]
-    outputs: StepOutputs
+    outputs: Outputs
     model_name: str
     fake_mode: FakeTensorMode
     regions: dict[str, str]
+    gradients: bool = True
 
 
-def captured_step(program: Any, names: Mapping[str, str], leaves: int, model_name: str, breaks: Breaks) -> CapturedStep:
+def captured_step(
+    program: Any, names: Mapping[str, str], leaves: int, model_name: str, breaks: Breaks, *, gradients: bool = True,
+    rows: int | None = None,
+) -> CapturedStep:  # fmt: skip
     """Make a captured step of an exported program.
 
     Args:
@@ -62,9 +67,11 @@ def captured_step(program: Any, names: Mapping[str, str], leaves: int, model_nam
         leaves: how many leaves the batch has.
         model_name: for people.
         breaks: the step's regions, and what it prints.
+        gradients: whether a backward follows.
+        rows: how many samples it was exported for, where it returns tensors with a row for each and no loss.
 
     Raises:
-        RequestError: the step writes a parameter, or returns no scalar loss.
+        RequestError: the step writes a parameter, or returns no scalar loss, or a function no rows.
         LateSize: something in it has a data-dependent size.
     """
     inputs = _Inputs.of(program, names, leaves)
@@ -73,11 +80,15 @@ def captured_step(program: Any, names: Mapping[str, str], leaves: int, model_nam
     # Export makes a mode of its own; every later fake tensor has to belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
-    outputs = weight_beside_loss(graph, step_outputs(program, breaks.printed), {*inputs.batch, *inputs.constants})
+    outputs: Outputs
+    if rows is None:
+        outputs = weight_beside_loss(graph, step_outputs(program, breaks.printed), {*inputs.batch, *inputs.constants})
+    else:
+        outputs = row_outputs(program, breaks.printed, rows)
     regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
     step = CapturedStep(
         graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
-        model_name, fake_mode, regions,
+        model_name, fake_mode, regions, gradients,
     )  # fmt: skip
     _refuse_written_parameters(step)
     written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))

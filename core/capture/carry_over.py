@@ -8,6 +8,7 @@ the stage of every *node*:
 1. Nodes of both captures are aligned in order, by module and operator, as two versions of a text are.
 2. An operator goes where its first computing node was; one of new nodes alone goes where the operator before it is.
 3. Parameters, and buffers that the step writes, stay where they are: what reads them goes to a stage that has them.
+   So the step without its backward, in evaluation mode, reads BatchNorm's statistics where training writes them.
 4. Stages do not descend along the edges. Where that and the above do not agree, an operator moves as little as it can.
 5. Where that is not enough, operators that the cut went through come apart there, as far as values allow.
 
@@ -19,7 +20,7 @@ saved tensor would carry sizes that are only known when it runs.
 """
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from attrs import frozen
 from torch import fx
@@ -56,14 +57,14 @@ def cut_of(operators: Operators, stages: Sequence[Sequence[str]]) -> Cut:
     """
     where = stage_of_nodes(operators.graph, stages)
     stage = {member: where[owner] for member, owner in operators.owner.items()}
-    nodes = operators.graph.nodes
+    nodes, written = operators.graph.nodes, operators.step.mutated_buffers
     return Cut(
         tuple((_what(node), stage.get(node.name)) for node in _calls(operators)),
         tuple(
             frozenset(p for node in nodes if where[node.name] == index for p in node.parameters)
             for index in range(len(stages))
         ),
-        {buffer: where[node.name] for node in nodes for buffer in _written_buffers(operators, node)},
+        {buffer: where[node.name] for node in nodes for buffer in _buffers(operators, node, written)},
     )
 
 
@@ -125,23 +126,25 @@ def _what(node: fx.Node) -> Hashable:
     return module_of(node), str(node.target), called_name(node)
 
 
-def _written_buffers(operators: Operators, node: OpNode) -> list[str]:
-    """The buffers that the step writes, of those that an operator reads or writes."""
+def _buffers(operators: Operators, node: OpNode, written: Collection[str]) -> list[str]:
+    """The buffers that are written, of those that an operator reads or writes."""
     step = operators.step
     read = {s.name for member in operators.members[node.name] for s in operators.nodes[member].all_input_nodes}
-    return sorted({step.buffers[name] for name in read if name in step.buffers} & step.mutated_buffers)
+    return sorted({step.buffers[name] for name in read if name in step.buffers}.intersection(written))
 
 
 def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     """The stages that hold what an operator reads."""
     everywhere = range(len(cut.parameters))
     homes = {name: [i for i in everywhere if name in cut.parameters[i]] for name in node.parameters}
-    homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _written_buffers(operators, node)}
+    # One that this capture reads alone, as in evaluation, has its values where the other one writes it.
+    written = {*cut.buffers, *(operators.step.mutated_buffers if operators.step.gradients else ())}
+    homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _buffers(operators, node, written)}
     missing = next((name for name, stages in homes.items() if not stages), None)
     if missing is not None:
         raise RequestError(
-            f"'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step does not use it "
-            "so; give an example batch for which it does"
+            f"'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step that is trained "
+            "does not use it so; give an example batch for which it does"
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:

@@ -161,14 +161,15 @@ def operators_of(
         counter.run(*_fake_inputs(step))
     note_roots(step.graph, counter.values)
     note_writes_behind(step.graph, counter.values)
-    if not counter.values[step.outputs.loss].requires_grad:
+    if step.gradients and not counter.values[step.outputs.home].requires_grad:
         raise RequestError(
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
             "check requires_grad, and that the step does not detach"
         )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     refuse_sparse_gradients(calls, counter.values)
-    counter.note_gradients(step.outputs.loss)
+    if step.gradients:
+        counter.note_gradients(step.outputs.home)
     live = _live(step)
     local = _local_nodes(step, calls, counter)
     groups = _groups([node for node in calls if node.name not in local and node in live], counter, apart)
@@ -207,7 +208,7 @@ def _local_nodes(step: CapturedStep, calls: list[fx.Node], counter: DrawCounter)
         if (
             all(source.name in free or source.name in local for source in node.all_input_nodes)
             and node.name not in counter.first_draw
-            and node.name != step.outputs.loss
+            and node.name != step.outputs.home
             and root_of(node).name not in written
             and not any(t.requires_grad for t in _tensors(value))
         ):

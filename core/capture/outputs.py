@@ -1,4 +1,5 @@
-"""The parts of a step's result, and where they stand in its captured graph: loss, weight, metrics, what it prints."""
+"""What a captured function returns, and where it stands in its graph: of a training step loss, weight, metrics, and what
+it prints; of a function that is only run forward any nesting of tensors with a row for each sample."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +39,38 @@ class StepOutputs:
         values = [self.loss, self.weight, *self.metrics.values(), *self.texts]
         return [value for value in values if isinstance(value, str)]
 
+    @property
+    def home(self) -> str:
+        """Name of the node beside which whatever every stage could compute for itself is computed."""
+        return self.loss
+
+
+@frozen
+class RowOutputs:
+    """Where the results of a function that is only run forward stand in the captured graph.
+
+    Args:
+        values: name of the node of every tensor, in order; None where the function returns None.
+        nesting: of these.
+        home: name of the node beside which whatever every stage could compute for itself is computed.
+        texts: names of the nodes whose values the function writes into text, by number.
+        printed: what it prints and logs for each microbatch.
+    """
+
+    values: tuple[str | None, ...]
+    nesting: pytree.TreeSpec
+    home: str
+    texts: tuple[str, ...]
+    printed: Printed
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes whose values leave the function."""
+        return [value for value in (*self.values, *self.texts) if isinstance(value, str)]
+
+
+Outputs = StepOutputs | RowOutputs
+
 
 def step_outputs(program: Any, printed: Printed) -> StepOutputs:
     """Find the parts of a step's result in the graph that was exported of it.
@@ -49,9 +82,7 @@ def step_outputs(program: Any, printed: Printed) -> StepOutputs:
     Raises:
         RequestError: the result holds no scalar loss.
     """
-    specs = [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    flat = [getattr(spec.arg, "name", None) or getattr(spec.arg, "value", None) for spec in specs]
-    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    result, texts = _returned(program)
     parts = list(result) if isinstance(result, tuple | list) else [result]
     metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
     rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
@@ -63,6 +94,57 @@ def step_outputs(program: Any, printed: Printed) -> StepOutputs:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
+
+
+def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
+    """Find the results of a function that is only run forward.
+
+    Args:
+        program: the exported program; its graph is changed in place.
+        printed: what the function prints and logs.
+        rows: how many samples it was exported for.
+
+    Raises:
+        RequestError: it returns something that has not a row for each sample, or no tensor at all.
+    """
+    result, texts = _returned(program)
+    leaves, nesting = pytree.tree_flatten(result)
+    nodes = {node.name: node for node in program.graph.nodes}
+    end = next(reversed(program.graph.nodes))
+    values: list[str | None] = []
+    for leaf in leaves:
+        node = nodes.get(leaf) if isinstance(leaf, str) else None
+        value = None if node is None else node.meta["val"]
+        if leaf is not None and not (isinstance(value, Tensor) and value.ndim and value.shape[0] == rows):
+            raise RequestError(
+                f"the function returns {_described(leaf, value)} for {rows} samples: what is joined over microbatches "
+                "has a row for each sample along dimension 0; return tensors of a batch, and reduce what comes back"
+            )
+        if node is not None and node.op == "placeholder":  # a result is something that is computed
+            with program.graph.inserting_before(end):
+                copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            end.args = ((*end.args[0], copy),)
+            node = copy
+        values.append(None if node is None else node.name)
+    named = {name for name in values if name is not None}
+    if not named:
+        raise RequestError("the function returns no tensor: return what is to be joined, such as model(batch['x'])")
+    home = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
+    return RowOutputs(tuple(values), nesting, home, tuple(texts), printed)
+
+
+def _returned(program: Any) -> tuple[Any, Any]:
+    """What an exported function returned: its result, and tensors that it wrote into text, as names of nodes."""
+    given = zip(program.graph_signature.output_specs, next(reversed(program.graph.nodes)).args[0], strict=False)
+    flat = [getattr(value, "name", value) for spec, value in given if spec.kind is OutputKind.USER_OUTPUT]
+    return pytree.tree_unflatten(flat, program.call_spec.out_spec)
+
+
+def _described(leaf: Any, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"{leaf!r}" if value is None else f"{value!r}"
+    return f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a scalar"
 
 
 def weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:

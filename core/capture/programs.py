@@ -116,6 +116,8 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     if all(node.op != "call_function" for node in stage.graph.nodes):
         return _nothing(stage)
     joint = trace_joint(stage)
+    if not stage.gradients:
+        joint.mutations.clear()
     kept = len(stage.inputs.boundary)
     returned = [*joint.outputs, *joint.mutations.values()]
     in_forward = forward_nodes(joint)

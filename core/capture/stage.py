@@ -68,6 +68,7 @@ class StageGraph:
         first_draw: ordinals of random draws, by node name.
         modules: sub-graphs of higher-order operators.
         fakes: fake tensors for the inputs, in order.
+        gradients: whether a backward follows; without, buffers stay as they are, too.
     """
 
     graph: fx.Graph
@@ -77,6 +78,7 @@ class StageGraph:
     first_draw: dict[str, int]
     modules: dict[str, Any]
     fakes: tuple[Tensor, ...]
+    gradients: bool = True
 
 
 def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
@@ -127,7 +129,7 @@ def stage_graph(
     step = operators.step
     own = {member for name in stages[index] for member in operators.members[name]}
     # A part of the result that every stage could compute for itself is computed beside the loss.
-    here = own | operators.local if step.outputs.loss in own else own
+    here = own | operators.local if step.outputs.home in own else own
     results = [name for name in dict.fromkeys(step.outputs.nodes) if name in here]
     needed = _with_local(operators, own | set(results))
     read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
@@ -164,7 +166,7 @@ def stage_graph(
     values_of = {name: values[operators.nodes[name]] for name in results}
     # Nothing but the loss starts a backward.
     detached = [
-        node if name == step.outputs.loss else graph.call_function(torch.ops.aten.detach.default, (node,))
+        node if name == step.outputs.home else graph.call_function(torch.ops.aten.detach.default, (node,))
         for name, node in values_of.items()
     ]
     graph.output((*outputs, *detached))
@@ -180,7 +182,9 @@ def stage_graph(
             aim(one, device)
         for module in modules.values():
             _ = [m.recompile() for m in module.modules() if isinstance(m, fx.GraphModule)]
-    return StageGraph(graph, inputs, tuple(outgoing.values()), tuple(results), draws, modules, tuple(fakes))
+    return StageGraph(
+        graph, inputs, tuple(outgoing.values()), tuple(results), draws, modules, tuple(fakes), step.gradients
+    )
 
 
 def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor:

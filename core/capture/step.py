@@ -7,6 +7,9 @@ Forward and backward programs are derived from a stage's part of it on the machi
 
 import logging
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +55,51 @@ class _WholeStep(nn.Module):
 
 
 def capture_step(
-    model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu"
-) -> CapturedStep:
-    """Capture one training step.
+    model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu", gradients: bool = True,
+    rows: int | None = None,
+) -> CapturedStep:  # fmt: skip
+    """Capture one training step, or a function that is only run forward.
 
     Args:
         model: the user's module; neither it nor its parameters change. They may be on the meta device.
         step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics.
         batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
         device: where the step will run; the kernels of that device are what is captured.
+        gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
+        rows: how many samples the microbatch has, where the function returns, instead of a loss, any nesting of tensors
+            with a row for each of them.
 
     Raises:
-        RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss.
+        RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss, or
+            no rows.
     """
     _check_loss(step, batch)
-    _warn_of_gradient_hooks(model)
+    if gradients:
+        _warn_of_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
+    export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
+    with nullcontext() if gradients else _without_gradients():
+        return _captured(breaks, export)
+
+
+@contextmanager
+def _without_gradients() -> Iterator[None]:
+    """Without gradients a transformer layer of torch's would be one operator, which no cut goes through."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep:
+    """What export captures, with more and more of it staying Python where it has to."""
+    step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
-            return _exported(model, breaks, torch.device(device))
+            return export()
         except RequestError:
             raise
         except Exception as error:
@@ -80,7 +109,7 @@ def capture_step(
             if depends_on_value(error):
                 breaks.widen(error, line)
                 continue
-            captured = _exported_by_dynamo(model, breaks, torch.device(device))
+            captured = _exported_by_dynamo(breaks, export)
             if captured is not None:
                 return captured
             if not breaks.keep_python(error, line):
@@ -109,7 +138,7 @@ _MAX_BREAKS = 24
 """Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
 
 
-def _exported_by_dynamo(model: nn.Module, breaks: Breaks, device: torch.device) -> CapturedStep | None:
+def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep | None:
     """What Dynamo captures, which reads Python's bytecode instead of running it; None where it cannot, either.
 
     It knows no regions, and takes the whole step or nothing.
@@ -117,15 +146,17 @@ def _exported_by_dynamo(model: nn.Module, breaks: Breaks, device: torch.device) 
     if breaks.lines:
         return None
     try:
-        return _exported(model, breaks, device, strict=True)
+        return export(strict=True)
     except Exception:
         return None
 
 
-def _exported(model: nn.Module, breaks: Breaks, device: torch.device, strict: bool = False) -> CapturedStep:
+def _exported(
+    model: nn.Module, breaks: Breaks, device: torch.device, gradients: bool, rows: int | None, strict: bool = False
+) -> CapturedStep:
     whole = _PlainStep(model, breaks) if strict else _WholeStep(model, breaks)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    names, state = _fake_state(whole, fake_mode, device)
+    names, state = _fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
     functions = nothing_passed_over() if strict else own_functions()
     with _reparametrize_module(whole, state), functions, modes_as_calls(), warnings.catch_warnings():
@@ -135,7 +166,7 @@ def _exported(model: nn.Module, breaks: Breaks, device: torch.device, strict: bo
     if strict:
         refuse_transforms(program.graph)
     leaves = len(pytree.tree_leaves(fake_batch))
-    return captured_step(program, names, leaves, type(model).__name__, breaks)
+    return captured_step(program, names, leaves, type(model).__name__, breaks, gradients=gradients, rows=rows)
 
 
 def _check_loss(step: StepFunction, batch: Any) -> None:
@@ -151,7 +182,7 @@ def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTen
 
 
 def _fake_state(
-    whole: nn.Module, mode: FakeTensorMode, device: torch.device
+    whole: nn.Module, mode: FakeTensorMode, device: torch.device, gradients: bool
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Fake parameters and buffers under every name they have, and the canonical name behind each of these names.
 
@@ -167,7 +198,9 @@ def _fake_state(
             if origin == name:
                 fake: Tensor = _fake(tensor.detach(), mode, device)
                 fakes[name] = (
-                    nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+                    nn.Parameter(fake, requires_grad=gradients and tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else fake
                 )
             else:
                 fakes[name] = fakes[origin]

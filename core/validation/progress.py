@@ -8,6 +8,8 @@ What waits for what, between operations, messages and reductions of tied weights
 3. the reduction of a tied weight waits for every stage that holds it; the STEPs of these stages wait for it;
 4. where steps wait for all stages, the sync waits for the operation in front of it on every device and for all
    reductions, and every STEP waits for the sync;
+   where a device may run ahead of its readers so far and no further (see `core/room.py`), an F waits for the transfer
+   of what it made that many microbatches before, for each of its readers;
 5. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
    that on its device; its STEP and its tied weights wait for that. All replicas run the same orders, so that one of
    them tells for all.
@@ -29,10 +31,13 @@ from ..plan import Plan
 Node = int
 """Operations, messages and reductions, numbered through."""
 
+Room = Callable[[int, int], int]
+"""How many microbatches a stage may be ahead of the transfers to a reader."""
+
 _MAKERS = (Kind.F, Kind.B, Kind.I)
 """Operations that make what others read."""
 
-_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC = (
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC, _ROOM = (
     "stands behind it",
     "reads what it makes",
     "carries what it makes",
@@ -41,6 +46,7 @@ _ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC = (
     "sums a tied weight with it",
     "needs its gradients",
     "agrees with all stages",
+    "must have left before more is made",
 )
 
 
@@ -67,8 +73,14 @@ class Waits:
         return len(self.names) - 1
 
 
-def waits_of(plan: Plan, exchange: Exchange) -> Waits:
-    """What waits for what in a lowered plan."""
+def waits_of(plan: Plan, exchange: Exchange, room: Room | None = None) -> Waits:
+    """What waits for what in a lowered plan.
+
+    Args:
+        plan: the plan.
+        exchange: lowered, and taken apart.
+        room: stage and reader of a message → how many microbatches ahead its F may be; None where nothing holds it up.
+    """
     waits = Waits()
     made: dict[tuple[int, bool, int | None], Node] = {}
     for actions in exchange.operations:
@@ -88,11 +100,26 @@ def waits_of(plan: Plan, exchange: Exchange) -> Waits:
                 before.append((len(waits.names) - 1, _QUEUE))
             node = waits.add(str(message.send), before)
             waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
+    if room is not None:
+        _add_room(exchange, waits, room, made)
     first_reduction = len(waits.names)
     _add_reductions(plan, exchange, waits, _add_gradients(exchange, waits))
     if plan.sync:
         _add_sync(exchange, waits, range(first_reduction, len(waits.names)))
     return waits
+
+
+def _add_room(
+    exchange: Exchange, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]
+) -> None:
+    """A forward waits until there is room for what it makes."""
+    for pair, first in waits.first_message.items():
+        for position, message in enumerate(exchange.queues[pair]):
+            stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
+            if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
+                later = made.get((stage, True, microbatch + room(stage, reader)))
+                if later is not None:
+                    waits.before[later].append((first + position, _ROOM))
 
 
 def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int | None], Node]) -> None:

@@ -23,6 +23,7 @@ def check_structure(plan: Plan) -> list[str]:
     """
     _check_shape(plan)
     _check_memory_policy(plan)
+    _check_forward_only(plan)
     _check_edges(plan)
     _check_prediction(plan)
     for device, actions in enumerate(plan.device_actions):
@@ -77,6 +78,25 @@ def _check_memory_policy(plan: Plan) -> None:
             )
 
 
+def _check_forward_only(plan: Plan) -> None:
+    """Nothing of a plan that is forward only needs a backward."""
+    if not plan.forward_only:
+        return
+    needs = {
+        "memory.recompute": plan.memory.recompute,
+        "memory.offload": plan.memory.offload,
+        "tied": [weight.name for weight in plan.tied],
+        "sync": ["true"] if plan.sync else [],
+        "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
+    }
+    name = next((name for name, found in needs.items() if found), None)
+    if name is not None:
+        raise RequestError(
+            f"the plan is forward only and has {name}: {', '.join(map(str, needs[name]))}; these belong to a backward, "
+            "and it has none: remove them"
+        )
+
+
 def _check_edges(plan: Plan) -> None:
     seen = set()
     for edge in plan.edges:
@@ -123,7 +143,7 @@ def _check_action(plan: Plan, device: int, action: Action) -> None:
 
 
 def _check_once(plan: Plan) -> None:
-    """Every stage and microbatch has one F and one full backward."""
+    """Every stage and microbatch has one F and one full backward, or F alone where the plan is forward only."""
     counts = Counter((a.stage, a.kind.value, a.microbatch) for actions in plan.device_actions for a in actions)
     twice = next((key for key, count in counts.items() if count > 1), None)
     if twice is not None:
@@ -133,7 +153,12 @@ def _check_once(plan: Plan) -> None:
             has = {kind for kind in "FBIW" if (stage, kind, microbatch) in counts}
             if "F" not in has:
                 raise RequestError(f"{stage}F{microbatch} is missing: every stage runs every microbatch; add it")
-            if has not in ({"F", "B"}, {"F", "I", "W"}):
+            if plan.forward_only and has != {"F"}:
+                raise RequestError(
+                    f"stage {stage} has {', '.join(k for k in 'BIW' if k in has)} for microbatch {microbatch} and the "
+                    "plan is forward only: remove it"
+                )
+            if not plan.forward_only and has not in ({"F", "B"}, {"F", "I", "W"}):
                 raise RequestError(
                     f"stage {stage} has {', '.join(k for k in 'BIW' if k in has) or 'no backward'} for microbatch "
                     f"{microbatch}: a backward is B, or I and W; give one of the two"
