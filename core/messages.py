@@ -196,7 +196,11 @@ def _check_gradients(plan: Plan, exchange: Exchange) -> None:
                 f"device {device} issues {stages[0]}REDUCE_GRAD and the plan {why}: there is nothing to reduce; "
                 "remove it"
             )
-        if plan.mesh.data > 1 and not plan.forward_only and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device)):
+        if (
+            plan.mesh.data > 1
+            and not plan.forward_only
+            and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device))
+        ):
             raise RequestError(
                 f"device {device} issues REDUCE_GRAD of stages {stages} and holds "
                 f"{[stage.index for stage in plan.stages_on(device)]}: over replicas each stage reduces once"

@@ -144,9 +144,7 @@ def _effects(cost: StageCosts, recomputes: bool) -> dict[Kind, tuple[float, floa
     }
 
 
-def _communication(
-    plan: Plan, exchange: Exchange, arrivals: Arrivals
-) -> tuple[list[list[float]], list[list[Release]]]:
+def _communication(plan: Plan, exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
     """Per device: communication bytes at each change (posts in front of the first operation, then start and end of
     every operation, the end with what is issued behind it), and when sent tensors are given back."""
     read = 2 if plan.forward_only else 1

@@ -1,10 +1,10 @@
 """How far a stage may run ahead of the transfers of what it makes.
 
-A message that was sent stays in memory until it has arrived, and a sender learns that only by waiting for it. In training
-the gradients that come back tell, and saved tensors bound how far anybody runs ahead. Where there are forwards alone
-nothing comes back: a first stage would be through with a batch while the messages of all its microbatches lie there. So
-its F of microbatch m waits until the message of microbatch m - room has left, which costs no time as long as readers
-keep up.
+A message that was sent stays in memory until it has arrived, and a sender learns that only by waiting for it. In
+training the gradients that come back tell, and saved tensors bound how far anybody runs ahead. Where there are forwards
+alone nothing comes back: a first stage would be through with a batch while the messages of all its microbatches lie
+there. So its F of microbatch m waits until the message of microbatch m - room has left, which costs no time as long as
+readers keep up.
 
 A reader that is d stages on is d - 1 microbatches behind by itself. More is added until nobody waits in a circle.
 """

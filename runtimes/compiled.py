@@ -33,7 +33,7 @@ class Compiled:
         """The stage that computes a part of the step's result, by the name of its node."""
         owner = self.operators.owner.get(result)
         if owner is None:  # every stage could compute it; the loss's does
-            return self.stage_of(self.operators.step.outputs.loss)
+            return self.stage_of(self.operators.step.outputs.home)
         return next(i for i, names in enumerate(self.stages) if owner in names)
 
 

@@ -24,6 +24,7 @@ from ..core.actions import SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.lowering import Lowered
 from ..core.plan import Plan
+from ..core.room import Room
 from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
 from .compute import ComputeQueue
 from .heap import give_back_freed_memory
@@ -47,6 +48,8 @@ class StepInputs:
         scale: what seeds that are computed are multiplied by, a scalar of the loss's dtype, on the host; the others
             are already; None for 1.
         fresh: whether gradients begin with this step; else they are added to those of the steps before.
+        taken: takes a result that is computed, by name and microbatch, as soon as it is there, and tells whether it
+            did; the others are kept until the end of the step.
     """
 
     microbatches: Sequence[Microbatch]
@@ -55,6 +58,7 @@ class StepInputs:
     weights: Sequence[str | None]
     scale: Tensor | None = None
     fresh: bool = True
+    taken: Callable[[str, int, Tensor], bool] | None = None
 
 
 @define
@@ -131,15 +135,18 @@ class Executor:
         self.update = update
         self._frame = Frame(backend, backend, queue, update, replicas=replicas)
 
-    def bind(self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]]) -> Bound:
+    def bind(
+        self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]], room: Room | None = None
+    ) -> Bound:
         """Bind a plan's actions to what they work on.
 
         Args:
             plan: the plan.
             lowered: the lowered actions of all devices.
             runs: for each microbatch, this device's stages by index.
+            room: how far stages may run ahead of their readers; None where nothing holds them up.
         """
-        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame).instructions
+        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame, room).instructions
         first = next((i for i, one in enumerate(found) if one.action.kind in _UPDATE), len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
@@ -202,6 +209,7 @@ class Executor:
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
         frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
         frame.results, frame.arrivals, frame.flying = {}, {}, {}
+        frame.taken = inputs.taken
         record = StepRecord(frame.results)
         frame.traced = False
         frame.meter = None if now is None else StorageMeter(lambda alive: record.memory.append((now(), alive)))

@@ -18,6 +18,7 @@ from ..backends.contract import Backend, Handle
 from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
+from ..core.room import Room
 from .buckets import Reduction
 from .compute import ComputeQueue
 from .stage_run import StageRun
@@ -73,6 +74,7 @@ class Frame:
         weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
         scale: what it is multiplied by there, a scalar tensor; None for 1.
         results: (name, microbatch) → the part of the step's result computed here.
+        taken: takes such a part instead, if it does.
         traced: whether arrivals are recorded.
         arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
         flying: send → its transfer, when the step is traced.
@@ -94,6 +96,7 @@ class Frame:
     weights: Sequence[str | None] = ()
     scale: Tensor | None = None
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
+    taken: Callable[[str, int, Tensor], bool] | None = None
     traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
     flying: dict[Action, Handle] = field(factory=dict)
@@ -145,14 +148,17 @@ class Binder:
         runs: for each microbatch, this device's stages by index.
         tied: reduces the gradients of tied weights.
         frame: filled in anew for every step.
+        room: how far stages may run ahead of their readers; None where nothing holds them up.
     """
 
     def __init__(
         self, plan: Plan, lowered: Sequence[Sequence[Action]], device: int,
         runs: Sequence[Mapping[int, StageRun]], tied: TiedReduction, frame: Frame,
+        room: Room | None = None,
     ) -> None:  # fmt: skip
         self._placement = plan.placement
         self._device, self._runs, self._tied, self._frame = device, runs, tied, frame
+        self._room = room
         self._mail: dict[Key, Mail] = {}
         self._finished = finished_sends(plan, lowered, device)
         self.instructions = [self._bind(action) for action in lowered[device]]
@@ -170,6 +176,7 @@ class Binder:
         match kind:
             case Kind.F:
                 wait = self._arrivals(Kind.RECV_F, stage, microbatch, run.senders)
+                wait = self._with_room(run, microbatch, wait)
                 return Instruction(action, wait, self._forward(run, microbatch), None)
             case Kind.B | Kind.I:
                 wait = self._arrivals(Kind.RECV_B, stage, microbatch, run.receivers)
@@ -205,6 +212,25 @@ class Binder:
                     sent.settle()
 
         return wait if expected else None
+
+    def _with_room(self, run: StageRun, microbatch: int, wait: Call | None) -> Call | None:
+        """Waits, in front of what an F waits for, until its readers are not too far behind."""
+        if self._room is None:
+            return wait
+        ahead = {dst: microbatch - self._room(run.index, dst) for dst in run.outgoing}
+        left = [
+            self._message(run.index, dst, before)
+            for dst, before in ahead.items()
+            if before >= 0 and self._placement[dst] != self._device
+        ]
+
+        def wait_for_room() -> None:
+            for mail in left:
+                mail.settle()
+            if wait is not None:
+                wait()
+
+        return wait_for_room if left else wait
 
     def _forward(self, run: StageRun, microbatch: int) -> Call:
         frame, forward = self._frame, run.forward
@@ -242,7 +268,8 @@ class Binder:
     def _keep(self, microbatch: int, names: Sequence[str], results: Sequence[Tensor]) -> None:
         frame = self._frame
         for name, value in zip(names, results, strict=True):
-            frame.results[name, microbatch] = value
+            if frame.taken is None or not frame.taken(name, microbatch, value):
+                frame.results[name, microbatch] = value
             if name == frame.weights[microbatch]:
                 seed = value.to(frame.seeds[microbatch].dtype)
                 frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed

@@ -1,23 +1,28 @@
 """A pipeline: a plan made ready on its devices, stepped batch by batch."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..core.capture.breaks import StepFunction
+from ..core.capture.carry_over import cut_of
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
 from ..core.capture.stand_ins import stand_in
+from ..core.capture.step import capture_step
 from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .clocked import Clock
 from .compiled import compile_stages
 from .compute import compute_device
+from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
 from .microbatches import Shape, split_batch
+from .modes import ModuleModes
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
 from .rehearsed import Rehearsal
@@ -34,6 +39,7 @@ from .transport import check_transport
 from .update import Census, Ending
 from .weights import Weights, weights_from
 from .weights.vacant import occupy, vacate
+from .workers import Workers
 
 
 class Pipeline:
@@ -57,7 +63,7 @@ class Pipeline:
         steps: batches so far.
         updates: optimizer steps so far; those that were skipped do not count.
         skipped: whether the last update was, because a gradient of some stage was not finite and a scaler asks for it.
-        metrics: the other parts of the step's result for the last batch.
+        metrics: the other parts of the step's result for the last batch, trained on or evaluated.
         grad_norm: the global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
         scaler: scales losses; the user's own.
         trace: of the last step that was traced; under a clock every step is.
@@ -84,7 +90,12 @@ class Pipeline:
         on = {i: where[plan.placement[i]] for i in local}
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
-        self._shapes = Shapes(model, step, team, shape, first, max_shapes, on, compiler)
+        kind = next(iter(where.values())).type
+        self._shapes = Shapes(
+            lambda batch, _: capture_step(model, step, batch, device=kind), team,
+            cut := cut_of(first.operators, first.stages), on, max_shapes, compiler,
+        )  # fmt: skip
+        self._shapes.keep(shape, first)
         self._own = own_tensors(model, first.programs, on)
         self._loaded = False
         parameters, buffers = self._own.parameters, self._own.buffers
@@ -101,11 +112,11 @@ class Pipeline:
         self._preparations = Preparations(plan, self._shapes, self._states, model)
         largest = shape.samples if team.replicas > 1 else 0
         census = Census.of(plan, dict(model.named_parameters()))
-        self._runner = StepRunner(
-            plan, self._preparations, self._states, team, where, seed, largest, training, census, clock
-        )
-        self._modules = dict(model.named_modules())
-        self._modes = {name: module.training for name, module in self._modules.items()}
+        workers = Workers(plan, self._states, team, where, training, census, clock)
+        self._runner = StepRunner(plan, self._preparations, self._states, team, workers, training, seed, largest)
+        self._step = step
+        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes)
+        self._modes = ModuleModes(model)
         self._warn_of_unused(operators)
 
     def _warn_of_unused(self, operators: Operators) -> None:
@@ -140,8 +151,66 @@ class Pipeline:
             The loss, and the trace of all devices, on every rank.
         """
         done = self._run(batch, trace=True, watch=True)
-        self.trace = done.trace or measured_trace(done.plan, self._gather(done))
+        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return done.loss, self.trace
+
+    def evaluate(self, batch: Any) -> Tensor:
+        """The step's loss for a batch, forward only.
+
+        As in plain PyTorch under ``torch.no_grad()``, modules compute in the mode that they are in: call
+        ``model.eval()`` before, and ``model.train()`` behind. For a mode the step is captured again, once.
+        Nothing is saved and nothing changes: no parameter, gradient, optimizer or count, no buffer in whatever mode,
+        and no random number of a later step. Gradients that wait for an update (``update=False``) go on waiting.
+
+        Args:
+            batch: a whole batch, as for ``step``; of any size and shapes.
+
+        Returns:
+            The loss over all replicas, a scalar tensor, on every rank. Other parts of the step's result are in
+            ``metrics``.
+
+        Raises:
+            RequestError: the batch does not fit the plan, or ranks are in different modes.
+            WorkerError: a worker stopped.
+        """
+        done = self._evaluated(Forwards(self._step), batch)
+        assert done.loss is not None
+        return done.loss
+
+    def trace_evaluation(self, batch: Any) -> tuple[Tensor, Trace]:
+        """Evaluate and record what every local device did: F and its messages alone.
+
+        Returns:
+            The loss, and the trace of all devices, on every rank.
+        """
+        done = self._evaluated(Forwards(self._step, trace=True), batch)
+        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
+        assert done.loss is not None
+        return done.loss, self.trace
+
+    def forward(self, batch: Any, function: StepFunction, *, everywhere: bool = True) -> Any:
+        """What a function returns for a batch, forward only: logits, features, what is generated from them.
+
+        Args:
+            batch: a whole batch: any nesting of tensors, the step's or without what the function does not read.
+            function: ``function(model, microbatch)``, which returns any nesting of tensors with a row for each sample
+                along dimension 0, and None; it is captured once for every mode, as by ``evaluate``. Define it once: one
+                that is made anew for every batch is captured for every batch.
+            everywhere: whether every rank of a replica gets the results, sent to it by the ranks that compute them;
+                False leaves them there, and None in the place of what is computed elsewhere.
+
+        Returns:
+            The results nested as the function returns them, those of microbatches joined in order; without gradients.
+            With replicas those of this replica's batch.
+
+        Raises:
+            RequestError: the function returns a scalar, a number or other things without a row for each sample, or
+                cannot be captured, or needs what no stage holds.
+            WorkerError: a worker stopped.
+        """
+        if not callable(function):
+            raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
+        return self._evaluated(Forwards(function, True, everywhere), batch).rows
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
@@ -221,7 +290,7 @@ class Pipeline:
         count, seen = self.steps, list[Rehearsal]()
         for _ in range(steps):
             done = self._run(batch, trace=True, ending=Ending.REDUCE)
-            records = self._gather(done)
+            records = self._gather(done.records)
             seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -239,21 +308,22 @@ class Pipeline:
             for tensor in self._without_memory():
                 stand_in(tensor.detach())
 
-    def _gather(self, done: StepResult) -> list[StepRecord]:
-        return self._team.everywhere(lambda device: done.records[device])
+    def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
+        return self._team.everywhere(lambda device: records[device])
 
-    def _refuse_other_modes(self) -> None:
-        """A captured step keeps the modes that its modules had; dropout that goes on would be silent."""
-        for name, module in self._modules.items():
-            if module.training is not self._modes[name]:
-                now, then = ("training", "evaluation") if module.training else ("evaluation", "training")
-                raise RequestError(
-                    f"module '{name}' is in {now} mode and was captured in {then} mode: a pipeline keeps the mode that "
-                    f"its model had; put it back, or build another pipeline"
-                )
+    def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
+        if not self._loaded:
+            self.load(weights_from(None, self.model, self._seed))
+        pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
+        done = self._evaluator.run(asked, pieces, spec)
+        if done.remark is not None and self._team.first:
+            warnings.warn(done.remark, stacklevel=3)
+        self.metrics = done.metrics if done.loss is not None else self.metrics
+        self.trace = done.trace or self.trace
+        return done
 
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
-        self._refuse_other_modes()
+        self._modes.refuse_others()
         if ending is not Ending.REDUCE and not self._loaded:
             self.load(weights_from(None, self.model, self._seed))
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)

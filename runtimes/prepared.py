@@ -16,15 +16,17 @@ from math import prod
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..core.actions import Action, Kind
+from ..core.capture.outputs import StepOutputs
 from ..core.costs import StageEdge
-from ..core.derive import first_microbatches, with_edges
+from ..core.derive import first_microbatches, reordered, with_edges
 from ..core.lowering import Lowered, lower
 from ..core.plan import Plan
+from ..core.room import Room, room_for
 from ..core.validate import validate
 from .compiled import Compiled
 from .executor import Bound
@@ -50,6 +52,7 @@ class Prepared:
         runs: device → for each microbatch its stages by index.
         parts: for each microbatch loss, weight, metrics, and numbers in texts, filled up with zeros where another one
             has more of them; None for a weight that is the microbatch's share.
+        room: how far stages may run ahead of their readers; None where nothing holds them up.
         bound: device → its instructions; filled in by the devices.
     """
 
@@ -58,6 +61,7 @@ class Prepared:
     compiled: Sequence[Compiled]
     runs: Mapping[int, Sequence[Mapping[int, StageRun]]]
     parts: Sequence[Sequence[Part | None]]
+    room: Room | None = None
     bound: dict[int, Bound] = field(factory=dict)
 
     @cached_property
@@ -69,12 +73,13 @@ class Prepared:
     def loss_dtype(self) -> torch.dtype:
         """Of the loss."""
         first = self.compiled[0].operators
-        return first.values[first.step.outputs.loss].dtype  # type: ignore[no-any-return]
+        return first.values[first.step.outputs.home].dtype  # type: ignore[no-any-return]
 
     @property
     def weighted(self) -> bool:
         """Whether the step returns a weight."""
-        return self.compiled[0].operators.step.outputs.weight is not None
+        outputs = self.compiled[0].operators.step.outputs
+        return isinstance(outputs, StepOutputs) and outputs.weight is not None
 
     @cached_property
     def weights(self) -> list[str | None]:
@@ -90,7 +95,14 @@ class Prepared:
     @cached_property
     def metrics(self) -> list[str]:
         """Names of the metrics."""
-        return list(self.compiled[0].operators.step.outputs.metrics)
+        outputs = self.compiled[0].operators.step.outputs
+        return list(outputs.metrics) if isinstance(outputs, StepOutputs) else []
+
+    @cached_property
+    def columns(self) -> int:
+        """Parts of a microbatch's result in front of what is written into text: loss, weight, metrics; 0 of a function
+        that returns rows."""
+        return 2 + len(self.metrics) if isinstance(self.compiled[0].operators.step.outputs, StepOutputs) else 0
 
     @property
     def _distinct(self) -> Sequence[Compiled]:
@@ -117,7 +129,7 @@ class Preparations:
     def __init__(self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module) -> None:
         self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
         self._runs: dict[Shape, dict[int, StageRun]] = {}
-        self._orders: Recent[tuple[Messages, ...], tuple[Plan, Lowered]] = Recent(_STEPS)
+        self._orders: Recent[tuple[Messages, ...], Orders] = Recent(_STEPS)
         self._kept: Recent[Key, Prepared] = Recent(_STEPS)
 
     def of(self, pieces: Sequence[Microbatch], spec: pytree.TreeSpec) -> tuple[Prepared, str | None]:
@@ -132,16 +144,17 @@ class Preparations:
         key = first, sum(piece.shape is first for piece in pieces), last, len(pieces)
         prepared = self._kept.use(key)
         if prepared is None:
-            plan, lowered = self._order([messages_of(each.layout) for each in compiled], compiled)
+            orders = self._order([messages_of(each.layout) for each in compiled], compiled)
+            place = self._plan.placement
             stages = [self._stage_runs(piece.shape, each) for piece, each in zip(pieces, compiled, strict=True)]
             runs = {
-                device: [{i: run for i, run in all_of.items() if plan.placement[i] == device} for all_of in stages]
-                for device in sorted({plan.placement[i] for i in self._states})
+                device: [{i: run for i, run in all_of.items() if place[i] == device} for all_of in stages]
+                for device in sorted({place[i] for i in self._states})
             }
-            parts = {id(each): parts_of(each, plan.placement) for each in compiled}
+            parts = {id(each): parts_of(each, place) for each in compiled}
             longest = max(map(len, parts.values()))
             rows = [parts[id(each)] + [0.0] * (longest - len(parts[id(each)])) for each in compiled]
-            prepared = Prepared(plan, lowered, compiled, runs, rows)
+            prepared = Prepared(orders.plan, orders.lowered, compiled, runs, rows, orders.room)
             self._kept.keep(key, prepared)
         return prepared, remark
 
@@ -160,7 +173,7 @@ class Preparations:
         if gone:
             gc.collect()  # captured graphs refer to themselves, and what they hold is large
 
-    def _order(self, messages: Sequence[Messages], compiled: Sequence[Compiled]) -> tuple[Plan, Lowered]:
+    def _order(self, messages: Sequence[Messages], compiled: Sequence[Compiled]) -> "Orders":
         found = self._orders.use(tuple(messages))
         if found is None:
             found = order_of(self._plan, [each.layout for each in compiled])
@@ -176,16 +189,19 @@ class Preparations:
                     if name not in own:  # one that nothing writes, or its stage would have had it before
                         own[name] = self._model.get_buffer(name).to(self._states[index].device)
             again = self._plan.memory.recompute
-            constants, loss = step.constants, step.outputs.loss
+            constants, loss = step.constants, step.outputs.home
             self._runs[shape] = {
-                i: StageRun(i, programs, compiled.layout, self._states[i], constants, loss, recompute=i in again)
+                i: StageRun(i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients)
                 for i, programs in compiled.programs.items()
             }
         return self._runs[shape]
 
 
 def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
-    """Loss, weight, metrics, numbers in texts: each computed somewhere, or a number; None for a weight there is not."""
+    """Loss, weight, metrics, numbers in texts: each computed somewhere, or a number; None for a weight there is not.
+
+    Of a function that returns rows, numbers in texts alone.
+    """
     outputs, nodes = compiled.operators.step.outputs, compiled.operators.nodes
 
     def part(value: Any) -> Part | None:
@@ -193,6 +209,8 @@ def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
             return Computed(value, placement[compiled.stage_of(value)])
         return float(value) if isinstance(value, int | float) else None
 
+    if not isinstance(outputs, StepOutputs):
+        return [part(value) or 0.0 for value in outputs.texts]
     others = [*outputs.metrics.values(), *outputs.texts]
     return [part(outputs.loss), part(outputs.weight), *(part(value) or 0.0 for value in others)]
 
@@ -202,7 +220,22 @@ def messages_of(layout: Layout) -> Messages:
     return frozenset((*pair, any(t.differentiable for t in tensors)) for pair, tensors in layout.items())
 
 
-def order_of(plan: Plan, layouts: Sequence[Layout]) -> tuple[Plan, Lowered]:
+@frozen
+class Orders:
+    """A plan for some microbatches, and what its devices issue.
+
+    Args:
+        plan: with their messages.
+        lowered: without what moves nothing for them.
+        room: how far stages may run ahead of their readers; None where a backward holds them up.
+    """
+
+    plan: Plan
+    lowered: Lowered
+    room: Room | None
+
+
+def order_of(plan: Plan, layouts: Sequence[Layout]) -> Orders:
     """The plan for these microbatches, and what its devices issue.
 
     Args:
@@ -213,13 +246,16 @@ def order_of(plan: Plan, layouts: Sequence[Layout]) -> tuple[Plan, Lowered]:
         RequestError: with these messages the order of the plan's actions is not sound.
     """
     wanted = with_edges(first_microbatches(plan, len(layouts)), _edges(layouts))
+    if wanted.forward_only and wanted is not plan:
+        wanted = reordered(wanted)
     lowered = lower(wanted)
-    if plan.mesh.data > 1 and wanted.microbatches < plan.microbatches:
+    if plan.mesh.data > 1 and not plan.forward_only and wanted.microbatches < plan.microbatches:
         lowered = _reduced_in_order(lowered, lower(plan))
     if wanted is not plan:
         validate(wanted, lowered=lowered)
     found = [messages_of(layout) for layout in layouts]
-    return wanted, tuple(tuple(a for a in actions if _moves_something(a, found)) for actions in lowered)
+    moving = tuple(tuple(a for a in actions if _moves_something(a, found)) for actions in lowered)
+    return Orders(wanted, moving, room_for(wanted, lowered) if wanted.forward_only else None)
 
 
 def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:

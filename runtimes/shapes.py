@@ -11,21 +11,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..core.capture.breaks import StepFunction
 from ..core.capture.captured import CapturedStep
-from ..core.capture.carry_over import carry_over, cut_of
+from ..core.capture.carry_over import Cut, carry_over
 from ..core.capture.operators import operators_of
-from ..core.capture.outputs import StepOutputs
-from ..core.capture.step import capture_step
+from ..core.capture.outputs import Outputs, RowOutputs
 from ..core.errors import RequestError
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape
 from .recent import Recent
 from .stage_compiler import StageCompiler
 from .team import Team
+
+Capture = Callable[[Any, Shape], CapturedStep]
+"""Captures what runs, for a microbatch of this shape."""
 
 MAX_SHAPES = 8
 """Shapes kept by default: each costs a capture, and memory for its programs."""
@@ -35,32 +35,40 @@ class Shapes:
     """Programs by shape of microbatch.
 
     Args:
-        model: the user's module.
-        step: ``step(model, microbatch)``.
+        capture: captures the step for a microbatch of a shape.
         team: the devices.
-        shape: the example's.
-        first: compiled for it, by the plan's cut.
-        limit: how many shapes are kept; those of one step are, however many.
+        cut: the plan's.
         where: local stage → the device that it runs on.
+        limit: how many shapes are kept; those of one step are, however many.
         compiler: compiles what stage programs are made of.
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, team: Team, shape: Shape, first: Compiled, limit: int,
-        where: Mapping[int, torch.device], compiler: StageCompiler | None = None,
+        self, capture: Capture, team: Team, cut: Cut, where: Mapping[int, torch.device], limit: int,
+        compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         if limit < 1:
             raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
-        self._model, self._step, self._team = model, step, team
-        self._cut, self._local = cut_of(first.operators, first.stages), list(first.programs)
-        self._where, self._compiler = where, compiler
-        self._parts = _parts(first.operators.step.outputs)
+        self._capture, self._team, self._cut, self._where = capture, team, cut, where
+        self._compiler = compiler
+        self._parts: str | None = None
         self._kept: Recent[Shape, Compiled] = Recent(limit)
-        self._kept.keep(shape, first)
-        self.latest = first
+        self._latest: Compiled | None = None
         self._captures, self._capture_s = 0, 0.0
-        self._told: set[Shape] = {shape}
+        self._told: set[Shape] = set()
         self._told_of_limit = False
+
+    def keep(self, shape: Shape, compiled: Compiled) -> None:
+        """Keep what is compiled already: for the example."""
+        self._kept.keep(shape, compiled)
+        self._latest, self._parts = compiled, _parts(compiled.operators.step.outputs)
+        self._told.add(shape)
+
+    @property
+    def latest(self) -> Compiled:
+        """What is compiled for the shape that was used last."""
+        assert self._latest is not None
+        return self._latest
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._kept
@@ -73,7 +81,7 @@ class Shapes:
             spec: the nesting of their leaves.
 
         Returns:
-            What is compiled for each of them, and a line for the user where a shape is new.
+            What is compiled for each of them, and a line for the user where a shape is new, the first one apart.
 
         Raises:
             RequestError: the step cannot be captured for one of the shapes, or the plan cannot run it.
@@ -87,27 +95,24 @@ class Shapes:
                 full = self._kept.keep(shape, made, wanted)
                 remark = self._remark(shape, full) or remark
         compiled = {shape: known for shape, known in found.items() if known is not None}
-        self.latest = compiled[pieces[0].shape]
+        self._latest = compiled[pieces[0].shape]
         return [compiled[piece.shape] for piece in pieces], remark
 
     def _compile(self, piece: Microbatch, spec: pytree.TreeSpec) -> Compiled:
         started = time.perf_counter()
         batch = pytree.tree_unflatten(list(piece.leaves), spec)
-        operators, stages = carry_over(self._cut, operators_of(self._captured(batch)))
+        operators, stages = carry_over(self._cut, operators_of(self._capture(batch, piece.shape)))
         parts = _parts(operators.step.outputs)
+        self._parts = self._parts or parts
         if parts != self._parts:
             raise RequestError(
                 f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
                 "return the same parts for every shape"
             )
-        compiled = compile_any(operators, stages, self._local, self._where, self._compiler)
+        compiled = compile_any(operators, stages, list(self._where), self._where, self._compiler)
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled
-
-    def _captured(self, batch: Any) -> CapturedStep:
-        kind = next(iter(self._where.values())).type if self._where else "cpu"
-        return capture_step(self._model, self._step, batch, device=kind)
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
         if len(self._team.local) == self._team.size:
@@ -129,9 +134,12 @@ class Shapes:
         return made
 
     def _remark(self, shape: Shape, full: bool) -> str | None:
+        first = not self._told
         if self._told_of_limit or (shape in self._told and not full):
             return None
         self._told.add(shape)
+        if first:
+            return None
         self._told_of_limit = full
         each_s = self._capture_s / self._captures
         if full:
@@ -143,7 +151,10 @@ class Shapes:
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
 
 
-def _parts(outputs: StepOutputs) -> str:
+def _parts(outputs: Outputs) -> str:
     """The parts of a step's result, in words."""
+    if isinstance(outputs, RowOutputs):
+        marks = [None if value is None else "tensor" for value in outputs.values]
+        return str(pytree.tree_unflatten(marks, outputs.nesting)).replace("'tensor'", "tensor")
     weight = "" if outputs.weight is None else ", a weight"
     return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)

@@ -28,11 +28,12 @@ class StageRun:
         constants: values of the captured constants, by placeholder.
         loss: node name of the loss.
         recompute: whether saved tensors are made again in front of the backward instead of kept.
+        gradients: whether a backward follows; without, nothing is held.
     """
 
     def __init__(
         self, index: int, programs: StagePrograms, layout: Layout, state: StageState,
-        constants: dict[str, Tensor], loss: str, recompute: bool = False,
+        constants: dict[str, Tensor], loss: str, recompute: bool = False, gradients: bool = True,
     ) -> None:  # fmt: skip
         inputs = programs.inputs
         self.index = index
@@ -47,6 +48,7 @@ class StageRun:
         self._kept = len(inputs.boundary)
         self.batch, self._random = inputs.batch, inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
+        self._saves = gradients and not recompute
         self._again = programs.recompute if recompute else None
         self._inputs: dict[int, list[Tensor]] = {}
         incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
@@ -119,7 +121,7 @@ class StageRun:
         if mutated > results:
             for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
                 self._static[place - self._kept].copy_(value)
-        if self._again is None:
+        if self._saves:
             self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]
 

@@ -1,5 +1,8 @@
-"""What a captured function returns, and where it stands in its graph: of a training step loss, weight, metrics, and what
-it prints; of a function that is only run forward any nesting of tensors with a row for each sample."""
+"""What a captured function returns, and where it stands in its graph.
+
+A training step returns loss, weight, metrics, and what it prints; a function that is only run forward any nesting of
+tensors with a row for each sample.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -109,9 +109,7 @@ def waits_of(plan: Plan, exchange: Exchange, room: Room | None = None) -> Waits:
     return waits
 
 
-def _add_room(
-    exchange: Exchange, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]
-) -> None:
+def _add_room(exchange: Exchange, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]) -> None:
     """A forward waits until there is room for what it makes."""
     for pair, first in waits.first_message.items():
         for position, message in enumerate(exchange.queues[pair]):

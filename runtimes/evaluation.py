@@ -1,0 +1,198 @@
+"""Forwards without backwards: evaluation, and whatever else a model is asked for a batch.
+
+    step or function, modes of the modules
+      │ captured again, without gradients                          (core/capture/step.py)
+      ▼ the plan's cut carried over                                (core/capture/carry_over.py)
+    stages of forwards alone, on the parameters that are trained
+      │ an order of forwards alone, lowered, validated             (core/forward_order.py, core/room.py)
+      ▼
+    the same executors as in training
+
+Nothing is changed by it: no parameter, no gradient, no buffer, no count of steps. Random numbers are drawn from streams
+of their own. It follows the modes that modules are in, as plain PyTorch does.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..core.capture.breaks import StepFunction
+from ..core.capture.captured import CapturedStep
+from ..core.capture.carry_over import Cut
+from ..core.capture.randomness import random_key
+from ..core.capture.step import capture_step
+from ..core.derive import forward_only
+from ..core.errors import RequestError
+from ..core.plan import Plan
+from ..core.trace import Trace
+from .batch_results import BatchResults
+from .executor import StepInputs, StepRecord
+from .joined_rows import JoinedRows
+from .microbatches import Microbatch, Shape
+from .modes import ModuleModes
+from .prepared import Preparations, Prepared
+from .recent import Recent
+from .shapes import Shapes
+from .state import StageState
+from .team import Team
+from .update import Ending
+from .workers import Order, Workers
+
+KEPT = 4
+"""Functions and modes that programs are kept for; of each those for some shapes."""
+
+
+@frozen
+class Evaluated:
+    """What forwards gave.
+
+    Args:
+        loss: the mean over the batch; None of a function that returns rows.
+        metrics: the other parts of the step's result, likewise.
+        rows: what such a function returned.
+        records: device of this process → what it did.
+        plan: that ran.
+        trace: of the clock that the devices ran under, if they did.
+        remark: a line for the user where a shape is new.
+    """
+
+    loss: Tensor | None
+    metrics: dict[str, float]
+    rows: Any
+    records: dict[int, StepRecord]
+    plan: Plan
+    trace: Trace | None
+    remark: str | None
+
+
+@frozen
+class Forwards:
+    """What is run for a batch.
+
+    Args:
+        function: the step, or a function of model and batch.
+        rows: whether it returns tensors with a row for each sample, and no loss.
+        everywhere: whether every process gets them.
+        trace: whether every action is recorded.
+    """
+
+    function: StepFunction
+    rows: bool = False
+    everywhere: bool = True
+    trace: bool = field(default=False, kw_only=True)
+
+
+class Evaluator:
+    """Runs forwards on the stages of a pipeline.
+
+    Args:
+        model: the user's module.
+        plan: of training.
+        cut: its, for what is captured here.
+        states: stage index → what this process keeps of it.
+        team: the devices.
+        workers: those of this process.
+        where: local stage → the device that it runs on.
+        seed: of all random numbers.
+        max_shapes: for how many shapes of microbatches programs of a function are kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, cut: Cut, states: Mapping[int, StageState], team: Team, workers: Workers,
+        where: Mapping[int, torch.device], seed: int, max_shapes: int,
+    ) -> None:  # fmt: skip
+        self._model, self._plan, self._cut = model, plan, cut
+        self._states, self._team, self._workers, self._where = states, team, workers, where
+        self._seed, self._max_shapes = seed, max_shapes
+        self._modes = ModuleModes(model)
+        self._forward_plan: Plan | None = None
+        self._kept: Recent[Any, Preparations] = Recent(KEPT)
+        self._count = 0
+
+    def run(self, asked: Forwards, pieces: list[Microbatch], spec: pytree.TreeSpec) -> Evaluated:
+        """Run forwards on a batch.
+
+        Args:
+            asked: what to run.
+            pieces: the batch's microbatches.
+            spec: the nesting of their leaves.
+
+        Raises:
+            RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
+            WorkerError: a worker stopped.
+        """
+        preparations = self._preparations(asked)
+        prepared, remark = preparations.of(pieces, spec)
+        devices = {device: queue.device for device, queue in self._workers.queues.items()}
+        joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
+        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers)
+
+        def before_end(device: int, record: StepRecord) -> None:
+            results.announce(device, record)
+            if joined is not None:
+                joined.announce(device, self._team.backend(device))
+
+        def after(device: int) -> None:
+            results.collect(device)
+            if joined is not None:
+                joined.collect(device)
+
+        inputs = self._inputs(prepared, pieces, joined)
+        try:
+            order = Order(Ending.KEEP, asked.trace, asked.trace)
+            records, clocked = self._workers.run(prepared, inputs, order, before_end, after)
+        except BaseException:
+            preparations.forget()  # the mail of forwards that broke off is no start for the next
+            raise
+        self._count += 1
+        results.say()
+        loss, metrics = (None, {}) if joined is not None else results.loss_and_metrics()
+        rows = None if joined is None else joined.result()
+        return Evaluated(loss, metrics, rows, records, prepared.plan, clocked, remark)
+
+    def _preparations(self, asked: Forwards) -> Preparations:
+        """Of a function in the modes that modules are in now."""
+        key = asked.function, asked.rows, self._modes.now()
+        found = self._kept.use(key)
+        if found is None:
+            self._check_agreed()
+            if self._forward_plan is None:
+                self._forward_plan = forward_only(self._plan)
+            shapes = Shapes(partial(self._captured, asked), self._team, self._cut, self._where, self._max_shapes)
+            found = Preparations(self._forward_plan, shapes, self._states, self._model)
+            self._kept.keep(key, found)
+        return found
+
+    def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
+        kind = next(iter(self._where.values())).type if self._where else "cpu"
+        rows = shape.samples if asked.rows else None
+        return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
+
+    def _check_agreed(self) -> None:
+        """Refuse ranks whose modules are in different modes: each would run a part of another model."""
+        if len(self._team.local) == self._team.size:
+            return
+        modes = self._team.in_replica(lambda _: self._modes.now())
+        first = self._team.replica * self._team.size
+        for device, other in enumerate(modes):
+            name = self._modes.first_other(modes[0], other)
+            if name is not None:
+                raise RequestError(
+                    f"module '{name}' is in another mode on rank {self._team.rank(first + device)} than on rank "
+                    f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
+                )
+
+    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], joined: JoinedRows | None) -> StepInputs:
+        # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
+        first, index = self._team.replica * self._plan.microbatches, -1 - self._count
+        same = random_key(self._seed, index, 0)
+        keys = [random_key(self._seed, index, first + m) if prepared.random else same for m in range(len(pieces))]
+        return StepInputs(
+            pieces, keys, torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
+            taken=None if joined is None else joined.take,
+        )  # fmt: skip
