@@ -139,8 +139,8 @@ class Plan:
 
 
 # Plans without these are written, and hashed, as they were before there were such fields.
-_LATER = {name: override(omit_if_default=True) for name in ("sync", "forward_only")}
-converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, **_LATER))
+_later = override(omit_if_default=True)
+converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later))
 
 
 def plan_json(plan: Plan) -> str:

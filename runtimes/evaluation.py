@@ -182,8 +182,9 @@ class Evaluator:
         for device, other in enumerate(modes):
             name = self._modes.first_other(modes[0], other)
             if name is not None:
+                module = f"module '{name}'" if name else "the model"
                 raise RequestError(
-                    f"module '{name}' is in another mode on rank {self._team.rank(first + device)} than on rank "
+                    f"{module} is in another mode on rank {self._team.rank(first + device)} than on rank "
                     f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
                 )
 

@@ -24,8 +24,8 @@ from ..core.actions import SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.lowering import Lowered
 from ..core.plan import Plan
-from ..core.room import Room
 from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
+from ..core.validation.progress import Room
 from .compute import ComputeQueue
 from .heap import give_back_freed_memory
 from .instructions import Binder, Frame, Instruction, Transport

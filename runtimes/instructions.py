@@ -18,7 +18,7 @@ from ..backends.contract import Backend, Handle
 from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
-from ..core.room import Room
+from ..core.validation.progress import Room
 from .buckets import Reduction
 from .compute import ComputeQueue
 from .stage_run import StageRun

@@ -37,7 +37,8 @@ class ModuleModes:
         name = self.first_other(self._then, self.now())
         if name is not None:
             now, then = ("training", "evaluation")[:: 1 if self._modules[name].training else -1]
+            module = f"module '{name}'" if name else "the model"
             raise RequestError(
-                f"module '{name}' is in {now} mode and was captured in {then} mode: a pipeline trains in the mode that "
+                f"{module} is in {now} mode and was captured in {then} mode: a pipeline trains in the mode that "
                 "its model had; put it back, as model.train() does behind an evaluation, or build another pipeline"
             )

@@ -26,8 +26,9 @@ from ..core.costs import StageEdge
 from ..core.derive import first_microbatches, reordered, with_edges
 from ..core.lowering import Lowered, lower
 from ..core.plan import Plan
-from ..core.room import Room, room_for
+from ..core.room import room_for
 from ..core.validate import validate
+from ..core.validation.progress import Room
 from .compiled import Compiled
 from .executor import Bound
 from .microbatches import Microbatch, Shape

@@ -56,8 +56,8 @@ def profile_stages(
         state = StageState(
             own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer, device=device
         )
-        run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.loss)
-        seed = torch.ones((), dtype=operators.values[operators.step.outputs.loss].dtype, device=device)
+        run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.home)
+        seed = torch.ones((), dtype=operators.values[operators.step.outputs.home].dtype, device=device)
         return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats)
 
     # In a function of its own, so that what a stage holds is gone before the next one takes memory.

@@ -141,7 +141,8 @@ def _returned(program: Any) -> tuple[Any, Any]:
     """What an exported function returned: its result, and tensors that it wrote into text, as names of nodes."""
     given = zip(program.graph_signature.output_specs, next(reversed(program.graph.nodes)).args[0], strict=False)
     flat = [getattr(value, "name", value) for spec, value in given if spec.kind is OutputKind.USER_OUTPUT]
-    return pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    return result, texts
 
 
 def _described(leaf: Any, value: Any) -> str:
