@@ -15,6 +15,7 @@ of their own. It follows the modes that modules are in, as plain PyTorch does.
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 from attrs import field, frozen
@@ -126,6 +127,7 @@ class Evaluator:
             RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
             WorkerError: a worker stopped.
         """
+        self._check_agreed()
         preparations = self._preparations(asked)
         prepared, remark = preparations.of(pieces, spec)
         devices = {device: queue.device for device, queue in self._workers.queues.items()}
@@ -160,7 +162,6 @@ class Evaluator:
         key = asked.function, asked.rows, self._modes.now()
         found = self._kept.use(key)
         if found is None:
-            self._check_agreed()
             if self._forward_plan is None:
                 self._forward_plan = forward_only(self._plan)
             shapes = Shapes(partial(self._captured, asked), self._team, self._cut, self._where, self._max_shapes)
@@ -176,6 +177,17 @@ class Evaluator:
     def _check_agreed(self) -> None:
         """Refuse ranks whose modules are in different modes: each would run a part of another model."""
         if len(self._team.local) == self._team.size:
+            return
+        digest = float(crc32(bytes(self._modes.now())) & 0xFFFFF)  # small enough for sums of squares to be exact
+
+        def added_up(device: int) -> list[float]:
+            queue = self._workers.queues[device]
+            sums = torch.tensor([digest, digest**2], dtype=torch.float64, device=queue.device)
+            self._team.backend(device).all_reduce(sums).wait()
+            return queue.read(sums).tolist()  # type: ignore[no-any-return]
+
+        ((total, squares),) = self._team.run_local(added_up).values()
+        if self._team.size * squares == total**2:  # all are the mean
             return
         modes = self._team.in_replica(lambda _: self._modes.now())
         first = self._team.replica * self._team.size

@@ -27,11 +27,12 @@ from panpipe.runtimes.stage_run import StageRun
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
 from tests.support.shapes import Pair, tokens
-from tests.support.training import SGD, accumulated_alone, in_bf16, on_team, parameters
+from tests.support.training import SGD, accumulated_alone, in_bf16, on_team, parameters, unequal
 
 
 def parity(team):
@@ -107,6 +108,68 @@ def python(team):
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
     regions = pair.pipe._shapes.latest.operators.step.regions
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
+
+
+def evaluation(team):
+    """Evaluation and rows on ranks beside one process; then rank 1 forgets eval()."""
+    case = CASES["tied gpt with dropout"]
+    pair = Pair(team, case, 8, 4)
+    pipe, alone = pair.pipe, pair.alone
+    for model in (pipe.model, alone):
+        model.eval()
+    pipe.evaluate(tokens(8))
+    before = state(pipe.model)
+    batches = [tokens(8), tokens(3), tokens(6, 7)]
+
+    def logits(model, batch):
+        return model(batch["x"]), batch["x"]
+
+    found = {
+        "losses": [pipe.evaluate(batch).item() for batch in batches],
+        "wanted": [loss_alone(alone, case.step, batch, 4).item() for batch in batches],
+        "equal": [
+            all(map(torch.equal, pipe.forward(batch, logits), joined_alone(alone, logits, batch, 4)))
+            for batch in batches[:2]
+        ],
+    }
+    alone_here = pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
+    traced, _ = pipe.trace_evaluation(tokens(8))
+    found["here"] = [alone_here is not None, traced.item() == found["losses"][0]]
+    found["unequal"] = unequal(before, state(pipe.model))
+    pipe.model.blocks.train(team.local == (1,))
+    try:
+        pipe.evaluate(tokens(8))
+    except panpipe.RequestError as refusal:
+        found["refused"] = str(refusal)
+    pipe.model.train()
+    alone.train()
+    found["afterwards"] = pair.distance([tokens(8), tokens(3)])
+    return found
+
+
+def evaluation_of_replicas(team):
+    """Evaluation over replicas, with batches of other sizes, beside one process on all of them."""
+    case = CASES["token-weighted"]
+    trained = Trained(team, case, 4, 2)
+    plain = Trained(team, CASES["tied gpt with dropout"], 4, 2)
+    for each in (trained, plain):
+        each.pipe.model.eval()
+        each.alone.eval()
+    before, found = state(trained.pipe.model), {}
+    for key, each, rows in (("loss", trained, [4, 4]), ("other", plain, [3, 4])):
+        parts = batches(each.case, team.replicas, rows)
+        found[key] = each.pipe.evaluate(parts[team.replica]).item()
+        with torch.no_grad():
+            whole = each.case.step(each.alone, batches(each.case, 1, [sum(rows)])[0])
+        found["wanted" if key == "loss" else "other wanted"] = (whole[0] if isinstance(whole, tuple) else whole).item()
+
+    def logits(model, batch):
+        return model(batch["x"])
+
+    mine = parts[team.replica]
+    found["rows"] = torch.equal(plain.pipe.forward(mine, logits), joined_alone(plain.alone, logits, mine, 2))
+    found["unequal"] = unequal(before, state(trained.pipe.model))
+    return found
 
 
 def dying(team):

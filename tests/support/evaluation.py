@@ -1,0 +1,45 @@
+"""One process, untouched eager PyTorch without gradients: what an evaluation has to equal."""
+
+from typing import Any
+
+import torch
+from panpipe.core.capture.randomness import KeyedRandom, random_key
+from panpipe.runtimes.losses import mean_loss
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.reference import _parts
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def microbatch_results(
+    model: nn.Module, function: Any, batch: Any, microbatches: int, seed: int = 3, index: int = -1, first: int = 0
+) -> list[tuple[Any, int]]:
+    """What a function returns for one microbatch after another, and how many samples each has."""
+    pieces, spec = split_batch(batch, microbatches, fewer=True)
+    found = []
+    for m, piece in enumerate(pieces):
+        with torch.no_grad(), KeyedRandom(random_key(seed, index, first + m)):
+            found.append((function(model, pytree.tree_unflatten(list(piece.leaves), spec)), piece.samples))
+    return found
+
+
+def loss_alone(model: nn.Module, step: Any, batch: Any, microbatches: int, index: int = -1) -> Tensor:
+    """The mean of a step's loss over a batch."""
+    found = [(*_parts(result), samples) for result, samples in microbatch_results(model, step, batch, microbatches,
+                                                                                  index=index)]  # fmt: skip
+    total = sum(samples for *_, samples in found)
+    weights = [samples / total if weight is None else weight for _, weight, samples in found]
+    return mean_loss([loss for loss, *_ in found], weights, found[0][1] is not None)[0]
+
+
+def joined_alone(model: nn.Module, function: Any, batch: Any, microbatches: int) -> Any:
+    """What a function returns, joined over microbatches."""
+    found = [pytree.tree_flatten(result) for result, _ in microbatch_results(model, function, batch, microbatches)]
+    columns = zip(*(leaves for leaves, _ in found), strict=True)
+    return pytree.tree_unflatten([None if row[0] is None else torch.cat(row) for row in columns], found[0][1])
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, buffers and gradients."""
+    found = {f"{name} ": t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    return found | {f"{n} gradient": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
