@@ -40,6 +40,7 @@ def joined_alone(model: nn.Module, function: Any, batch: Any, microbatches: int)
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, buffers and gradients."""
-    found = {f"{name} ": t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    """Parameters, buffers and gradients, of what is in this process."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    found = {f"{name} ": t.detach().clone() for name, t in tensors if not t.is_meta}
     return found | {f"{n} gradient": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
