@@ -39,6 +39,7 @@ from .modes import ModuleModes
 from .prepared import Preparations, Prepared
 from .recent import Recent
 from .shapes import Shapes
+from .stage_compiler import StageCompiler
 from .state import StageState
 from .team import Team
 from .update import Ending
@@ -101,15 +102,17 @@ class Evaluator:
         where: local stage → the device that it runs on.
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs of a function are kept.
+        compiler: compiles what stage programs are made of.
     """
 
     def __init__(
         self, model: nn.Module, plan: Plan, cut: Cut, states: Mapping[int, StageState], team: Team, workers: Workers,
         where: Mapping[int, torch.device], seed: int, max_shapes: int,
+        compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         self._model, self._plan, self._cut = model, plan, cut
         self._states, self._team, self._workers, self._where = states, team, workers, where
-        self._seed, self._max_shapes = seed, max_shapes
+        self._seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
         self._modes = ModuleModes(model)
         self._forward_plan: Plan | None = None
         self._kept: Recent[Any, Preparations] = Recent(KEPT)
@@ -164,7 +167,8 @@ class Evaluator:
         if found is None:
             if self._forward_plan is None:
                 self._forward_plan = forward_only(self._plan)
-            shapes = Shapes(partial(self._captured, asked), self._team, self._cut, self._where, self._max_shapes)
+            capture = partial(self._captured, asked)
+            shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
             found = Preparations(self._forward_plan, shapes, self._states, self._model)
             self._kept.keep(key, found)
         return found
@@ -184,7 +188,8 @@ class Evaluator:
             queue = self._workers.queues[device]
             sums = torch.tensor([digest, digest**2], dtype=torch.float64, device=queue.device)
             self._team.backend(device).all_reduce(sums).wait()
-            return queue.read(sums).tolist()  # type: ignore[no-any-return]
+            first, second = queue.read(sums).tolist()
+            return [float(first), float(second)]
 
         ((total, squares),) = self._team.run_local(added_up).values()
         if self._team.size * squares == total**2:  # all are the mean

@@ -115,7 +115,7 @@ class Pipeline:
         workers = Workers(plan, self._states, team, where, training, census, clock)
         self._runner = StepRunner(plan, self._preparations, self._states, team, workers, training, seed, largest)
         self._step = step
-        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes)
+        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler)
         self._modes = ModuleModes(model)
         self._warn_of_unused(operators)
 
