@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..support.evaluation import joined_alone, loss_alone, state
+from ..support.launch import results
 from ..support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
 from ..support.shapes import tokens
 from ..support.training import SGD, case_of, pipeline_of, unequal
-from .test_ranks import results
-from .test_replicas import results as results_of_replicas
 
 F32 = torch.float32
 pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
@@ -387,7 +386,7 @@ def test_ranks_evaluate_as_one_process_does(tmp_path):
 
 
 def test_replicas_evaluate_as_one_process_on_all_their_batches(tmp_path):
-    found = results_of_replicas("evaluation_of_replicas", tmp_path, "pp=2,dp=2")
+    found = results("evaluation_of_replicas", tmp_path, 4, MESH="pp=2,dp=2")
     assert len({(one["loss"], one["other"]) for one in found}) == 1
     for one in found:
         assert one["loss"] == pytest.approx(one["wanted"], abs=1e-12)
