@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 
-import panpipe
 import pytest
 import torch
 from panpipe.core.actions import Kind
@@ -393,8 +392,3 @@ def test_replicas_evaluate_as_one_process_on_all_their_batches(tmp_path):
         assert one["other"] == pytest.approx(one["other wanted"], abs=1e-12)
         assert one["rows"]
         assert one["unequal"] == []
-
-
-def test_panpipe_pipeline_evaluates_before_it_trains():
-    pipe = panpipe.pipeline(small_gpt(), gpt_step, tokens(8), microbatches=4, schedule="1f1b")
-    assert pipe.evaluate(tokens(8)).isfinite()
