@@ -17,9 +17,10 @@ keep it between queues, and times are those of events::
 Not run on a GPU yet; tests prove the order with streams that record it.
 """
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -193,6 +194,47 @@ def compute_queue(device: torch.device, number: int) -> ComputeQueue:
 def compute_device(tensors: Iterable[Tensor]) -> torch.device:
     """The device that a model computes on: that of its first tensor that has data, else the CPU."""
     return next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
+
+
+class Stopwatch:
+    """Times what this thread has a device do, one thing after another.
+
+    On streams a moment is an event: nobody waits between one measurement and the next, so that the device is as busy as
+    in a step, and what is timed is what it did and not how it was asked to. A thread has a stream of its own for it:
+    devices of a pipeline may share a GPU.
+
+    Args:
+        device: that works.
+        clock: seconds, where what was called has happened.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._device, self._clock, self._streams = device, clock, streams_of(device)
+        self._stream: Any = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context for everything that is timed, and that makes what it works on."""
+        streams, device = self._streams, self._device
+        if streams is None:
+            yield
+            return
+        outside = streams.current(device)
+        self._stream = streams.named(("profile", threading.current_thread().name), device)
+        streams.wait(self._stream, streams.record(outside))
+        try:
+            with streams.using(self._stream):
+                yield
+        finally:
+            streams.wait(outside, streams.record(self._stream))
+
+    def now(self) -> Any:
+        """This moment."""
+        return self._clock() if self._streams is None else self._streams.record(self._stream, timed=True)
+
+    def between(self, start: Any, end: Any) -> float:
+        """Seconds between two moments. Waits for the second one."""
+        return float(end - start) if self._streams is None else self._streams.elapsed_s(start, end)
 
 
 def finished_s(device: torch.device) -> float:

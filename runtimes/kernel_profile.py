@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..core.analytic import attention
 from ..core.analytic.calibration import Sample
 from ..core.analytic.kernels import Kernel, kernel_of
-from .compute import finished_s
+from .compute import Stopwatch
 from .heap import keep_freed_memory
 
 aten = torch.ops.aten
@@ -63,26 +63,25 @@ def profile_kernels(device: torch.device, dtype: torch.dtype, *, scale: int = 1,
 
 def least_s(call: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
     """Least seconds of a call, from runs of several calls that last long enough for the clock."""
-    clock = _clock(device)
-    call()  # allocates, and chooses a kernel
-    start = clock()
-    call()
-    once = max(clock() - start, 1e-7)
-    count = max(1, min(1000, round(BATCH_S / once)))
-    found = []
-    for _ in range(repeats):
-        start = clock()
-        for _ in range(count):
-            call()
-        found.append((clock() - start) / count)
-    return min(found)
+    watch, spans = Stopwatch(device, _clock(device)), []
+    with watch.active():
+        call()  # allocates, and chooses a kernel
+        start = watch.now()
+        call()
+        once = max(watch.between(start, watch.now()), 1e-7)
+        count = max(1, min(1000, round(BATCH_S / once)))
+        for _ in range(repeats):
+            start = watch.now()
+            for _ in range(count):
+                call()
+            spans.append((start, watch.now()))
+        return min(watch.between(*span) for span in spans) / count
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
-    """Seconds that the device computes. A host's only thread counts its own time, and none that others had its core."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return time.thread_time
-    return lambda: finished_s(device)
+    """Seconds of the host. Its only thread counts its own time, and none that others had its core."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
 
 
 def bundled_cases(device: torch.device, dtype: torch.dtype, scale: int = 1) -> Iterator[Case]:

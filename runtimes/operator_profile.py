@@ -17,9 +17,11 @@ from ..core.capture.stage import aimed
 from ..core.capture.stand_ins import stand_in_for
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
-from .compute import compute_device, finished_s
+from .compute import Stopwatch, compute_device
 
 Values = Mapping[str, Tensor]
+Span = tuple[Any, Any]
+"""Two moments of a stopwatch."""
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
@@ -45,17 +47,20 @@ def profile_operators(
         The graph with times and saved bytes filled in.
     """
     device = device or compute_device([*parameters.values(), *buffers.values()])
-    runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device)
-    nodes = tuple(runner.time(node) for node in operators.graph.nodes)
+    watch = Stopwatch(device)
+    with watch.active():
+        runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
+        nodes = tuple(runner.time(node) for node in operators.graph.nodes)
     return evolve(operators.graph, nodes=nodes)
 
 
 class _OperatorTimer:
     def __init__(
         self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int,
-        device: torch.device,
+        device: torch.device, watch: Stopwatch,
     ) -> None:  # fmt: skip
         step = operators.step
+        self._watch = watch
         self._operators = operators
         self._repeats = repeats
         self._device = device
@@ -105,7 +110,7 @@ class _OperatorTimer:
             own = materialised(self._parameters[s.name], self._device)
             env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
         known = self._seen | storage_sizes(env[s] for s in parameters).keys()
-        series: tuple[list[float], ...] = ([], [], [])
+        series: tuple[list[Span | None], ...] = ([], [], [])
         saved: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
@@ -117,10 +122,10 @@ class _OperatorTimer:
             for s in activations:
                 env[s] = _leaf(env[s])
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
-            start = finished_s(self._device)
+            start = self._watch.now()
             with torch.enable_grad(), hooks:
                 self._run(members)
-            times = [finished_s(self._device) - start]
+            times: list[Span | None] = [(start, self._watch.now())]
             times += self._backward(nodes, activations, parameters, env)
             if repeat:
                 for kind, value in zip(series, times, strict=True):
@@ -133,10 +138,13 @@ class _OperatorTimer:
         # What is gone leaves its identity to others.
         self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
         return evolve(
-            op, forward_s=statistics.median(series[0]),
-            backward_input_s=statistics.median(series[1]),
-            backward_weight_s=statistics.median(series[2]), saved_bytes=sum(fresh.values()),
+            op, forward_s=self._median(series[0]), backward_input_s=self._median(series[1]),
+            backward_weight_s=self._median(series[2]), saved_bytes=sum(fresh.values()),
         )  # fmt: skip
+
+    def _median(self, spans: Sequence[Span | None]) -> float:
+        """Of all repeats; only now does anybody wait for the device."""
+        return statistics.median(0.0 if span is None else self._watch.between(*span) for span in spans)
 
     def _done(self, node: fx.Node, op: OpNode) -> bool:
         """Whether this was the last operator that reads an activation."""
@@ -144,7 +152,7 @@ class _OperatorTimer:
 
     def _backward(
         self, nodes: list[fx.Node], activations: list[fx.Node], parameters: list[fx.Node], env: dict[fx.Node, Any]
-    ) -> list[float]:
+    ) -> list[Span | None]:
         inside = set(nodes)
         outputs = [
             t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
@@ -155,14 +163,14 @@ class _OperatorTimer:
             [env[s] for s in parameters if env[s].requires_grad],
         ]
         if not outputs:
-            return [0.0, 0.0]
+            return [None, None]
         gradients = [torch.ones_like(t) for t in outputs]
-        times = []
+        times: list[Span | None] = []
         for i, towards in enumerate(wanted):
-            start = finished_s(self._device)
+            start = self._watch.now()
             if towards:
                 torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
-            times.append(finished_s(self._device) - start if towards else 0.0)
+            times.append((start, self._watch.now()) if towards else None)
         return times
 
 

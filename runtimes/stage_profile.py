@@ -15,7 +15,7 @@ from ..core.capture.programs import StagePrograms
 from ..core.capture.randomness import random_key
 from ..core.capture.storages import storage_sizes
 from ..core.costs import StageCosts
-from .compute import compute_device, finished_s
+from .compute import Stopwatch, compute_device
 from .operator_profile import Values, materialised
 from .stage_run import Layout, StageRun
 from .state import OptimizerFactory, StageState
@@ -46,9 +46,9 @@ def profile_stages(
         Costs by stage index.
     """
     device = device or compute_device([*parameters.values(), *buffers.values()])
-    here = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    watch = Stopwatch(device)
 
-    def measure(index: int, stage: StagePrograms) -> StageCosts:
+    def measure(index: int, stage: StagePrograms, here: tuple[Any, ...]) -> StageCosts:
         own = {
             name: nn.Parameter(_own(parameters[name], device), requires_grad=parameters[name].requires_grad)
             for name in stage.inputs.parameters
@@ -58,10 +58,12 @@ def profile_stages(
         )
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.home)
         seed = torch.ones((), dtype=operators.values[operators.step.outputs.home].dtype, device=device)
-        return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats)
+        return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats, watch)
 
-    # In a function of its own, so that what a stage holds is gone before the next one takes memory.
-    return {index: measure(index, stage) for index, stage in programs.items()}
+    with watch.active():
+        here = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        # In a function of its own, so that what a stage holds is gone before the next one takes memory.
+        return {index: measure(index, stage, here) for index, stage in programs.items()}
 
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
@@ -79,42 +81,42 @@ def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:
     ]
 
 
-class _Stopwatch:
+class _Series:
     """Times of F, B, I and W of one stage."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._series: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._series: dict[str, list[tuple[Any, Any]]] = {"F": [], "B": [], "I": [], "W": []}
 
     def time(self, kind: str, work: Callable[..., T], *arguments: Any) -> T:
-        start = finished_s(self._device)
+        start = self._watch.now()
         result = work(*arguments)
-        self._series[kind].append(finished_s(self._device) - start)
+        self._series[kind].append((start, self._watch.now()))
         return result
 
     def median(self, kind: str) -> float:
         """Of all runs but the first."""
-        return statistics.median(self._series[kind][1:] or [0.0])
+        return statistics.median([self._watch.between(*span) for span in self._series[kind][1:]] or [0.0])
 
 
 def _stage_costs(
-    run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], seed: Tensor, repeats: int
+    run: StageRun, boundary: list[Tensor], leaves: tuple[Any, ...], seed: Tensor, repeats: int, watch: Stopwatch
 ) -> StageCosts:
-    key, device = random_key(0, 0, 0), seed.device
+    key = random_key(0, 0, 0)
     programs = run.programs
     halves = programs.backward_input is not None and programs.backward_weight is not None
-    watch = _Stopwatch(device)
+    series = _Series(watch)
     with torch.no_grad():
         for _ in range(repeats + 1):
-            outputs, _results = watch.time("F", run.forward, 0, list(boundary), leaves, key)
+            outputs, _results = series.time("F", run.forward, 0, list(boundary), leaves, key)
             tangents = {i: torch.ones_like(outputs[i]) for i in run.tangents}
-            watch.time("B", run.backward, 0, tangents, seed, leaves, key)
+            series.time("B", run.backward, 0, tangents, seed, leaves, key)
             if halves:
                 run.forward(0, list(boundary), leaves, key)
-                watch.time("I", run.backward_input, 0, tangents, seed, leaves, key)
-                watch.time("W", run.backward_weight, 0, seed, leaves, key)
-    median = {kind: watch.median(kind) for kind in ("F", "B", "I", "W")}
-    optimizer_s, optimizer_bytes = _optimizer_costs(run.state, device)
+                series.time("I", run.backward_input, 0, tangents, seed, leaves, key)
+                series.time("W", run.backward_weight, 0, seed, leaves, key)
+    median = {kind: series.median(kind) for kind in ("F", "B", "I", "W")}
+    optimizer_s, optimizer_bytes = _optimizer_costs(run.state, watch)
     size = sum(p.nbytes for p in run.state.parameters.values())
     memory = programs.memory
     # Without I and W of its own, a stage does all of its backward in the one that the executor does it in.
@@ -128,7 +130,7 @@ def _stage_costs(
     )  # fmt: skip
 
 
-def _optimizer_costs(state: StageState, device: torch.device) -> tuple[float, int]:
+def _optimizer_costs(state: StageState, watch: Stopwatch) -> tuple[float, int]:
     """Time of a step, and bytes of the optimizer's state. The state is the profile's own copy."""
     if state.optimizer is None:
         return 0.0, 0
@@ -137,8 +139,8 @@ def _optimizer_costs(state: StageState, device: torch.device) -> tuple[float, in
         parameter.grad = state.gradient_buffer(parameter).fill_(1e-3) if parameter.requires_grad else None
     times = []
     for _ in range(1 + OPTIMIZER_STEPS):
-        start = finished_s(device)
+        start = watch.now()
         state.step()
-        times.append(finished_s(device) - start)
+        times.append((start, watch.now()))
     held = [value for per in state.optimizer.state.values() for value in per.values()]
-    return statistics.median(times[1:]), sum(storage_sizes(held).values())
+    return statistics.median(watch.between(*span) for span in times[1:]), sum(storage_sizes(held).values())

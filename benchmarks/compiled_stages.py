@@ -1,0 +1,134 @@
+"""What compiling stages makes of a step: python benchmarks/compiled_stages.py [--steps N] [--rounds N] [--record FILE].
+
+Two stages on two threads, 1F1B, 4 microbatches, float32, cut at equal numbers of operators; of a GPT with biases,
+dropout left out, and of a model whose work is mostly element by element. In one run, taking turns: stages as they are,
+and compiled. A turn's time is the median over its steps; what is reported is the median over turns, and the median over
+turns of the ratio. Building both is timed once, whatever Inductor has on disk.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import panpipe
+import torch
+from panpipe.core.capture.operators import operators_of, tensor_bytes
+from panpipe.core.capture.step import capture_step
+from panpipe.core.planner import even_plan
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.runtimes.machine import machine
+from torch import nn
+from torch.nn import functional
+
+MICROBATCHES, ROWS, LENGTH, LAYERS = 4, 8, 128, 4
+
+
+class Attention(nn.Module):
+    """A transformer's block as GPT-2 has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attend, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        q, k, v = self.qkv(self.attend(x)).view(rows, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
+        up = self.up(self.norm(x))
+        inner = 0.7978845608 * (up + 0.044715 * up.pow(3))  # GELU as GPT-2 spells it out
+        return x + self.down(0.5 * up * (1 + torch.tanh(inner)))
+
+
+class Elementwise(nn.Module):
+    """A gated recurrence without products but one: norms, gates and soft caps written out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale, self.gate, self.shift = (nn.Parameter(torch.ones(width)) for _ in range(3))
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
+        y = 30 * torch.tanh(y / 30) * torch.sigmoid(self.gate * y) + self.shift
+        y = y / (1 + y.abs()) + functional.softplus(y) * torch.exp(-y.pow(2))
+        return x + self.mix(y)
+
+
+def model(block: type[nn.Module], width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(512, width), *(block(width) for _ in range(LAYERS)), nn.Linear(width, 512))
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+def pipelines(block: type[nn.Module], width: int) -> tuple[list[panpipe.Pipeline], list[float], dict]:
+    """The same plan, plain and compiled; the seconds to build each; and a batch."""
+    batch = {name: torch.randint(0, 512, (ROWS, LENGTH)) for name in ("x", "y")}
+    piece = {name: tensor[: ROWS // MICROBATCHES] for name, tensor in batch.items()}
+    operators = operators_of(capture_step(model(block, width), step, piece))
+    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+    plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES, 1)), sizes)
+    pipes, seconds = [], []
+    for compile in (None, "inductor"):
+        start = time.perf_counter()
+        pipes.append(panpipe.pipeline(model(block, width), step, batch, plan=plan, optimizer=torch.optim.AdamW,
+                                      compile=compile))  # fmt: skip
+        seconds.append(time.perf_counter() - start)
+    return pipes, seconds, batch
+
+
+def turn(pipe: panpipe.Pipeline, batch: dict, steps: int) -> float:
+    found = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        pipe.step(batch)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def row(name: str, block: type[nn.Module], width: int, steps: int, rounds: int) -> str:
+    pipes, seconds, batch = pipelines(block, width)
+    for pipe in pipes:
+        turn(pipe, batch, 2)
+    turns = [[turn(pipe, batch, steps) for pipe in pipes] for _ in range(rounds)]
+    plain, compiled = (1e3 * statistics.median(column) for column in zip(*turns, strict=True))
+    ratio = statistics.median(after / before for before, after in turns)
+    for pipe in pipes:
+        pipe.close()
+    return f"| {name}, width {width} | {plain:.1f} | {compiled:.1f} | {ratio:.2f} | {seconds[1] - seconds[0]:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [
+        row("GPT", Attention, 256, options.steps, options.rounds),
+        row("element by element", Elementwise, 512, options.steps, options.rounds),
+    ]
+    text = "\n".join(
+        [
+            f"# Stages compiled by Inductor: {machine()}", "",
+            f"`python benchmarks/compiled_stages.py --steps {options.steps} --rounds {options.rounds}`, "
+            f"{time.strftime('%F')}. Two threads; ms a step, medians over turns taken in one run.", "",
+            "| model | plain | compiled | ratio | seconds to compile |", "| --- | --- | --- | --- | --- |", *rows, "",
+        ]
+    )  # fmt: skip
+    print(text)
+    if options.record is not None:
+        options.record.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
