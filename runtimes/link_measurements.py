@@ -3,7 +3,6 @@
 The same walk on every device, from the list of all measurements; whoever has no part in one waits for the next.
 """
 
-import statistics
 import threading
 import time
 from collections import deque
@@ -24,6 +23,8 @@ SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 TOGETHER_BYTES = 1 << 20
 """Of a message among many; 1 MiB is past what latency decides."""
 TOGETHER_COUNT = 24
+ROUNDS = 4
+"""In which all sizes of a pair are measured, each a few times in a row."""
 IN_FLIGHT = 2
 """Messages of a pair on their way, so that the rate is that of the link and not of its round trip."""
 _ACK_BYTES = 4
@@ -53,7 +54,7 @@ def measure_links(
         device: where the tensors of each are.
         groups: that send to all others.
         sizes: bytes of messages, multiples of 4: they are of float32, which every backend moves.
-        repeats: of each size; the median counts.
+        repeats: of each size, one at least; the lower quartile counts.
 
     Returns:
         The same on every rank.
@@ -83,6 +84,19 @@ def measure_links(
         for place, group in enumerate(groups)
     }
     return LinkMeasurements({pair: pairs[pair] for pair in sorted(pairs)}, totals)
+
+
+def rounds(repeats: int) -> list[int]:
+    """How often each size is measured in each round: all of them take turns, so that a disturbance of some length does
+    not fall upon all messages of one size."""
+    count = min(ROUNDS, repeats)
+    return [repeats // count + (number < repeats % count) for number in range(count)]
+
+
+def undisturbed(times: Sequence[float]) -> float:
+    """The lower quartile: what else runs on a machine makes messages slower and none faster, and half of them may be
+    hit; the least of all is a matter of luck."""
+    return sorted(times)[(len(times) - 1) // 4]
 
 
 def total_rate(flows: Sequence[Sequence[float]], message_bytes: int = TOGETHER_BYTES) -> float:
@@ -134,26 +148,33 @@ class _Bench:
         """One-way times of a pair's messages, at the sender: a round trip with a tiny answer, less half a tiny one."""
         self.meet()
         sender, receiver = pair
-        if self._backend.device == receiver:
-            for size in (_ACK_BYTES, *sizes):
-                for _ in range(repeats + 1):
-                    self._backend.receive([self._tensor(size)], sender).wait()
-                    self._backend.send([self._tensor(_ACK_BYTES)], sender).wait()
+        times: dict[int, list[float]] = {size: [] for size in (_ACK_BYTES, *sizes)}
+        for count in rounds(repeats):
+            for size, found in times.items():
+                if self._backend.device == sender:
+                    found.extend(self._round_trips(receiver, size, count))
+                elif self._backend.device == receiver:
+                    self._answer(sender, size, count)
         if self._backend.device != sender:
             return None
-        half = self._round_trip(receiver, _ACK_BYTES, repeats) / 2
+        half = undisturbed(times[_ACK_BYTES]) / 2
         # Tiny messages differ by less than they vary: no message is faster than the half of a tiny round trip.
-        return {size: max(self._round_trip(receiver, size, repeats) - half, half) for size in sizes}
+        return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
 
-    def _round_trip(self, receiver: int, size: int, repeats: int) -> float:
+    def _answer(self, sender: int, size: int, count: int) -> None:
+        for _ in range(count + 1):
+            self._backend.receive([self._tensor(size)], sender).wait()
+            self._backend.send([self._tensor(_ACK_BYTES)], sender).wait()
+
+    def _round_trips(self, receiver: int, size: int, count: int) -> list[float]:
         message, answer, times = [self._tensor(size)], [self._tensor(_ACK_BYTES)], []
-        for _ in range(repeats + 1):
+        for _ in range(count + 1):
             start = finished_s(self._device)
             sent = self._backend.send(message, receiver)
             self._backend.receive(answer, receiver).wait()
             sent.wait()
             times.append(finished_s(self._device) - start)
-        return statistics.median(times[1:])  # the first one finds buffers and connections cold
+        return times[1:]  # the first one finds buffers and connections cold
 
     def together(self, group: Group) -> dict[int, list[float]]:
         """Send from a group to all others, in a thread for each pair.

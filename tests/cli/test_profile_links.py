@@ -9,7 +9,7 @@ import torch
 from panpipe.cli import main
 from panpipe.core.catalog import find_cluster
 from panpipe.core.links.shared import groups_to_measure
-from panpipe.runtimes.link_measurements import TOGETHER_BYTES, measure_links, total_rate
+from panpipe.runtimes.link_measurements import TOGETHER_BYTES, measure_links, rounds, total_rate, undisturbed
 from panpipe.runtimes.team import ThreadTeam
 
 CPU = torch.device("cpu")
@@ -52,6 +52,17 @@ def test_the_rate_of_flows_is_that_until_the_first_is_through():
     first, second = [1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 5.0, 9.0]
     assert total_rate([first]) == TOGETHER_BYTES
     assert total_rate([first, second], 10) == pytest.approx((4 + 2.5) * 10 / 4)
+
+
+@pytest.mark.parametrize(("repeats", "shared"), [(1, [1]), (3, [1, 1, 1]), (20, [5, 5, 5, 5]), (22, [6, 6, 5, 5])])
+def test_sizes_take_turns_in_rounds(repeats, shared):
+    assert rounds(repeats) == shared
+
+
+def test_a_disturbance_of_half_the_rounds_changes_no_time():
+    quiet = [1.0, 1.01, 1.02, 1.03, 1.04] * 2
+    assert undisturbed([*quiet, *(50 * time for time in quiet)]) == pytest.approx(1.02, abs=0.021)
+    assert undisturbed([3.0]) == 3.0
 
 
 @pytest.mark.parametrize(
