@@ -111,7 +111,7 @@ def build_pipeline(
     try:
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
-        _check_same(team, microbatches, training)
+        check_same(team, microbatches, training)
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
 
         def ready(plan: Plan) -> Pipeline:
@@ -268,7 +268,7 @@ def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str
     return found
 
 
-def _check_same(team: Team, microbatches: int, training: Training) -> None:
+def check_same(team: Team, microbatches: int, training: Training) -> None:
     """Refuse ranks that cut their batches into different numbers of microbatches, or train in different ways."""
     found = team.everywhere(lambda _: {"microbatches": microbatches, **training.settings})
     for number, other in enumerate(found):

@@ -22,8 +22,10 @@ import panpipe.runtimes.shapes
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import parse_plan, plan_json
 from panpipe.runtimes.buckets import Bucket
+from panpipe.runtimes.build import check_same
 from panpipe.runtimes.devices import of_rank
 from panpipe.runtimes.stage_run import StageRun
+from panpipe.runtimes.training import Training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -31,6 +33,7 @@ from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.models import CASES, PYTHON
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
+from tests.support.scaling_ranks import in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
 from tests.support.training import SGD, accumulated_alone, in_bf16, on_team, parameters, unequal
 
@@ -325,7 +328,7 @@ def updates(team):
     for name in ("batchnorm with a skip", "token-weighted"):
         torch.manual_seed(0)
         case = in_bf16(CASES[name])
-        pipe, alone = on_team(team, case, 0.05)
+        pipe, alone = on_team(team, case, Training(0.05))
         batch = case.batch(8, torch.float32)
         for index in range(4):
             pipe.step(batch, update=bool(index % 2))
@@ -338,6 +341,27 @@ def updates(team):
             "dtypes": sorted({str(t.dtype) for pair in pipe._shapes.latest.layout.values() for t in pair}),
         }
     return found
+
+
+def scaling(team):
+    """Losses that are scaled, over any mesh; and scalers that are not the same to begin with."""
+    other = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + team.local[0] + team.replica))
+    place = [team.replica, *team.local]
+    return {
+        "place": place,
+        "cases": scaled(team),
+        "refusal": refusal(lambda: check_same(team, 4, Training(scaler=other))),
+    }
+
+
+def lower(team):
+    """Clipping and accumulation in bfloat16."""
+    return {"place": [team.replica, *team.local], "cases": in_bfloat16(team)}
+
+
+def apart(team):
+    """Somebody changes the first rank's scaler in the middle of training."""
+    step_apart(team)
 
 
 def raising(team):

@@ -34,14 +34,13 @@ def pipeline_of(
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
 
 
-def on_team(team: Team, case: Case, clip_norm: float) -> tuple[panpipe.Pipeline, nn.Module]:
-    """The same of 8 rows in 4 microbatches on devices that are there already, clipped."""
+def on_team(team: Team, case: Case, training: Training) -> tuple[panpipe.Pipeline, nn.Module]:
+    """The same of 8 rows in 4 microbatches on devices that are there already, with SGD."""
     operators = captured(case, torch.float32, 8, 4)
     model = case.model(torch.float32)
     alone = copy.deepcopy(model)
     shape = split_batch(case.batch(8, torch.float32), 4)[0][0].shape
-    plan = synchronised(even_plan(operators, team.size, 4))
-    training = Training(clip_norm)
+    plan = evolve(synchronised(even_plan(operators, team.size, 4)), mesh=team.mesh)
     pipe = panpipe.Pipeline(model, case.step, team, plan, operators, shape, SGD, 3, training=training)
     pipe.load(weights_from(None, model, 3))
     return pipe, alone
