@@ -147,7 +147,7 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
         ("pp=2,dp=2", 4, 3, "REDUCE"),
         *(
             pytest.param("pp=2,dp=2", 4, victim, where, marks=pytest.mark.slow)
-            for victim, where in itertools.product((0, 1), ("F", "B", "REDUCE", "STEP"))
+            for victim, where in itertools.product((0, 1), ("F", "B", "REDUCE", "STEP", "EVALUATE"))
         ),
         pytest.param("pp=1,dp=3", 3, 1, "REDUCE", marks=pytest.mark.slow),
         pytest.param("dp=3,pp=1", 3, 0, "REDUCE", marks=pytest.mark.slow),
