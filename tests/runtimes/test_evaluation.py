@@ -287,7 +287,6 @@ def test_it_says_once_that_shapes_are_captured_and_keeps_a_few_functions():
 # Batches, and stages with several inputs and outputs
 
 
-@pytree.register_dataclass
 @dataclasses.dataclass
 class Words:
     """A batch of a class of the user's."""
@@ -297,6 +296,9 @@ class Words:
     mask: torch.Tensor | None
     name: str
     factor: float
+
+
+pytree.register_dataclass(Words)
 
 
 class Towers(nn.Module):
