@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .core.search.within import find_schedule_within as find_schedule_within
     from .core.trace import Trace as Trace
     from .core.validate import validate as validate
+    from .runtimes.checkpoints import latest_checkpoint as latest_checkpoint
     from .runtimes.empty_weights import empty_weights as empty_weights
     from .runtimes.pipeline import Pipeline as Pipeline
     from .runtimes.reference import reference_step as reference_step
@@ -52,6 +53,7 @@ _HOME = {
     "find_family": "core.schedules.registry",
     "find_schedule": "core.search.auto",
     "find_schedule_within": "core.search.within",
+    "latest_checkpoint": "runtimes.checkpoints",
     "pipeline": "api",
     "plan_json": "core.plan",
     "read_plan": "core.plan",

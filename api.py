@@ -20,10 +20,10 @@ from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
 from .runtimes.build import build_pipeline, mesh_in_simulator
 from .runtimes.devices import Names
+from .runtimes.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.stage_compiler import Compile, CompilerChoice
-from .runtimes.state import OptimizerFactory
 from .runtimes.training import Training
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
@@ -55,6 +55,7 @@ def pipeline(
     clip_norm: float | None = None,
     scaler: GradScaler | None = None,
     compile: str | Compile | None = None,
+    scheduler: SchedulerFactory | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -69,8 +70,12 @@ def pipeline(
             either may be followed by a dict of metrics.
         example_batch: a whole batch of one replica; every rank of it passes the same one: any nesting of tensors whose
             dimension 0 is the batch.
-        optimizer: called with (name, parameter) pairs for each stage, such as ``torch.optim.AdamW``; None leaves the
-            gradients in the parameters.
+        optimizer: called for each stage with the (name, parameter) pairs of those of its parameters that are not
+            frozen, such as ``torch.optim.AdamW``; None leaves the gradients in the parameters. A function may form
+            groups by name, of parameters, the same ones for every stage: a group is empty where no parameter of the
+            stage belongs to it. It may return None where it takes none. It is also called with stand-ins, to see what
+            the optimizer keeps. Each stage has an optimizer of its own, so those that compute the loss again, or that
+            change a parameter otherwise when others are beside it, are refused.
         microbatches: how many a batch is cut into.
         plan: ``"auto"``, a Plan, or the path of one.
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
@@ -122,6 +127,11 @@ def pipeline(
             longer bit-equal to the captured graph's: a fused sum rounds elsewhere, and in 16 bits it rounds less often.
             What a backend cannot compile runs as it is, and a line says so. The first Inductor build of a machine
             takes half a minute, each further group a second or two; Inductor keeps them on disk.
+        scheduler: called with each stage's optimizer, such as ``lambda o:
+            torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``, or one that returns a SequentialLR; stepped once
+            behind every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups
+            must be the same in every stage. ``learning_rates`` of the pipeline tells; ``optimizers`` are for schedulers
+            that you step, by epochs or by a metric.
         report: told what planning is doing.
 
     Returns:
@@ -141,7 +151,7 @@ def pipeline(
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     wanted = _mesh(mesh)
-    training = Training(clip_norm, scaler)
+    training = Training(clip_norm, scaler, scheduler)
     compiling = CompilerChoice.of(compile)
     if compiling is not None and target == "simulator":
         raise RequestError(

@@ -24,7 +24,7 @@ from .core.planner.workload import Workload, kinds_of
 from .core.schedules.problem import ScheduleFamily
 from .core.trace import Trace
 from .runtimes.clocked import Clock
-from .runtimes.state import OptimizerFactory, state_share
+from .runtimes.optimizers import OptimizerFactory, state_share
 from .simulators.oracle import simulated
 from .simulators.run import simulate
 

@@ -34,9 +34,9 @@ from .compute import compute_device
 from .link_profile import measured_cluster
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
+from .optimizers import OptimizerFactory, state_share
 from .stage_compiler import StageCompiler
 from .stage_profile import profile_stages
-from .state import OptimizerFactory, state_share
 from .team import Team
 
 CUT_EVALUATIONS = 20_000

@@ -35,10 +35,10 @@ from .devices import Names, of_rank, parse_devices, place
 from .groups import described
 from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
+from .optimizers import OptimizerFactory
 from .pipeline import Pipeline
 from .rehearsal import best_rehearsed, with_costs
 from .stage_compiler import CompilerChoice, StageCompiler
-from .state import OptimizerFactory
 from .team import RankTeam, Team, ThreadTeam
 from .training import Training
 from .weights import ModuleInit, weights_from
@@ -86,7 +86,7 @@ def build_pipeline(
     pieces, spec = split_batch(example_batch, microbatches)
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
-    training.check(model)
+    training.check(model, optimizer is not None)
     largest = pieces[0]
     on = compute_device([*model.parameters(), *model.buffers()])
     named = None if devices is None else parse_devices(devices)

@@ -8,9 +8,9 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from ..core.capture.breaks import StepFunction
+from .optimizers import OptimizerFactory
 from .pipeline import Pipeline
 from .reference import reference_step
-from .state import OptimizerFactory
 from .team import Team
 
 SMALLEST_NORM = 1e-6
@@ -71,7 +71,8 @@ def distance_to_one_process(
         wanted = reference_step(model, step, batch, microbatches=microbatches, seed=seed, index=index)
         found = found.with_one("loss", abs(loss.item() - wanted.item()), f"step {index}")
         found = _gradients(found, pipe.model, model)
-        alone.step()
+        if alone is not None:
+            alone.step()
     for kind, mine, theirs in (
         ("parameter", dict(pipe.model.named_parameters()), dict(model.named_parameters())),
         ("buffer", dict(pipe.model.named_buffers()), dict(model.named_buffers())),

@@ -23,14 +23,16 @@ from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
 from .microbatches import Shape, split_batch
 from .modes import ModuleModes
+from .optimizers import OptimizerFactory
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
 from .rehearsed import Rehearsal
 from .replicas import begin_equal
+from .resumable import Resumable
 from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
 from .stage_compiler import StageCompiler
-from .state import OptimizerFactory, StageState
+from .state import StageState, make_optimizers
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace, message_times
@@ -42,7 +44,7 @@ from .weights.vacant import occupy, vacate
 from .workers import Workers
 
 
-class Pipeline:
+class Pipeline(Resumable):
     """A model that trains as a pipeline.
 
     Args:
@@ -83,7 +85,7 @@ class Pipeline:
         self.skipped = False
         self.scaler = training.scaler
         self.trace: Trace | None = None
-        self._team, self._seed, self._shape = team, seed, shape
+        self._team, self._seed, self._shape, self._optimizer = team, seed, shape, optimizer
         local = [s.index for s in plan.stages if s.device in team.local]
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where or dict.fromkeys(team.local, device)
@@ -106,6 +108,7 @@ class Pipeline:
                 optimizer,
                 team.replicas > 1,
                 on[i],
+                training.scheduler,
             )
             for i in local
         }
@@ -238,14 +241,24 @@ class Pipeline:
         equal_replicas(self.plan, self._own.parameters, self._team)
         begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
         self._loaded = True
-        for state in self._states.values():
-            _ = state.optimizer  # made now, so that its errors are not those of a step
+        self._make_optimizers()
         if len(self._team.local) < self._team.size:
             operators = self._shapes.latest.operators
             kept = set(self._own.held)
             if 0 in self._team.local:  # of every replica
                 kept |= {name for name, _ in self.model.named_parameters()}.difference(operators.graph.parameters)
             release_others(self.model, kept, operators.step.mutated_buffers - kept)
+
+    def _have_values(self) -> None:
+        if not self._loaded:
+            self.load(weights_from(None, self.model, self._seed))
+
+    def _make_optimizers(self) -> None:
+        """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
+        if self._optimizer is not None:
+            parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self.plan.stages]
+            make_optimizers(self._states, trained, self._optimizer, self._team)
 
     def _tensors_on(self, device: int) -> list[Tensor]:
         """Parameters and buffers of a device's stages."""
@@ -269,8 +282,7 @@ class Pipeline:
         Raises:
             RequestError: something cannot be written there.
         """
-        if not self._loaded:
-            self.load(weights_from(None, self.model, self._seed))
+        self._have_values()
         save_checkpoint(Path(folder), self.model, self._team)
 
     def close(self) -> None:
@@ -312,8 +324,7 @@ class Pipeline:
         return self._team.everywhere(lambda device: records[device])
 
     def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
-        if not self._loaded:
-            self.load(weights_from(None, self.model, self._seed))
+        self._have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         done = self._evaluator.run(asked, pieces, spec)
         if done.remark is not None and self._team.first:
@@ -324,8 +335,8 @@ class Pipeline:
 
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._modes.refuse_others()
-        if ending is not Ending.REDUCE and not self._loaded:
-            self.load(weights_from(None, self.model, self._seed))
+        if ending is not Ending.REDUCE:
+            self._have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:

@@ -28,7 +28,7 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
     Raises:
         RequestError: something cannot be written; on every rank.
     """
-    here, process = _savable(model), team.replica * team.size + team.local[0]
+    here, process = savable(model), team.replica * team.size + team.local[0]
     told = team.everywhere(lambda _: (process, list(here)))
     claims = dict(told[: team.size])
     writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}
@@ -51,7 +51,7 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
     team.decide(lambda: write_index(folder, where, sum(size for _, size, _ in parts)))
 
 
-def _savable(model: nn.Module) -> dict[str, Tensor]:
+def savable(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers that have data here, each under its first name that is saved."""
     found = {}
     for held in places(model).values():

@@ -17,8 +17,9 @@ from ..core.capture.storages import storage_sizes
 from ..core.costs import StageCosts
 from .compute import Stopwatch, compute_device
 from .operator_profile import Values, materialised
+from .optimizers import OptimizerFactory
 from .stage_run import Layout, StageRun
-from .state import OptimizerFactory, StageState
+from .state import StageState
 
 T = TypeVar("T")
 

@@ -1,37 +1,27 @@
 """What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..backends.contract import Backend
+from ..core.errors import RequestError
 from .buckets import Bucket, Reduction, buckets_of
 from .compute import compute_device
-
-OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-"""Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
-
-
-def state_share(optimizer: OptimizerFactory | None) -> float:
-    """Bytes of optimizer state for each byte of a parameter, as a small parameter of its own tells.
-
-    Args:
-        optimizer: makes one; where it cannot make one for any parameter, Adam's share, 2.
-    """
-    if optimizer is None:
-        return 0.0
-    probe = nn.Parameter(torch.zeros(64, 64))
-    try:
-        made = optimizer([("probe", probe)])
-        probe.grad = torch.zeros_like(probe)
-        made.step()
-        held = [value for per in made.state.values() for value in per.values() if isinstance(value, Tensor)]
-    except Exception:
-        return 2.0
-    # Counters of steps are no share of anything.
-    return sum(value.nbytes for value in held if value.numel() >= 64) / probe.nbytes
+from .optimizer_state import NamedState
+from .optimizers import (
+    OptimizerFactory,
+    SchedulerFactory,
+    check_groups,
+    check_separable,
+    options_of,
+    stage_optimizer,
+    stage_scheduler,
+)
+from .team import Team
 
 
 class StageState:
@@ -43,25 +33,45 @@ class StageState:
         optimizer: makes the stage's optimizer; None for a stage that is only run.
         replicated: whether its gradients are summed over replicas of the pipeline.
         device: where the stage runs; by default where its tensors are.
+        scheduler: makes the scheduler of its optimizer, which is stepped with it; None for none.
     """
 
     def __init__(
         self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None,
         replicated: bool = False,
-        device: torch.device | None = None,
+        device: torch.device | None = None, scheduler: SchedulerFactory | None = None,
     ) -> None:  # fmt: skip
         self.parameters = parameters
         self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._replicated = replicated
         self.buffers = buffers
-        self._make_optimizer = optimizer
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer, or None; made when it is first asked for, because a stage that is rehearsed needs none."""
-        trained = [(name, p) for name, p in self.parameters.items() if p.requires_grad]
-        return self._make_optimizer(trained) if self._make_optimizer is not None and trained else None
+        trained = list(self.trained.items())
+        return stage_optimizer(self._make_optimizer, trained) if self._make_optimizer is not None and trained else None
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Its parameters that are not frozen."""
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    @cached_property
+    def scheduler(self) -> LRScheduler | None:
+        """The scheduler of the optimizer, or None."""
+        if self._make_scheduler is None or self.optimizer is None:
+            return None
+        return stage_scheduler(self._make_scheduler, self.optimizer)
+
+    @cached_property
+    def named(self) -> NamedState | None:
+        """The optimizer's state by the names of parameters; None without an optimizer."""
+        if self._make_optimizer is None or self.optimizer is None:
+            return None
+        return NamedState(self.optimizer, self._make_optimizer, self.trained)
 
     @property
     def gradient_buffers(self) -> list[Tensor]:
@@ -114,6 +124,38 @@ class StageState:
             torch._foreach_mul_(held, factor.to(held[0].device))
 
     def step(self) -> None:
-        """Step the optimizer."""
+        """Step the optimizer, and its scheduler behind it: an update that is left out moves no learning rate."""
         if self.optimizer is not None:
             self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+
+def make_optimizers(
+    states: Mapping[int, StageState], trained: Sequence[Mapping[str, nn.Parameter]], make: OptimizerFactory, team: Team
+) -> None:
+    """Make the optimizers and schedulers of all stages; where one cannot be made, all processes fail.
+
+    Args:
+        states: of the stages of this process, by index.
+        trained: of every stage the parameters that are trained, on meta or not.
+        make: makes an optimizer.
+        team: the devices.
+
+    Raises:
+        RequestError: the user's functions make what a pipeline cannot have.
+    """
+    failure, groups = None, dict[int, list[dict[str, str]]]()
+    try:
+        check_separable(make, trained)
+        for index, state in states.items():
+            if state.optimizer is not None and state.scheduler is not None:
+                groups[index] = options_of(state.optimizer)
+    except RequestError as error:
+        failure = error
+    told = team.everywhere(lambda _: (failure, groups))
+    if failure is None:
+        failure = next((each for each, _ in told if each is not None), None)
+    if failure is not None:
+        raise failure
+    check_groups({index: options for _, found in told for index, options in found.items()})

@@ -85,7 +85,16 @@ class StepRunner:
         self._gathered: Gathered | None = None
         self._workers = workers
         self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
-        self._seed, self._largest = seed, largest
+        self.seed, self._largest = seed, largest
+
+    @property
+    def gathering(self) -> bool:
+        """Whether gradients of batches wait for the update."""
+        return self._gathered is not None
+
+    def begin_anew(self) -> None:
+        """Let go of gradients that wait."""
+        self._gathered = None
 
     def run(
         self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, watch: bool, ending: Ending
@@ -175,9 +184,9 @@ class StepRunner:
     def _inputs(
         self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None
     ) -> StepInputs:
-        one = random_key(self._seed, index, 0)
+        one = random_key(self.seed, index, 0)
         first = self._team.replica * self._plan.microbatches
-        keys = [random_key(self._seed, index, first + m) if prepared.random else one for m in range(len(pieces))]
+        keys = [random_key(self.seed, index, first + m) if prepared.random else one for m in range(len(pieces))]
         weights = [row[1] for row in prepared.parts]
         samples = self._samples()
         shares = [

@@ -92,6 +92,10 @@ class Team(ABC):
     def decide(self, choose: Callable[[], T]) -> T:
         """Compute something once, on the first device of the first replica, and give it to all."""
 
+    def collectively(self, work: Callable[[], T]) -> T:
+        """Run something once a process, on all of them at the same time, in which they talk by themselves."""
+        return work()
+
     @abstractmethod
     def backend(self, device: int) -> Backend:
         """The transport's end at a device of this process: to the others along its pipeline."""
@@ -267,6 +271,10 @@ class RankTeam(Team):
             raise chosen[1]
         decision: T = chosen[0]
         return decision
+
+    def collectively(self, work: Callable[[], T]) -> T:
+        with self._watched():
+            return work()
 
     def backend(self, device: int) -> Backend:
         return self._backend

@@ -1,4 +1,4 @@
-"""How a model is trained beside its plan, as users say it: clipping and loss scaling."""
+"""How a model is trained beside its plan, as users say it: clipping, loss scaling, schedulers."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ..core.errors import RequestError
+from .optimizers import SchedulerFactory
 from .scaling import LossScale, check_scaled
 
 
@@ -17,10 +18,12 @@ class Training:
     Args:
         clip_norm: the most that the global 2-norm of all gradients may be; infinity only measures it; None for neither.
         scaler: scales losses; None, or one that is not enabled, for losses as they are.
+        scheduler: makes the scheduler of each stage's optimizer, which is stepped with it; None for none.
     """
 
     clip_norm: float | None = None
     scaler: GradScaler | None = None
+    scheduler: SchedulerFactory | None = None
 
     def __attrs_post_init__(self) -> None:
         given = self.clip_norm
@@ -33,6 +36,11 @@ class Training:
             raise RequestError(
                 f"scaler is {self.scaler!r}: losses are scaled by a torch.amp.GradScaler; give one, such as "
                 "torch.amp.GradScaler('cpu'), or None"
+            )
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise RequestError(
+                f"scheduler is {self.scheduler!r}: give a function of an optimizer, such as lambda o: "
+                "torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)"
             )
 
     @property
@@ -48,12 +56,19 @@ class Training:
         """What scales losses, if anything does."""
         return LossScale(self.scaler) if self.scaler is not None and self._scales else None
 
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module, optimizer: bool) -> None:
         """Refuse a model that cannot be trained so.
 
+        Args:
+            model: the user's module.
+            optimizer: whether there is one.
+
         Raises:
-            RequestError: the loss is scaled, and a parameter is of a dtype whose gradients cannot be unscaled.
+            RequestError: a schedule is of no optimizer; or the loss is scaled, and a parameter is of a dtype whose
+                gradients cannot be unscaled.
         """
+        if self.scheduler is not None and not optimizer:
+            raise RequestError("scheduler= schedules an optimizer and there is none: give optimizer=, too")
         if self._scales:
             check_scaled(model.named_parameters())
 

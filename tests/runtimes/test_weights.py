@@ -11,8 +11,8 @@ from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
 from panpipe.runtimes import link_profile, operator_profile
 from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.optimizers import state_share
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.state import state_share
 from panpipe.runtimes.team import ThreadTeam
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open

@@ -31,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.models import CASES, PYTHON
+from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
 from tests.support.scaling_ranks import in_bfloat16, refusal, scaled, step_apart
@@ -362,6 +363,24 @@ def lower(team):
 def apart(team):
     """Somebody changes the first rank's scaler in the middle of training."""
     step_apart(team)
+
+
+def resumed(team):
+    """Two steps from a checkpoint that another number of processes, under another plan, may have written."""
+    folder, name = Path(sys.argv[2]), "batchnorm with a skip"
+    case = CASES[name]
+    pipe = on_mesh(team, case)
+    whole = [case.batch(8 + index, torch.float32) for index in range(4)]
+    batches = [{key: value[index:] for key, value in batch.items()} for index, batch in enumerate(whole)]
+    stop = int(os.environ["STOP"])
+    if (folder / "a").exists():
+        pipe.resume(folder / "a")
+    half = [{key: value.chunk(team.replicas)[team.replica] for key, value in batch.items()} for batch in batches]
+    losses = [pipe.step(half[index]).item() for index in range(pipe.steps, stop)]
+    if not (folder / "a").exists():
+        pipe.checkpoint(folder / "a")
+    mine = {name: p.tolist() for name, p in pipe.model.named_parameters() if not p.is_meta}
+    return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
 
 
 def raising(team):

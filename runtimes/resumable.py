@@ -1,0 +1,129 @@
+"""What a pipeline shows of its optimizers, and how its training is saved and goes on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from ..core.errors import RequestError
+from .checkpoints import read_checkpoint, write_checkpoint
+from .ownership import OwnTensors
+from .state import StageState
+from .steps import StepRunner
+from .team import Team
+from .training_state import TrainingState
+
+
+class Resumable(ABC):
+    """The part of a pipeline that outlives it.
+
+    Attributes:
+        model: the user's module.
+        steps: batches so far.
+        updates: optimizer steps so far.
+        scaler: of the loss.
+    """
+
+    model: nn.Module
+    steps: int
+    updates: int
+    scaler: GradScaler | None
+    _team: Team
+    _own: OwnTensors
+    _states: Mapping[int, StageState]
+    _runner: StepRunner
+
+    @abstractmethod
+    def _have_values(self) -> None:
+        """Give parameters their values, where they have none yet."""
+
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """The optimizers of this process, by stage; stages without one are left out.
+
+        For what ``scheduler=`` is not: schedulers of your own over each of them, stepped on every rank alike.
+        """
+        self._have_values()
+        return {index: state.optimizer for index, state in self._states.items() if state.optimizer is not None}
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group, as the next update has it.
+
+        The groups are those of the first stage here that has an optimizer; without one there are none.
+        """
+        first = next(iter(self.optimizers.values()), None)
+        return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
+
+    @property
+    def _training_state(self) -> TrainingState:
+        self._have_values()
+        scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
+        return TrainingState(self.model, self._states, self._own.copy_buffers, scaler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training goes on from, as far as this process holds it.
+
+        Weights, buffers, the state of optimizers, schedulers and a scaler, and the counts behind the random numbers, by
+        the model's own names: with `load_state_dict` it makes a pipeline ``Stateful`` for
+        ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``, and under another
+        plan ``dcp.load`` reads the same files.
+        Tensors are those in use and no copies. Names of the optimizer's state are those of
+        ``torch.distributed.checkpoint.state_dict`` with ``flatten_optimizer_state_dict=True``.
+
+        Raises:
+            RequestError: gradients of several batches wait for their update, or the optimizer keeps something that
+                belongs to no parameter.
+        """
+        if self._runner.gathering:
+            raise RequestError(
+                "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
+                "behind a step that updates"
+            )
+        counts = {"steps": self.steps, "updates": self.updates, "seed": self._runner.seed}
+        return self._training_state.read(counts)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, of this pipeline or, where one process holds all, of another one.
+
+        Gradients are cleared. Batches are yours: ``steps`` says how many there were.
+
+        Args:
+            state_dict: with everything that this process holds, or more.
+
+        Raises:
+            RequestError: it is of another model or optimizer, or lacks something; nothing is changed then.
+        """
+        self._training_state.write(state_dict)
+        counts = state_dict["progress"]
+        self.steps, self.updates, self._runner.seed = counts["steps"], counts["updates"], counts["seed"]
+        self._runner.begin_anew()
+
+    def checkpoint(self, folder: str | Path) -> None:
+        """Write a checkpoint of training with ``torch.distributed.checkpoint``. Every rank calls this.
+
+        Args:
+            folder: one that all ranks see, for this checkpoint alone; made if it is not there.
+
+        Raises:
+            RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
+        """
+        write_checkpoint(Path(folder), self.state_dict(), self._team)
+
+    def resume(self, folder: str | Path) -> None:
+        """Go on from a checkpoint, whatever plan and however many processes wrote it. Every rank calls this.
+
+        With the same plan and batches, results are to the last bit those of training that never stopped.
+
+        Args:
+            folder: that `checkpoint`, or ``dcp.save({"pipe": pipe}, …)``, wrote; `panpipe.latest_checkpoint` finds the
+                last one.
+
+        Raises:
+            RequestError: there is no whole checkpoint, or one of another model, optimizer or scheduler.
+        """
+        read_checkpoint(Path(folder), self, self._training_state, self._team)
