@@ -200,7 +200,8 @@ class Case:
         cuts: dict[int, Stages] = {}
         for count in chunks:
             cutting = evolve(self.planning, families=[find_family(CUTS[count])])
-            stages = self.team.decide(Cutting(cutting, self.graph, self.cluster, count).run)
+            message = self.planning.message  # measured by all ranks
+            stages = self.team.decide(Cutting(cutting, self.graph, self.cluster, count, message).run)
             assert stages is not None
             costs = self.planning.measured_stages(stages)
             plan = self.plan(CUTS[count], stages, costs)

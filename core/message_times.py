@@ -5,11 +5,52 @@ realistic model of parallel computation" (PPoPP 1993), section 3. It is time of 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy
 from attrs import evolve, frozen
 
 from .costs import StageCosts, StageEdge
+
+
+class MessageCosts(Protocol):
+    """What a message costs the devices at its ends."""
+
+    def send_s(self, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes its sender."""
+
+    def receive_s(self, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes its receiver."""
+
+
+@frozen
+class MessageLine:
+    """The same at both ends, and linear in the size: what a search for cuts counts with.
+
+    Args:
+        least_s: seconds of a message of no bytes.
+        s_per_byte: further seconds of each byte.
+    """
+
+    least_s: float = 0.0
+    s_per_byte: float = 0.0
+
+    def send_s(self, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes its sender."""
+        return self.least_s + self.s_per_byte * size
+
+    def receive_s(self, size: int) -> float:
+        """Seconds that a message of ``size`` bytes takes its receiver."""
+        return self.send_s(size)
+
+    @property
+    def back(self) -> "MessageLine":
+        """What takes it away again."""
+        return MessageLine(-self.least_s, -self.s_per_byte)
+
+
+FREE = MessageLine()
+"""Messages that cost their ends nothing, as copy engines carry them."""
 
 
 @frozen
@@ -38,7 +79,7 @@ def typical(seen: Sequence[MessageTimes], quantile: float) -> MessageTimes:
 
 
 def with_message_times(
-    costs: Sequence[StageCosts], placement: Sequence[int], edges: Iterable[StageEdge], times: MessageTimes
+    costs: Sequence[StageCosts], placement: Sequence[int], edges: Iterable[StageEdge], times: MessageCosts
 ) -> tuple[StageCosts, ...]:
     """Costs of stages with what their messages to and from other devices take.
 
@@ -63,6 +104,7 @@ def with_message_times(
         evolve(
             cost,
             forward_s=cost.forward_s + ahead,
+            recompute_s=cost.second_forward_s,
             backward_s=cost.full_backward_s + behind,
             backward_input_s=cost.backward_input_s + behind,
         )

@@ -1,6 +1,7 @@
 """Planning on the machine at hand: measure operators, cut, measure the stages that result, choose the schedule.
 
-1. Every device times every operator, all at once; the mean counts.
+1. Every device times every operator, all at once; the mean counts. What a message takes of the devices at its ends is
+   measured beside computing.
 2. For each number of stages a device, cuts are searched on these times.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators.
 4. A schedule is chosen for each on the times of 3. They also correct the times of 1, and where another cut follows from
@@ -23,6 +24,7 @@ from ..core.costs import StageCosts
 from ..core.derive import Recompute, recomputed_stages
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
+from ..core.message_times import MessageLine, with_message_times
 from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.choose import choose_schedule
@@ -32,6 +34,7 @@ from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
 from .compute import compute_device
 from .link_profile import measured_cluster
+from .message_profile import measured_message_line
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
 from .optimizers import OptimizerFactory, state_share
@@ -128,19 +131,20 @@ class Planning:
         return found, graph
 
     def another(self, plan: Plan, graph: OpGraph, tried: Sequence[Stages]) -> Plan | None:
-        """A plan with as many stages and other cuts that were not tried: those that the costs of ``plan`` speak for, or
-        some nearby that send less."""
+        """A plan with as many stages and other cuts that were not tried: those that the costs of ``plan``, rehearsed,
+        speak for, or some nearby that send less."""
         assert plan.prediction is not None
-        times = corrected_graph(graph, [stage.nodes for stage in plan.stages], plan.prediction.costs)
+        programs = with_message_times(plan.prediction.costs, plan.placement, plan.edges, self.message.back)
+        times = corrected_graph(graph, [stage.nodes for stage in plan.stages], programs)
         cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
         self.report("cutting on rehearsed times")
-        stages = self.team.decide(Cutting(self, times, cluster, chunks).run)
+        stages = self.team.decide(Cutting(self, times, cluster, chunks, self.message).run)
         if stages is None or stages in tried:
             stages = thinner_cut(times, tuple(stage.nodes for stage in plan.stages), plan.placement)
         if stages is None or stages in tried:
             return None
         costs = self.measured_stages(stages)
-        return self.team.decide(Choosing(self, graph, cluster, stages, costs).run)
+        return self.team.decide(Choosing(self, graph, cluster, stages, costs, self.message).run)
 
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Cut, measure, choose; then correct operators' times by the stages' and see whether another cut follows."""
@@ -149,16 +153,22 @@ class Planning:
         tried: list[Stages] = []
         for _ in range(1 + CORRECTIONS):
             self.report(f"cutting into {count} stages")
-            stages = self.team.decide(Cutting(self, graph, cluster, chunks).run)
+            stages = self.team.decide(Cutting(self, graph, cluster, chunks, self.message).run)
             if stages is None or stages in tried:
                 break
             tried.append(stages)
             self.report(f"measuring {count} stages")
             costs = self.measured_stages(stages)
-            plan = self.team.decide(Choosing(self, graph, cluster, stages, costs).run)
+            plan = self.team.decide(Choosing(self, graph, cluster, stages, costs, self.message).run)
             plans += [plan] if plan is not None else []
             graph = corrected_graph(graph, stages, costs)
         return plans
+
+    @cached_property
+    def message(self) -> MessageLine:
+        """What a message costs the devices at its ends; measured when it is first asked for, by all ranks at once."""
+        self.report("measuring what messages cost")
+        return measured_message_line(self.team, self.where)
 
     @cached_property
     def where(self) -> Mapping[int, torch.device]:
@@ -227,6 +237,7 @@ class Cutting:
     graph: OpGraph
     cluster: Cluster
     chunks: int
+    message: MessageLine
 
     def run(self) -> Stages | None:
         """The operators of each stage; None where no schedule is made for so many stages."""
@@ -235,7 +246,7 @@ class Cutting:
             found = search_plan(
                 self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal, oracle=p.cut_oracle,
                 recompute=p.recompute, budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
-                parameter_sizes=p.sizes, replicas=p.replicas,
+                parameter_sizes=p.sizes, replicas=p.replicas, message=self.message,
             )  # fmt: skip
         except RequestError:
             return None
@@ -251,6 +262,7 @@ class Choosing:
     cluster: Cluster
     stages: Stages
     costs: tuple[StageCosts, ...]
+    message: MessageLine
 
     def run(self) -> Plan | None:
         """The plan; None where no schedule is made for these stages or fits."""
@@ -259,7 +271,7 @@ class Choosing:
             plan = choose_schedule(
                 self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
                 anneal=p.anneal, oracle=p.oracle, recompute=p.recompute, budget=ORDER_EVALUATIONS,
-                parameter_sizes=p.sizes, replicas=p.replicas,
+                parameter_sizes=p.sizes, replicas=p.replicas, message=self.message,
             )  # fmt: skip
             return evolve(plan, mesh=p.team.mesh)
         except (InfeasibleError, RequestError):

@@ -10,6 +10,7 @@ import numpy as np
 from ..cluster import Cluster
 from ..costs import EMPTY_GRADIENT_BYTES
 from ..graph import OpGraph
+from ..message_times import FREE, MessageLine
 from ..schedules.decode import Floats, Integers
 from .arrange import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
@@ -63,6 +64,7 @@ class MachineArrays(NamedTuple):
         latency, rate: of every path in seconds and bytes a second, (devices, devices).
         reduce: of the reduction of a stage's gradients over the data dimension: seconds for any, and for each byte,
             (2, devices).
+        message: seconds that any message takes each of its ends, and for each byte, (2).
     """
 
     kind: Integers
@@ -70,6 +72,7 @@ class MachineArrays(NamedTuple):
     latency: Floats
     rate: Floats
     reduce: Floats
+    message: Floats
 
 
 def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = None) -> GraphArrays:
@@ -137,7 +140,7 @@ def _shared(graph: OpGraph, sizes: Mapping[str, int] | None) -> tuple[Integers, 
 
 @lru_cache(maxsize=64)
 def machine_arrays(
-    cluster: Cluster, replicas: Replicas, limits: tuple[float, ...], kinds: tuple[int, ...]
+    cluster: Cluster, replicas: Replicas, limits: tuple[float, ...], kinds: tuple[int, ...], message: MessageLine = FREE
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
 
@@ -151,4 +154,7 @@ def machine_arrays(
             latency[a, b] = max(latency[a, b], sum(link.latency_s for link in links))
             rate[a, b] = min(rate[a, b], *(link.bytes_per_s for link in links))
     reduce = reduction_rates(cluster, replicas)
-    return MachineArrays(np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce)
+    return MachineArrays(
+        np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce,
+        np.array([message.least_s, message.s_per_byte]),
+    )  # fmt: skip

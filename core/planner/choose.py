@@ -10,6 +10,7 @@ from ..costs import StageCosts, stage_edges
 from ..derive import Recompute
 from ..errors import RequestError
 from ..graph import OpGraph
+from ..message_times import FREE, MessageLine
 from ..partition import device_limits
 from ..plan import Plan
 from ..schedules.problem import ScheduleFamily
@@ -47,6 +48,7 @@ def search_plans(
     progress: Progress | None = None,
     replicas: Replicas | None = None,
     until_fit: bool = False,
+    message: MessageLine = FREE,
 ) -> SearchResult:
     """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
     found that memory allows.
@@ -70,6 +72,7 @@ def search_plans(
         replicas: per replica the cluster's device at each position, where that is decided; of a workload of one kind of
             device and one size of microbatches.
         until_fit: end with the first plans that fit: a small part of the whole search, which finds one where this does.
+        message: what a message costs its ends beside its way.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
@@ -85,6 +88,7 @@ def search_plans(
         microbatches = work.batch // (len(replicas) * size)
         sizes = work.parameter_sizes
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
+    settings = [evolve(setting, message=message) for setting in settings]
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
     meter = _meter(settings, budget, seconds, progress, until_fit)
     return confirmed(settings, freedom, meter, oracle, seed)
@@ -121,17 +125,19 @@ def choose_schedule(
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
     replicas: Replicas | None = None,
+    message: MessageLine = FREE,
 ) -> Plan:
     """Choose the schedule and its parameters for stages that are cut and measured already.
 
     Args:
         graph: what the stages cut.
         stages: names of the operators of each stage, as many as devices or a multiple.
-        costs: measured, one for each stage.
+        costs: measured, one for each stage; of its programs alone.
         cluster, microbatches, families, oracle, anneal, recompute, memory_limit, budget, seed, progress: as in
             :func:`search_plans`.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
         replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
+        message: what a message costs its ends beside its way.
 
     Returns:
         The plan with its prediction from ``costs``.
@@ -149,7 +155,7 @@ def choose_schedule(
         )
     limits = device_limits(cluster, memory_limit)
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
-    setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas), fixed=fixed)
+    setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas, message), fixed=fixed)
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     meter = _meter([setting], budget, None, progress)

@@ -56,7 +56,23 @@ def fill_fixed(
             a, b = placement[source], placement[reader]
             first[reader + 1] += 1
             sources[e], delays[e] = source, machine.latency[a, b] + size / machine.rate[a, b]
+            if a != b:
+                _take(machine, out.times, source, reader, size, rows is back)
         np.cumsum(first, out=first)
+
+
+@njit(cache=True)
+def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: bool) -> None:
+    """Add what a message between two stages costs both: with an output F, with a gradient I and B."""
+    seconds = machine.message[0] + size * machine.message[1]
+    if seconds == 0:
+        return
+    for s in (one, other):
+        if gradient:
+            times[INPUT, s] += seconds
+            times[BOTH, s] += seconds
+        else:
+            times[FORWARD, s] += seconds
 
 
 @njit(cache=True)
@@ -99,13 +115,14 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
                 out.state[s] += graph.shared_size[p]
                 gradients[s] += graph.shared_gradient[p]
             last = s
+    again = out.times[FORWARD].copy()
     received = _edges(graph, machine, placement, stage_of, out)
     for s in range(stages):
         out.reduce[s] = 0.0
         if gradients[s] > 0:
             out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
         if recompute[s]:
-            out.again[s] = out.times[FORWARD, s]
+            out.again[s] = again[s]
             out.saved[s] = received[s]
             out.made[s] = out.kept[s] - received[s]
 
@@ -170,6 +187,10 @@ def _by_reader(
     forward_at, back_at = out.forward_first.copy(), out.back_first.copy()
     for e in range(source.shape[0]):
         a, b = placement[source[e]], placement[target[e]]
+        if a != b:
+            _take(machine, out.times, source[e], target[e], size[e], False)
+            if back[e] > 0:
+                _take(machine, out.times, source[e], target[e], back[e], True)
         at = forward_at[target[e]]
         out.forward_from[at] = source[e]
         out.forward_delay[at] = machine.latency[a, b] + size[e] / machine.rate[a, b]

@@ -10,6 +10,7 @@ from attrs import frozen
 from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ..graph import OpGraph
+from ..message_times import FREE, MessageLine, with_message_times
 from ..partition import stages_of
 from ..shortcut.path import StageArrays
 from .arrange import Replicas
@@ -53,6 +54,7 @@ class Setting:
         messages: how many of a usual size the search leaves room for beside what it counts.
         rooms: further bytes of each of the cluster's devices that it leaves, for what an oracle counted and it did not;
             none where it is empty.
+        message: what a message costs its ends beside its way; costs of stages, fixed ones too, are without.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -65,6 +67,7 @@ class Setting:
     fixed: FixedStages | None = None
     messages: int = 0
     rooms: tuple[float, ...] = ()
+    message: MessageLine = FREE
 
     @property
     def devices(self) -> int:
@@ -109,7 +112,7 @@ class Setting:
     @cached_property
     def machine(self) -> MachineArrays:
         """The devices for the compiled search."""
-        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest)
+        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest, self.message)
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -126,10 +129,13 @@ class Setting:
         self, cuts: Sequence[int], placement: Sequence[int]
     ) -> tuple[tuple[tuple[str, ...], ...], tuple[StageCosts, ...], tuple[StageEdge, ...]]:
         """Operators, costs and edges of the stages of some cuts; a tied weight's replicas not counted."""
-        if self.fixed is not None:
-            return self.fixed.stages, self.fixed.costs, self.fixed.edges
-        stages = stages_of(self.graph, cuts)
-        return stages, self.costs_of(stages, placement), stage_edges(self.graph, stages)
+        fixed = self.fixed
+        stages = stages_of(self.graph, cuts) if fixed is None else fixed.stages
+        costs = self.costs_of(stages, placement) if fixed is None else fixed.costs
+        edges = stage_edges(self.graph, stages) if fixed is None else fixed.edges
+        if self.message != FREE:
+            costs = with_message_times(costs, placement, edges, self.message)
+        return stages, costs, edges
 
     def costs_of(self, stages: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[StageCosts, ...]:
         """Costs of stages, each on the kind of device that it is placed on."""
@@ -200,7 +206,7 @@ class Setting:
 
 def one_setting(
     graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None,
-    replicas: Replicas | None = None,
+    replicas: Replicas | None = None, message: MessageLine = FREE,
 ) -> Setting:  # fmt: skip
     """All devices of one kind, and where they stand; by default in their order in one pipeline.
 
@@ -210,7 +216,8 @@ def one_setting(
         microbatches: in a step of one replica.
         limits, sizes: see :class:`Setting`.
         replicas: per replica the cluster's device at each position.
+        message: what a message costs its ends.
     """
     count = len(cluster.devices)
     places = replicas or (tuple(range(count)),)
-    return Setting((graph,), cluster, places, microbatches, (0,) * count, tuple(limits), sizes)
+    return Setting((graph,), cluster, places, microbatches, (0,) * count, tuple(limits), sizes, message=message)

@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.message_times import MessageTimes, typical, with_message_times
+from panpipe.core.message_times import MessageLine, MessageTimes, typical, with_message_times
 
 TIMES = MessageTimes(send={100: 1.0, 300: 3.0}, receive={100: 0.25})
 PROGRAMS = [StageCosts(10.0, 20.0, 30.0, backward_s=45.0)] * 3
@@ -34,3 +34,13 @@ def test_messages_between_devices_cost_both_ends():
 def test_an_edge_without_gradients_costs_the_forward_alone():
     costs = with_message_times(PROGRAMS, (0, 1, 0), [StageEdge(0, 1, 200, 0)], TIMES)
     assert [(c.forward_s, c.full_backward_s) for c in costs] == [(12.0, 45.0), (10.25, 45.0), (10.0, 45.0)]
+
+
+def test_what_a_line_puts_on_costs_its_opposite_takes_away():
+    edges, line = [StageEdge(0, 1, 4, 2), StageEdge(1, 2, 4, 4)], MessageLine(0.5, 0.25)
+    costs = with_message_times(PROGRAMS, (0, 1, 0), edges, line)
+    assert [c.forward_s for c in costs] == [11.5, 13.0, 11.5]
+    assert [c.backward_input_s for c in costs] == [21.0, 22.5, 21.5]
+    assert [c.second_forward_s for c in costs] == [10.0, 10.0, 10.0]  # what a forward reads the second time is there
+    back = with_message_times(costs, (0, 1, 0), edges, line.back)
+    assert [(c.forward_s, c.full_backward_s) for c in back] == [(10.0, 45.0)] * 3

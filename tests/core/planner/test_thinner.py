@@ -1,7 +1,12 @@
-"""A cut nearby that sends less, where the balance allows it."""
+"""Cuts that send less, where the balance allows it: nearby, and by what messages cost their ends."""
 
+import pytest
+from panpipe.core.cluster import fully_connected
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.message_times import FREE, MessageLine
+from panpipe.core.planner.choose import plan
 from panpipe.core.planner.thinner import thinner_cut
+from panpipe.core.schedules.registry import find_family
 
 
 def chain(*seconds_and_bytes: tuple[float, int]) -> OpGraph:
@@ -41,3 +46,11 @@ def test_a_cut_moves_three_operators_at_most_and_leaves_no_stage_empty():
     assert thinner_cut(graph, stages(1, 5), (0, 1)) is None
     assert thinner_cut(graph, stages(2, 4), (0, 1)) == stages(5, 1)
     assert thinner_cut(chain((1, 10), (1, 0)), stages(1, 1), (0, 1)) is None
+
+
+@pytest.mark.parametrize(("message", "first"), [(FREE, {2}), (MessageLine(0.0, 0.1), {1, 3})])
+def test_the_search_counts_what_messages_cost_their_ends(message, first):
+    graph = chain((10, 1), (1, 40), (1, 1), (10, 0))
+    cluster = fully_connected(2, 10**9, 1e9, 0.0)
+    found = plan(graph, cluster, 8, families=[find_family("1f1b")], budget=2000, max_chunks=1, message=message)
+    assert len(found.stages[0].nodes) in first

@@ -11,6 +11,7 @@ from panpipe.core.cluster import Cluster, Device, Link, fully_connected
 from panpipe.core.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.errors import RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.message_times import FREE, MessageLine, with_message_times
 from panpipe.core.partition import stages_of
 from panpipe.core.planner import assemble, longest_path
 from panpipe.core.planner.assemble import with_replicas
@@ -23,6 +24,7 @@ from panpipe.core.shortcut.coding import decode_orders, encode
 
 RATE, LATENCY = 4.0, 0.5
 NUMBER = st.integers(0, 9)
+MESSAGE = st.sampled_from([FREE, MessageLine(0.25), MessageLine(0.5, 0.125)])
 
 
 @st.composite
@@ -93,7 +95,8 @@ def test_stages_of_any_cuts(data):
     slow = evolve(graph, nodes=tuple(evolve(node, forward_s=2 * node.forward_s) for node in graph.nodes))
     kinds = tuple(data.draw(st.integers(0, 1)) for _ in range(devices))
     setting = Setting(
-        (graph, slow), cluster, (tuple(order),), schedule.microbatches, kinds, (1e6,) * devices, {"w": 5}
+        (graph, slow), cluster, (tuple(order),), schedule.microbatches, kinds, (1e6,) * devices, {"w": 5},
+        message=data.draw(MESSAGE),
     )  # fmt: skip
     walk = start_walk(setting, schedule, cuts, split=False)
     walk.best.recompute[list(again)] = True
@@ -101,7 +104,10 @@ def test_stages_of_any_cuts(data):
     plan, costs = draft(walk)
     names = stages_of(graph, cuts)
     tables = [stage_costs(each, names) for each in (graph, slow)]
-    expected = tuple(tables[kinds[stage.device]][stage.index] for stage in plan.stages)
+    programs = tuple(tables[kinds[stage.device]][stage.index] for stage in plan.stages)
+    expected = programs
+    if setting.message != FREE:
+        expected = with_message_times(programs, plan.placement, plan.edges, setting.message)
     assert costs == with_replicas(graph, expected, plan.tied)
     assert plan.memory.recompute == again
     score = longest_path(plan, costs, cluster)
@@ -150,10 +156,11 @@ def test_measured_stages(data):
     names = stages_of(graph, range(stages + 1))
     cluster = fully_connected(devices, 10**6, RATE, LATENCY)
     fixed = FixedStages(names, costs, stage_edges(graph, names))
-    setting = evolve(one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, None), fixed=fixed)
-    walk = start_walk(setting, schedule, tuple(range(stages + 1)), split=False)
+    setting = one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, None, message=data.draw(MESSAGE))
+    walk = start_walk(evolve(setting, fixed=fixed), schedule, tuple(range(stages + 1)), split=False)
     walk.judge()
-    same(walk, assemble(graph, names, schedule), costs, cluster)
+    plan = assemble(graph, names, schedule)
+    same(walk, plan, with_message_times(costs, plan.placement, plan.edges, setting.message), cluster)
 
 
 def test_a_deadlock_has_a_negative_step():
