@@ -43,11 +43,6 @@ class MessageLine:
         """Seconds that a message of ``size`` bytes takes its receiver."""
         return self.send_s(size)
 
-    @property
-    def back(self) -> "MessageLine":
-        """What takes it away again."""
-        return MessageLine(-self.least_s, -self.s_per_byte)
-
 
 FREE = MessageLine()
 """Messages that cost their ends nothing, as copy engines carry them."""

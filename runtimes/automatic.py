@@ -24,7 +24,7 @@ from ..core.costs import StageCosts
 from ..core.derive import Recompute, recomputed_stages
 from ..core.errors import InfeasibleError, RequestError
 from ..core.graph import OpGraph
-from ..core.message_times import MessageLine, with_message_times
+from ..core.message_times import MessageLine
 from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.choose import choose_schedule
@@ -130,11 +130,12 @@ class Planning:
             )
         return found, graph
 
-    def another(self, plan: Plan, graph: OpGraph, tried: Sequence[Stages]) -> Plan | None:
-        """A plan with as many stages and other cuts that were not tried: those that the costs of ``plan``, rehearsed,
-        speak for, or some nearby that send less."""
+    def another(
+        self, plan: Plan, programs: Sequence[StageCosts], graph: OpGraph, tried: Sequence[Stages]
+    ) -> Plan | None:
+        """A plan with as many stages and other cuts that were not tried: those that the costs of the programs of
+        ``plan``, rehearsed, speak for, or some nearby that send less."""
         assert plan.prediction is not None
-        programs = with_message_times(plan.prediction.costs, plan.placement, plan.edges, self.message.back)
         times = corrected_graph(graph, [stage.nodes for stage in plan.stages], programs)
         cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
         self.report("cutting on rehearsed times")

@@ -26,7 +26,7 @@ from ..core.plan import Plan
 from ..core.planner import Oracle
 from .automatic import Planning, Stages, step_s
 from .pipeline import Pipeline
-from .rehearsed import Rehearsal, rehearsed_profile
+from .rehearsed import Rehearsal, RehearsedProfile, rehearsed_profile
 
 STEPS = 3
 """Steps of a first rehearsal, after one that does not count."""
@@ -59,12 +59,15 @@ class _Candidate:
         """What a step took, undisturbed."""
         return float(numpy.quantile([one.trace.step_s for one in self.seen], UNDISTURBED))
 
-    def plan(self, quantile: float) -> Plan:
-        """The plan, predicted from what was seen."""
+    def profile(self, quantile: float) -> RehearsedProfile:
+        """What was seen."""
         plan = self.pipe.plan
         assert plan.prediction is not None
-        profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], quantile)
-        return with_costs(plan, profile.of(plan), self.oracle)
+        return rehearsed_profile([(plan, plan.prediction.costs, self.seen)], quantile)
+
+    def plan(self, quantile: float) -> Plan:
+        """The plan, predicted from what was seen."""
+        return with_costs(self.pipe.plan, self.profile(quantile).of(self.pipe.plan), self.oracle)
 
 
 def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
@@ -102,7 +105,7 @@ def _rehearsed(
         found.append(_Candidate(ready(plan), planning.oracle, batch))
         found[-1].rehearse(STEPS, skip=1)
         tried.append(tuple(stage.nodes for stage in plan.stages))
-        another = planning.another(found[-1].plan(UNDISTURBED), graph, tried)
+        another = planning.another(plan, found[-1].profile(UNDISTURBED).costs[tried[-1]], graph, tried)
         if another is None:
             break
         plan = another
