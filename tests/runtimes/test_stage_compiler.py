@@ -1,5 +1,6 @@
 """Stages whose groups of operators are compiled train as those whose are not, and hold what the partition says."""
 
+import copy
 import subprocess
 import warnings
 
@@ -109,7 +110,8 @@ def test_equal_layers_are_compiled_once_whatever_their_stage_and_before_a_step()
 
 @pytest.mark.slow
 def test_inductor_trains_as_the_stages_themselves_do():
-    (pipe, batch), (alone, _) = pipeline(Layers(2).double(), compile="inductor"), pipeline(Layers(2).double())
+    model = Layers(2).double()
+    (pipe, batch), (alone, _) = pipeline(copy.deepcopy(model), compile="inductor"), pipeline(model)
     for _ in range(3):
         assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-9
     for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
