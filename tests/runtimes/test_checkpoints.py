@@ -356,7 +356,7 @@ def on_ranks(folder, stop, ranks, mesh=None):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return [json.loads((folder / f"{rank}.json").read_text())["resumed"] for rank in range(ranks)]
 
 
 @pytest.mark.slow
