@@ -8,22 +8,23 @@ For each model, on two workers that live for the whole run:
    What messages cost the devices and what an optimizer step takes is measured, too.
 3. The five plans are made and their steps predicted from this one profile. Plans and predictions are written down with
    their hash: from here on, nothing changes any more. None of these plans has run yet.
-4. The plans take turns. A turn is a step that is told apart and steps that count, as in the rehearsals: predicted is
-   training, where a plan's steps follow each other, and the first step behind another plan's finds that one's memory
-   (up to 10 % longer, ResNet in zb-v). A step is the time between barriers around ``pipe.step``, optimizer included.
-   Measured is the median of those that count; the error of those told apart stands beside it.
+4. Each plan trains by itself, as training does: its steps follow each other, and no other plan's parameters, optimizer
+   state and freed memory are in the process (five pipelines that take turns have steps up to 14 % longer). Steps that
+   warm up are told apart; of those that follow the median is measured. A step is the time between barriers around
+   ``pipe.step``, optimizer included.
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
 Beside it stand the devices' busy times: predicted, and the processor time that a worker's thread really took. And what
 other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
 
-    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--rounds 6] [--traces FOLDER]
+    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 12] [--traces FOLDER]
                                     [--record benchmarks/results/prediction.md]
 
 It exits with 1 where a bound is missed.
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -39,7 +40,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from attrs import asdict, define, evolve, field, frozen
+from attrs import asdict, evolve, frozen
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
 from panpipe.core.cluster import Cluster
@@ -52,7 +53,7 @@ from panpipe.core.planner.options import options, schedule_problem
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
 from panpipe.runtimes.automatic import Cutting, Planning, Stages
-from panpipe.runtimes.heap import keep_freed_memory
+from panpipe.runtimes.heap import give_back_freed_memory, keep_freed_memory
 from panpipe.runtimes.link_profile import measured_cluster
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
@@ -71,7 +72,9 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "interleaved-1f1b": 2, "zb-v": 2
 CUTS = {1: "1f1b", 2: "interleaved-1f1b"}
 """Stages a device, and the schedule that cuts are searched for and rehearsed with."""
 REHEARSALS, STEPS = 4, 2
-"""Turns of rehearsals of each cut, and steps of any turn after the first one."""
+"""Turns of rehearsals of each cut, and steps of a turn after one that does not count."""
+WARM_UP = 2
+"""Steps of each plan in front of those that count."""
 MEDIAN, WORST, SAVED = 0.05, 0.12, 0.05
 """Bounds: of the median and the worst error of the step, and of the worst error of the saved tensors' peak."""
 
@@ -84,7 +87,7 @@ class Row:
         model, schedule: which.
         frozen: of the plan with its prediction, SHA-256.
         predicted_s, steps_s: the step as predicted, and as measured.
-        switched_s: the steps behind another plan's.
+        first_s: the steps that warm up.
         predicted_saved, measured_saved: peak of saved tensors by device, in bytes.
         predicted_busy_s, processor_s: by device; the second is the median over steps.
         foreign: what other processes took of all processors while the model was measured, as a share of their time.
@@ -95,7 +98,7 @@ class Row:
     frozen: str
     predicted_s: float
     steps_s: tuple[float, ...]
-    switched_s: tuple[float, ...]
+    first_s: tuple[float, ...]
     predicted_saved: tuple[float, ...]
     measured_saved: tuple[float, ...]
     predicted_busy_s: tuple[float, ...]
@@ -113,9 +116,9 @@ class Row:
         return self.predicted_s / self.measured_s - 1
 
     @property
-    def switched_error(self) -> float:
-        """Of the steps behind another plan's."""
-        return self.predicted_s / statistics.median(self.switched_s) - 1
+    def first_error(self) -> float:
+        """Of the steps that warm up."""
+        return self.predicted_s / statistics.median(self.first_s) - 1
 
     @property
     def saved_error(self) -> float:
@@ -224,18 +227,11 @@ class Case:
             found[name] = with_prediction(plan, profile.of(plan), self.cluster)
         return found
 
-    def measured(self, pipes: dict[str, Pipeline], rounds: int) -> dict[str, "Times"]:
-        """Steps in turns."""
-        found = {name: Times() for name in pipes}
-        names = list(pipes)
-        for turn in range(rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                found[name].switched.append(self._step(pipes[name])[0])
-                for _ in range(STEPS):
-                    wall, own = self._step(pipes[name])
-                    found[name].wall.append(wall)
-                    found[name].own.append(own)
-        return found
+    def measured(self, pipe: Pipeline, steps: int) -> "Times":
+        """Steps of a plan that trains by itself."""
+        first = [self._step(pipe)[0] for _ in range(WARM_UP)]
+        wall, own = zip(*(self._step(pipe) for _ in range(steps)), strict=True)
+        return Times(wall, statistics.median(own), tuple(first))
 
     def _step(self, pipe: Pipeline) -> tuple[float, float]:
         """Seconds of a step, and the processor's seconds of this worker's thread in it."""
@@ -247,19 +243,19 @@ class Case:
         return time.perf_counter() - start, own
 
 
-@define
+@frozen
 class Times:
     """What steps of a plan took, in seconds.
 
     Args:
         wall: by the clock.
-        own: of the processor, for this worker's thread.
-        switched: by the clock, steps behind another plan's.
+        own: of the processor, for this worker's thread; the median.
+        first: by the clock, of those that warm up.
     """
 
-    wall: list[float] = field(factory=list)
-    own: list[float] = field(factory=list)
-    switched: list[float] = field(factory=list)
+    wall: tuple[float, ...]
+    own: float
+    first: tuple[float, ...]
 
 
 def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Plan:
@@ -268,30 +264,31 @@ def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster)
     return evolve(bare, prediction=Prediction(costs, cluster, **asdict(simulated(bare, costs, cluster))))
 
 
-def run_case(name: str, schedules: Sequence[str], rounds: int, folder: str | None, team: RankTeam, wire: Any) -> None:
+def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None, team: RankTeam, wire: Any) -> None:
     """Predict, freeze, measure; rank 0 tells."""
     case = Case(name, team)
     plans = case.predicted(schedules)
     hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, plan in plans.items()}
     if wire is not None:
         wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, plan in plans.items()})
-    pipes = {schedule: case.ready(plan) for schedule, plan in plans.items()}
-    load = ProcessorTimes(team)
-    times = case.measured(pipes, rounds)
-    foreign = load.foreign()
-    processor = team.everywhere(lambda _: {s: statistics.median(each.own) for s, each in times.items()})
     rows = []
-    for schedule, pipe in pipes.items():
-        plan = plans[schedule]
+    for schedule, plan in plans.items():
+        pipe = case.ready(plan)
+        load = ProcessorTimes(team)
+        times = case.measured(pipe, steps)
+        foreign = load.foreign()
+        processor = team.everywhere(lambda _, own=times.own: own)
         _, trace = pipe.trace_step(case.batch)
+        del pipe
+        gc.collect()
+        give_back_freed_memory()
         result = simulate(plan)
         peaks = peak_memory(trace, ["saved"])
         busy = [sum(ends) - sum(starts) for starts, ends in result.operation_times]
         rows.append(
-            Row(name, schedule, hashes[schedule], plan.prediction.step_s, tuple(times[schedule].wall),
-                tuple(times[schedule].switched),
+            Row(name, schedule, hashes[schedule], plan.prediction.step_s, times.wall, times.first,
                 plan.prediction.peak_saved_bytes, tuple(peak["saved"] for peak in peaks), tuple(busy),
-                tuple(each[schedule] for each in processor), foreign)
+                tuple(processor), foreign)
         )  # fmt: skip
         if folder is not None and wire is not None:
             write_traces(Path(folder), f"{name}-{schedule}", result.trace, trace)
@@ -309,7 +306,7 @@ def write_traces(folder: Path, name: str, predicted: Any, measured: Any) -> None
 
 
 def worker(
-    rank: int, models: Sequence[str], schedules: Sequence[str], rounds: int, folder: str | None, wire: Any
+    rank: int, models: Sequence[str], schedules: Sequence[str], steps: int, folder: str | None, wire: Any
 ) -> None:
     """One of the two processes."""
     os.environ.update(
@@ -321,7 +318,7 @@ def worker(
     team = RankTeam()
     keep_freed_memory()
     for name in models:
-        run_case(name, schedules, rounds, folder, team, wire if rank == 0 else None)
+        run_case(name, schedules, steps, folder, team, wire if rank == 0 else None)
     if rank == 0:
         wire.send(None)
     # Nobody waits for the group to be torn down in order; what a worker had to tell is told.
@@ -354,7 +351,7 @@ def facts(row: Row) -> dict[str, Any]:
     return {
         "model": row.model, "schedule": row.schedule, "predicted_s": round(row.predicted_s, 4),
         "measured_s": round(row.measured_s, 4), "error": round(row.error, 4),
-        "error_behind_another_plan": round(row.switched_error, 4),
+        "error_of_the_first_steps": round(row.first_error, 4),
         "predicted_saved_bytes": row.predicted_saved, "measured_saved_bytes": row.measured_saved,
         "saved_error": round(row.saved_error, 4), "busy_error": round(row.busy_error, 4),
         "foreign_share": round(row.foreign, 3), "frozen": row.frozen,
@@ -379,10 +376,10 @@ def summary(rows: Sequence[Row]) -> tuple[list[str], bool]:
         f"{worst.schedule} (bound {100 * WORST:.0f} %)",
         f"saved tensors: worst error of the peak {percent(saved.saved_error)} in {saved.model} {saved.schedule} "
         f"(bound {100 * SAVED:.0f} %)",
-        "steps behind another plan's: median error "
-        f"{100 * statistics.median(abs(row.switched_error) for row in rows):.1f} %, bias "
-        f"{percent(statistics.median(row.switched_error for row in rows))}, worst "
-        f"{percent(max((row.switched_error for row in rows), key=abs))} (told apart, without a bound)",
+        f"the {WARM_UP} steps that warm up: median error "
+        f"{100 * statistics.median(abs(row.first_error) for row in rows):.1f} %, bias "
+        f"{percent(statistics.median(row.first_error for row in rows))}, worst "
+        f"{percent(max((row.first_error for row in rows), key=abs))} (told apart, without a bound)",
         "busy time against processor time: median "
         f"{100 * statistics.median(abs(row.busy_error) for row in rows):.1f} % on the device where it is worse",
         f"other processes took {100 * max(row.foreign for row in rows):.0f} % of the machine while a model was "
@@ -395,7 +392,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
-    parser.add_argument("--rounds", type=int, default=6, help=f"turns of each plan, of 1 + {STEPS} steps")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each plan")
     parser.add_argument("--traces", help="write predicted and measured traces to this folder")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
@@ -404,11 +401,11 @@ def main() -> None:
         unknown = [name for name in given if name not in known]
         if unknown:
             parser.error(f"there is no {what} '{unknown[0]}': known are {', '.join(known)}")
-    if arguments.rounds < 1:
-        parser.error(f"{arguments.rounds} rounds: steps are timed in one at least")
+    if arguments.steps < 2:
+        parser.error(f"{arguments.steps} steps: quartiles need at least 2")
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    given = (models, schedules, arguments.rounds, arguments.traces, theirs)
+    given = (models, schedules, arguments.steps, arguments.traces, theirs)
     processes = [context.Process(target=worker, args=(rank, *given), daemon=True) for rank in range(2)]
     for process in processes:
         process.start()
@@ -423,7 +420,7 @@ def main() -> None:
         for row in told:
             print(json.dumps(facts(row)), flush=True)
     lines, kept = summary(rows)
-    lines.append(f"{time.perf_counter() - start:.0f} s in all, {STEPS * arguments.rounds} steps of each plan")
+    lines.append(f"{time.perf_counter() - start:.0f} s in all, {arguments.steps} steps of each plan")
     print("\n".join(lines))
     if arguments.record:
         title = "Predicted against measured, two gloo workers"
