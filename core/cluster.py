@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from .device_type import DeviceType
 from .documents import converter, from_json, read_text, to_json
 from .errors import RequestError
-from .routing import ArrangedRouter, Hop, Router
+from .routing import ArrangedRouter, Hop, Link, Router
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -47,16 +47,6 @@ class Hub:
 
     name: str
     kind: str = "switch"
-
-
-@frozen
-class Link:
-    """A link between two devices or hubs. ``bytes_per_s`` is for each direction; ``latency_s`` in seconds."""
-
-    a: str
-    b: str
-    bytes_per_s: float
-    latency_s: float
 
 
 def _hubs(hubs: tuple[Hub | str, ...]) -> tuple[Hub, ...]:

@@ -31,7 +31,8 @@ from functools import lru_cache
 import networkx
 from attrs import frozen
 
-from .cluster import Cluster, Link
+from .cluster import Cluster
+from .routing import Link
 
 
 class Operation(StrEnum):

@@ -24,10 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from .actions import COMPUTE_KINDS, Kind
-from .cluster import Cluster, Link
+from .cluster import Cluster
 from .costs import StageCosts
 from .evaluate import Evaluation, evaluate
 from .plan import Plan
+from .routing import Link
 
 WARM_UP = "warm-up and cool-down"
 DEPENDENCY = "dependency"

@@ -18,12 +18,10 @@ For the search a place stands twice in the graph: as it is reached from a device
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
-
-if TYPE_CHECKING:
-    from .cluster import Link
+from attrs import frozen
 
 INSIDE_KINDS = ("pcie", "nic")
 """Kinds of hubs among which a path between devices may not turn around."""
@@ -31,7 +29,18 @@ PICOSECONDS = 1e12
 LINKS = 1024
 """A link is as long as its latency in picoseconds × this + 1: whole numbers, so that equal paths are found to be."""
 
-Hop = tuple["Link", bool]
+
+@frozen
+class Link:
+    """A link between two devices or hubs. ``bytes_per_s`` is for each direction; ``latency_s`` in seconds."""
+
+    a: str
+    b: str
+    bytes_per_s: float
+    latency_s: float
+
+
+Hop = tuple[Link, bool]
 """A link, and whether it is crossed from its a to its b."""
 
 
@@ -44,7 +53,7 @@ class Router:
         links: between them.
     """
 
-    def __init__(self, names: Sequence[str], kinds: Sequence[str | None], links: Sequence["Link"]) -> None:
+    def __init__(self, names: Sequence[str], kinds: Sequence[str | None], links: Sequence[Link]) -> None:
         numbers = {name: number for number, name in enumerate(names)}
         self.kinds = kinds
         self.links = links

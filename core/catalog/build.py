@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from ..cluster import Cluster, Device, Hub, Link
+from ..cluster import Cluster, Device, Hub
 from ..device_type import DeviceType
 from ..errors import RequestError
+from ..routing import Link
 from .catalogue import Catalogue
 from .parts import Group, LinkType, NodeType
 

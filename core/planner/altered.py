@@ -4,8 +4,9 @@ from math import ceil
 
 from attrs import evolve
 
-from ..cluster import Cluster, Device, Link
+from ..cluster import Cluster, Device
 from ..graph import OpEdge, OpGraph, OpNode
+from ..routing import Link
 
 
 def enlarged(cluster: Cluster, count: int) -> Cluster:

@@ -6,7 +6,8 @@ import pytest
 from panpipe.cli import main
 from panpipe.cli.topology import draw, draw_network
 from panpipe.core.catalog import catalogue, find_cluster
-from panpipe.core.cluster import Cluster, Device, Hub, Link, read_cluster
+from panpipe.core.cluster import Cluster, Device, Hub, read_cluster
+from panpipe.core.routing import Link
 from panpipe.core.topology import topology_of
 
 

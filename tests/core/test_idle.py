@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from panpipe.core.cluster import Cluster, Device, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.idle import (
     CAUSES,
@@ -18,6 +18,7 @@ from panpipe.core.idle import (
     idle_time,
 )
 from panpipe.core.plan import MemoryPolicy
+from panpipe.core.routing import Link
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans, scheduled

@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan import MemoryPolicy, Plan
@@ -10,6 +10,7 @@ from panpipe.core.planner import longest_path
 from panpipe.core.planner.altered import enlarged, smaller
 from panpipe.core.planner.changes import Asked, Problem, more_memory, smallest_changes
 from panpipe.core.planner.infeasible import NothingFits, excess, holding
+from panpipe.core.routing import Link
 from panpipe.simulators.run import simulate
 
 from ..support.plans import scheduled

@@ -1,7 +1,8 @@
 """Clusters taken apart for people: nodes, branches, rails, and paths that are alike."""
 
 from panpipe.core.catalog import find_cluster
-from panpipe.core.cluster import Cluster, Device, Hub, Link
+from panpipe.core.cluster import Cluster, Device, Hub
+from panpipe.core.routing import Link
 from panpipe.core.topology import Branch, LinkClass, Rail, path_classes, topology_of
 
 

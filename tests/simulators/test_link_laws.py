@@ -6,10 +6,11 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Hub, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.mesh import Mesh
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import Plan
+from panpipe.core.routing import Link
 from panpipe.simulators.run import simulate
 
 from ..support.plans import plans

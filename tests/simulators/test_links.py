@@ -1,7 +1,8 @@
 """Use of links, by hand."""
 
-from panpipe.core.cluster import Cluster, Device, Link
+from panpipe.core.cluster import Cluster, Device
 from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.routing import Link
 from panpipe.core.trace import LinkTrack
 from panpipe.simulators.links import LinkUse
 from panpipe.simulators.run import simulate

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import Cluster, Device, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, fully_connected
 from panpipe.core.costs import stage_costs
 from panpipe.core.errors import RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
@@ -15,6 +15,7 @@ from panpipe.core.planner.arrange import arrangements, nearest_order
 from panpipe.core.planner.choose import choose_schedule, search_plans
 from panpipe.core.planner.infeasible import NothingFits
 from panpipe.core.planner.workload import Workload, counted, meshes
+from panpipe.core.routing import Link
 from panpipe.core.schedules.registry import families
 
 ALL = tuple(families().values())

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Link, fully_connected
+from panpipe.core.cluster import Cluster, Device, fully_connected
 from panpipe.core.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.errors import RequestError
 from panpipe.core.graph import OpEdge, OpGraph, OpNode
@@ -18,6 +18,7 @@ from panpipe.core.planner.assemble import with_replicas
 from panpipe.core.planner.finish import draft
 from panpipe.core.planner.setting import FixedStages, Setting, one_setting
 from panpipe.core.planner.walk import start_walk
+from panpipe.core.routing import Link
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.shortcut.coding import decode_orders, encode
