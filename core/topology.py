@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 import networkx
 from attrs import evolve, frozen
 
-from .cluster import Cluster, Link
+from .cluster import Cluster
 from .errors import RequestError
+from .routing import Link
 
 
 @frozen

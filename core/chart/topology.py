@@ -10,7 +10,8 @@ from html import escape
 
 from attrs import frozen
 
-from ..cluster import Cluster, Link
+from ..cluster import Cluster
+from ..routing import Link
 from ..topology import NodeView, Topology, topology_of
 
 STEP, BOX, TALL = 92.0, 74.0, 34.0

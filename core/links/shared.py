@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, frozen
 
-from ..cluster import Hub, Link
+from ..cluster import Hub
 from ..errors import RequestError
+from ..routing import Link
 
 Group = frozenset[int]
 """Devices by number."""
