@@ -7,12 +7,15 @@ turns of the ratio. Building both is timed once, whatever Inductor has on disk.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+import gpt
 import panpipe
 import torch
 from panpipe.core.capture.operators import operators_of, tensor_bytes
@@ -24,25 +27,14 @@ from panpipe.runtimes.machine import machine
 from torch import nn
 from torch.nn import functional
 
-MICROBATCHES, ROWS, LENGTH, LAYERS = 4, 8, 128, 4
+MICROBATCHES, ROWS, LENGTH, LAYERS, VOCABULARY = 4, 8, 128, 4, 512
+Block = Callable[[int], nn.Module]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class Attention(nn.Module):
-    """A transformer's block as GPT-2 has it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.attend, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, width = x.shape
-        q, k, v = self.qkv(self.attend(x)).view(rows, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
-        up = self.up(self.norm(x))
-        inner = 0.7978845608 * (up + 0.044715 * up.pow(3))  # GELU as GPT-2 spells it out
-        return x + self.down(0.5 * up * (1 + torch.tanh(inner)))
+def spelled_out_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU as GPT-2 has it, so that there is something to fuse."""
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x.pow(3))))
 
 
 class Elementwise(nn.Module):
@@ -60,32 +52,24 @@ class Elementwise(nn.Module):
         return x + self.mix(y)
 
 
-def model(block: type[nn.Module], width: int) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(512, width), *(block(width) for _ in range(LAYERS)), nn.Linear(width, 512))
-
-
-def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
-
-
-def pipelines(block: type[nn.Module], width: int) -> tuple[list[panpipe.Pipeline], list[float], dict]:
+def pipelines(block: Block, width: int) -> tuple[list[panpipe.Pipeline], list[float], Batch]:
     """The same plan, plain and compiled; the seconds to build each; and a batch."""
-    batch = {name: torch.randint(0, 512, (ROWS, LENGTH)) for name in ("x", "y")}
-    piece = {name: tensor[: ROWS // MICROBATCHES] for name, tensor in batch.items()}
-    operators = operators_of(capture_step(model(block, width), step, piece))
+    batch = gpt.data(ROWS, LENGTH, VOCABULARY)
+    piece = tuple(tensor[: ROWS // MICROBATCHES] for tensor in batch)
+    operators = operators_of(capture_step(gpt.stack(block, width, LAYERS, VOCABULARY), gpt.step, piece))
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
     plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES, 1)), sizes)
     pipes, seconds = [], []
     for compile in (None, "inductor"):
         start = time.perf_counter()
-        pipes.append(panpipe.pipeline(model(block, width), step, batch, plan=plan, optimizer=torch.optim.AdamW,
-                                      compile=compile))  # fmt: skip
+        model = gpt.stack(block, width, LAYERS, VOCABULARY)
+        options = {"plan": plan, "optimizer": torch.optim.AdamW, "compile": compile}
+        pipes.append(panpipe.pipeline(model, gpt.step, batch, **options))
         seconds.append(time.perf_counter() - start)
     return pipes, seconds, batch
 
 
-def turn(pipe: panpipe.Pipeline, batch: dict, steps: int) -> float:
+def turn(pipe: panpipe.Pipeline, batch: Batch, steps: int) -> float:
     found = []
     for _ in range(steps):
         start = time.perf_counter()
@@ -94,7 +78,7 @@ def turn(pipe: panpipe.Pipeline, batch: dict, steps: int) -> float:
     return statistics.median(found)
 
 
-def row(name: str, block: type[nn.Module], width: int, steps: int, rounds: int) -> str:
+def row(name: str, block: Block, width: int, steps: int, rounds: int) -> str:
     pipes, seconds, batch = pipelines(block, width)
     for pipe in pipes:
         turn(pipe, batch, 2)
@@ -114,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
-        row("GPT", Attention, 256, options.steps, options.rounds),
+        row("GPT", functools.partial(gpt.Block, gelu=spelled_out_gelu), 256, options.steps, options.rounds),
         row("element by element", Elementwise, 512, options.steps, options.rounds),
     ]
     text = "\n".join(

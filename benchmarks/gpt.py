@@ -1,4 +1,9 @@
-"""The benchmark model: a GPT of 8 layers, width 256, 8 heads, vocabulary 1024, sequence 128; batches of 32 rows."""
+"""The benchmark model: a GPT of 8 layers, width 256, 8 heads, vocabulary 1024, sequence 128; batches of 32 rows.
+
+Its block, and stacks of it or of other blocks, in other sizes too.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -8,11 +13,14 @@ ROWS, MICROBATCHES, LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 32, 8, 8, 256, 8,
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    """A transformer's block; ``gelu`` is PyTorch's or one's own."""
+
+    def __init__(self, width: int = WIDTH, gelu: Callable[[torch.Tensor], torch.Tensor] = F.gelu) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gelu = gelu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
@@ -22,7 +30,7 @@ class Block(nn.Module):
         )
         y = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
@@ -44,6 +52,14 @@ class GPT(nn.Module):
         return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
+def stack(block: Callable[[int], nn.Module], width: int, layers: int, vocabulary: int) -> nn.Module:
+    """So many blocks between an embedding and a head, the same at every call."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(vocabulary, width), *(block(width) for _ in range(layers)), nn.Linear(width, vocabulary)
+    )
+
+
 def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
@@ -52,9 +68,9 @@ def step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     return loss_of(model(batch[0]), batch[1])
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data(rows: int = ROWS, length: int = LENGTH, vocabulary: int = VOCABULARY) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return tuple(torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator) for _ in range(2))
+    return tuple(torch.randint(0, vocabulary, (rows, length), generator=generator) for _ in range(2))
 
 
 def make() -> GPT:

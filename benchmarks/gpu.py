@@ -18,47 +18,26 @@ import sys
 import time
 from pathlib import Path
 
+import gpt
 import panpipe
 import torch
 from panpipe.core.trace import COMPUTE_QUEUE, Trace
 from panpipe.runtimes.machine import machine
 from panpipe.runtimes.reference import reference_step
 from torch import nn
-from torch.nn import functional
 
 MICROBATCHES, ROWS, LENGTH, WIDTH, LAYERS, VOCABULARY = 8, 64, 256, 512, 8, 8192
 STEPS, WARM_UP = 10, 3
 GPU = torch.device("cuda", 0)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.attend, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, width = x.shape
-        q, k, v = self.qkv(self.attend(x)).view(rows, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
-
-def model(width: int = WIDTH, layers: int = LAYERS, vocabulary: int = VOCABULARY) -> nn.Module:
+def model() -> nn.Module:
     """A GPT on the GPU, the same for every run."""
-    torch.manual_seed(0)
-    blocks = (Block(width) for _ in range(layers))
-    return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, nn.Linear(width, vocabulary)).to(GPU)
+    return gpt.stack(gpt.Block, WIDTH, LAYERS, VOCABULARY).to(GPU)
 
 
-def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
-
-
-def batch_of(rows: int = ROWS, length: int = LENGTH, vocabulary: int = VOCABULARY) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {name: torch.randint(0, vocabulary, (rows, length), generator=generator) for name in ("x", "y")}
+def batch_of() -> tuple[torch.Tensor, torch.Tensor]:
+    return gpt.data(ROWS, LENGTH, VOCABULARY)
 
 
 def timed(run, steps: int = STEPS) -> float:
@@ -100,12 +79,12 @@ def beside_compute(trace: Trace) -> float:
 
 def one_process() -> tuple[float, int]:
     """Step time, and the allocator's peak, of one process on the same microbatches."""
-    alone, batch = model(), {name: tensor.to(GPU) for name, tensor in batch_of().items()}
+    alone, batch = model(), tuple(tensor.to(GPU) for tensor in batch_of())
     optimizer = torch.optim.AdamW(alone.parameters())
     torch.cuda.reset_peak_memory_stats(GPU)
 
     def run() -> None:
-        reference_step(alone, step, batch, microbatches=MICROBATCHES, seed=0, index=0)
+        reference_step(alone, gpt.step, batch, microbatches=MICROBATCHES, seed=0, index=0)
         optimizer.step()
 
     seconds = timed(run)
@@ -114,7 +93,7 @@ def one_process() -> tuple[float, int]:
 
 def row(stages: int) -> list[str]:
     """What a pipeline of so many stages shows."""
-    pipe = pipeline(stages, model=model(), step=step, example_batch=batch_of())
+    pipe = pipeline(stages, model=model(), step=gpt.step, example_batch=batch_of())
     batch = batch_of()
     assert pipe.plan.prediction is not None
     predicted = pipe.plan.prediction.step_s
