@@ -7,6 +7,7 @@ records what they are.
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -135,16 +136,21 @@ def test_copies_run_beside_compute():
     assert sum(beside) > len(copies) // 4
 
 
-def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
-    pipe, batch = even_pipeline(8, 8)
+def step_times(pipe, batch, steps):
+    """Seconds of the host in each step, with the device idle at its beginning."""
     times = []
-    for _ in range(20):
+    for _ in range(steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
         pipe.step(batch)
         times.append(time.perf_counter() - start)
+    return times
+
+
+def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
+    pipe, batch = even_pipeline(8, 8)
     actions = max(len(actions) for actions in pipe.plan.device_actions)
-    assert min(times) / actions < 1e-3
+    assert min(step_times(pipe, batch, 20)) / actions < 1e-3
 
 
 def planned(stages: int):
@@ -165,13 +171,7 @@ def test_the_allocators_peak_and_the_step_time_are_near_those_predicted(stages):
     prediction = pipe.plan.prediction
     before = torch.cuda.memory_allocated() - sum(p.nbytes for p in pipe.model.parameters())
     torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        pipe.step(batch)
-        times.append(time.perf_counter() - start)
-    assert prediction.step_s == pytest.approx(sorted(times)[2], rel=0.5)
+    assert prediction.step_s == pytest.approx(statistics.median(step_times(pipe, batch, 5)), rel=0.5)
     # Gradients and the optimizer's state stood there before the steps; nothing else of other tests may.
     assert before >= 0
     assert torch.cuda.max_memory_allocated() <= 1.25 * sum(prediction.peak_memory_bytes) + before
