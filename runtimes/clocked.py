@@ -24,7 +24,7 @@ from ..core.perform import Moment, Perform
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .executor import Bound
-from .instructions import Mail
+from .mail import Mail
 
 Clock = Callable[[Plan, Perform], Trace]
 """Runs a step of a plan, has every action performed in its time, and returns the trace of it."""

@@ -27,8 +27,10 @@ from ..core.plan import Plan
 from ..core.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
 from ..core.validation.progress import Room
 from .compute import ComputeQueue
+from .frame import Frame
 from .heap import give_back_freed_memory
-from .instructions import Binder, Frame, Instruction, Transport
+from .instructions import Binder, Instruction
+from .mail import Transport
 from .microbatches import Microbatch
 from .stage_run import StageRun
 from .state import StageState

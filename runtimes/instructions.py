@@ -8,118 +8,22 @@ that waits for what its action reads and one that does it. Actions meet in `Mail
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from attrs import define, field
 from torch import Tensor
 
-from ..backends.contract import Backend, Handle
-from ..core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
+from ..core.actions import SEND_KINDS, Action, Kind
 from ..core.capture.storages import StorageMeter
 from ..core.plan import Plan
 from ..core.validation.progress import Room
-from .buckets import Reduction
-from .compute import ComputeQueue
+from .finished_sends import finished_sends
+from .frame import Frame
+from .mail import Mail, Message
 from .stage_run import StageRun
 from .tied import TiedReduction
-from .update import Update
 
 Call = Callable[[], None]
-Key = tuple[int, int, int]
-"""A message: the stage that it leaves, the stage that reads it, the microbatch."""
-
-
-@define(eq=False, slots=True)
-class Mail:
-    """A message between two stages, at one device.
-
-    Args:
-        tensors: while they are to be sent or read.
-        handle: of a transfer that nobody has waited for yet.
-    """
-
-    tensors: list[Tensor] | None = None
-    handle: Handle | None = None
-
-    def settle(self) -> None:
-        """Wait for the transfer, and let go of what was sent."""
-        if self.handle is not None:
-            self.handle.wait()
-            self.handle = self.tensors = None
-
-
-class Transport(Protocol):
-    """What messages between stages need of a backend."""
-
-    def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        """See :class:`Backend`."""
-
-    def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        """See :class:`Backend`."""
-
-
-@define(eq=False, slots=True)
-class Frame:
-    """What instructions know of the step under way.
-
-    Args:
-        backend: this device's end of the transport, for the end of the step.
-        messages: its end of what moves messages between stages; mostly the same.
-        queue: where this device computes.
-        leaves: of each microbatch, those that are read here; use `given`.
-        loading: microbatch → what the queue waits for before its leaves are read, until it has.
-        keys: the random key of each.
-        seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
-        weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
-        scale: what it is multiplied by there, a scalar tensor; None for 1.
-        results: (name, microbatch) → the part of the step's result computed here.
-        taken: takes such a part instead, if it does.
-        traced: whether arrivals are recorded.
-        arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
-        flying: send → its transfer, when the step is traced.
-        meter: of the saved tensors, when they are watched.
-        reduced: whether the gradients of tied weights were exchanged.
-        update: this device's part of it.
-        replicas: this device's end to its replicas; None where there are none.
-        reductions: over them, by stage, that nobody has waited for yet.
-    """
-
-    backend: Backend
-    messages: Transport
-    queue: ComputeQueue
-    update: Update
-    leaves: list[tuple[Any, ...]] = field(factory=list)
-    loading: dict[int, Any] = field(factory=dict)
-    keys: Sequence[Tensor] = ()
-    seeds: list[Tensor] = field(factory=list)
-    weights: Sequence[str | None] = ()
-    scale: Tensor | None = None
-    results: dict[tuple[str, int], Tensor] = field(factory=dict)
-    taken: Callable[[str, int, Tensor], bool] | None = None
-    traced: bool = False
-    arrivals: dict[Action, Any] = field(factory=dict)
-    flying: dict[Action, Handle] = field(factory=dict)
-    meter: StorageMeter | None = None
-    reduced: bool = False
-    replicas: Backend | None = None
-    reductions: dict[int, Reduction] = field(factory=dict)
-
-    def settle(self, stage: int | None = None) -> None:
-        """Wait for the sums of a stage's gradients over replicas, or of all stages' here."""
-        for reduced in (stage,) if stage is not None else tuple(self.reductions):
-            reduction = self.reductions.pop(reduced, None)
-            if reduction is not None:
-                reduction.wait()
-                if self.traced:
-                    self.arrivals[Action(reduced, Kind.REDUCE_GRAD)] = self.queue.mark()
-
-    def given(self, microbatch: int) -> tuple[Any, ...]:
-        """The leaves of a microbatch, there to be read."""
-        if self.loading:
-            for m in [m for m in self.loading if m <= microbatch]:  # a tensor that all share came with the first
-                self.queue.loaded(self.loading.pop(m))
-        return self.leaves[microbatch]
 
 
 class Instruction(NamedTuple):
@@ -159,7 +63,7 @@ class Binder:
         self._placement = plan.placement
         self._device, self._runs, self._tied, self._frame = device, runs, tied, frame
         self._room = room
-        self._mail: dict[Key, Mail] = {}
+        self._mail: dict[Message, Mail] = {}
         self._finished = finished_sends(plan, lowered, device)
         self.instructions = [self._bind(action) for action in lowered[device]]
 
@@ -379,30 +283,3 @@ def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
 def _watch(meter: StorageMeter, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:
     ignored = run.persistent | {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
     meter.watch(run.held(microbatch), ignored)
-
-
-def finished_sends(plan: Plan, lowered: Sequence[Sequence[Action]], device: int) -> dict[Action, tuple[Key, ...]]:
-    """For receives of one device: which of its own sends are over once the receive is.
-
-    A send from this device is over when the peer has run the action that reads it. The first message that the peer
-    sends back afterwards proves it, so that nobody need ask: gloo's handles can only be waited for.
-    """
-    found: dict[Action, tuple[Key, ...]] = {}
-    placement = plan.placement
-    for peer, actions in enumerate(lowered):
-        if peer == device:
-            continue
-        read: list[Key] = []
-        arrived: dict[tuple[int, int | None, bool], list[Key]] = {}
-        for action in actions:
-            stage, kind, microbatch, other = action.stage, action.kind, action.microbatch, action.peer
-            if other is not None and microbatch is not None and placement[other] == device:
-                if kind in RECV_KINDS:
-                    reader = stage, microbatch, kind is Kind.RECV_F
-                    arrived.setdefault(reader, []).append((other, stage, microbatch))
-                elif read:
-                    found[action.counterpart] = tuple(read)
-                    read = []
-            elif kind in COMPUTE_KINDS and kind is not Kind.W:
-                read += arrived.pop((stage, microbatch, kind is Kind.F), [])
-    return found
