@@ -66,7 +66,6 @@ class Pipeline(Resumable):
         updates: optimizer steps so far; those that were skipped do not count.
         skipped: whether the last update was, because a gradient of some stage was not finite and a scaler asks for it.
         metrics: the other parts of the step's result for the last batch, trained on or evaluated.
-        grad_norm: the global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
         scaler: scales losses; the user's own.
         trace: of the last step that was traced; under a clock every step is.
     """
@@ -81,7 +80,7 @@ class Pipeline(Resumable):
         self.model = model
         self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
-        self.grad_norm: float | None = None
+        self._norm: Tensor | None = None
         self.skipped = False
         self.scaler = training.scaler
         self.trace: Trace | None = None
@@ -216,6 +215,14 @@ class Pipeline(Resumable):
         return self._evaluated(Forwards(function, True, everywhere), batch).rows
 
     @property
+    def grad_norm(self) -> float | None:
+        """The global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
+
+        On a GPU whoever asks waits for the step; who does not lets the host run ahead.
+        """
+        return None if self._norm is None else self._norm.item()
+
+    @property
     def programs(self) -> dict[int, StagePrograms]:
         """Programs of the stages in this process, for the shape of microbatch used last."""
         return self._shapes.latest.programs
@@ -344,7 +351,7 @@ class Pipeline(Resumable):
         done = self._runner.run(prepared, pieces, self.steps, trace, watch, ending)
         self.steps += 1
         if ending is Ending.STEP:
-            self.grad_norm = None if done.norm is None else done.norm.item()
+            self._norm = done.norm
             self.skipped = done.skipped
             self.updates += not done.skipped
         self.metrics = done.metrics

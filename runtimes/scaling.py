@@ -45,8 +45,8 @@ class LossScale:
         self._scaler.update()
 
 
-def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.device) -> bool:
-    """Divide gradients by the scale, in place, as ``GradScaler.unscale_`` does.
+def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.device) -> Tensor:
+    """Divide gradients by the scale, in place, as ``GradScaler.unscale_`` does; the host waits for nothing.
 
     Args:
         parameters: of one device; those without a gradient are left out.
@@ -54,17 +54,17 @@ def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.devic
         where: their device.
 
     Returns:
-        Whether one of them was not finite.
+        1 there if one of them was not finite, else 0.
     """
     overflow = torch.zeros((), device=where)
-    inverse = torch.tensor(1 / scale if scale else math.inf, dtype=torch.float32, device=where)
+    inverse = torch.full((), 1 / scale if scale else math.inf, device=where)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     for gradients in by_dtype.values():
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, inverse)
-    return bool(overflow)
+    return overflow
 
 
 def check_scaled(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,12 +124,35 @@ class StageState:
         if held:
             torch._foreach_mul_(held, factor.to(held[0].device))
 
-    def step(self) -> None:
-        """Step the optimizer, and its scheduler behind it: an update that is left out moves no learning rate."""
+    @property
+    def leaves_out_itself(self) -> bool:
+        """Whether the optimizer takes ``found_inf`` as ``torch.amp.GradScaler.step`` gives it, and nothing here hangs
+        upon whether it stepped: fused ones leave out a step without the host's knowing."""
+        return getattr(self.optimizer, "_step_supports_amp_scaling", False) and self.scheduler is None
+
+    def step(self, found_inf: Tensor | None = None) -> None:
+        """Step the optimizer, and its scheduler behind it: an update that is left out moves no learning rate.
+
+        Args:
+            found_inf: a scalar where the stage is, not 0 if the optimizer shall leave its step out; only for one that
+                `leaves_out_itself`.
+        """
         if self.optimizer is not None:
-            self.optimizer.step()
+            if found_inf is None:
+                self.optimizer.step()
+            else:
+                _step_unless(self.optimizer, found_inf)
         if self.scheduler is not None:
             self.scheduler.step()
+
+
+def _step_unless(optimizer: Any, found_inf: Tensor) -> None:
+    """Step with the attributes that ``torch.amp.GradScaler.step`` gives an optimizer whose gradients are unscaled."""
+    optimizer.grad_scale, optimizer.found_inf = None, found_inf
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
 
 
 def make_optimizers(

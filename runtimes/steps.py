@@ -16,7 +16,6 @@ from .microbatches import Microbatch
 from .prepared import Preparations, Prepared
 from .replicas import share, totals_of_all
 from .results import SharedResults
-from .scaling import check_agreed
 from .state import StageState
 from .team import Team
 from .training import Training
@@ -120,9 +119,9 @@ class StepRunner:
             shared = results.announce(device, record)
             if ending is not Ending.KEEP:
                 executor = self._workers.executor(device)
-                divisor = self._divisor(prepared, device, shared, before, size)
+                divisor, scales = self._divisor(prepared, device, shared, before, size)
                 executor.finish_reductions()
-                executor.update.begin(divisor, before.scale)
+                executor.update.begin(divisor, before.scale, scales)
 
         def after(device: int) -> None:
             results.collect(device)
@@ -155,8 +154,8 @@ class StepRunner:
 
     def _divisor(
         self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float
-    ) -> Tensor | float:
-        """What makes the mean of gradients that are summed up.
+    ) -> tuple[Tensor | float, tuple[Tensor, int] | None]:
+        """What makes the mean of gradients that are summed up, and the sum of the replicas' scales, of so many.
 
         Args:
             prepared: the step.
@@ -166,20 +165,17 @@ class StepRunner:
             size: of this batch, where weights are shares.
         """
         if not self._counted(prepared):
-            return before.divisor + size
+            return before.divisor + size, None
         # A weighted mean's sum of weights is known when the last microbatch is through.
         total = shared.total_weight(prepared.weight_dtype)
         if before.divisor:
             total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
         replicas = self._team.replicas_of(device)
         if replicas is None:
-            return total
-        scale = before.scale or 0.0
-        summed: Tensor
-        summed, scales = totals_of_all([total, scale], replicas, self._workers.queues[device])
-        if scale:
-            check_agreed(scales.item(), scale, replicas.devices)
-        return summed / (1 if prepared.weighted else self._samples())
+            return total, None
+        summed, scales = totals_of_all([total, before.scale or 0.0], replicas, self._workers.queues[device])
+        mean: Tensor = summed / (1 if prepared.weighted else self._samples())
+        return mean, None if before.scale is None else (scales, replicas.devices)
 
     def _inputs(
         self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None

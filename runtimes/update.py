@@ -9,10 +9,14 @@ SYNC is one exchange over the stages of a replica, of a table that is added up::
 
 Of the norms every device takes the global norm in the model's order, whatever the plan. After the reductions all
 replicas have the same gradients, non-finite ones included, and come to the same.
+
+All of it stays on the device, and the host runs ahead. Only whether to step at all is for the host to know, with a
+scaler, and then as with torch's own: an optimizer that takes ``found_inf`` (a fused one) leaves the step out by itself.
 """
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import reduce
 
 import torch
 from attrs import define, field, frozen
@@ -62,27 +66,35 @@ class Census:
         found = ((first[n], n, p.dtype) for n, p in parameters.items() if p.requires_grad and n in first)
         return cls(tuple(found))
 
-    def norms(self, states: Mapping[int, StageState]) -> list[float]:
-        """The norm of each gradient, where the stages of one device are; 0 for those that are elsewhere."""
-        own = [(i, states[stage].parameters[name].grad) for i, (stage, name, _) in enumerate(self.parameters)
-               if stage in states]  # fmt: skip
-        there = [(i, gradient) for i, gradient in own if gradient is not None]
-        norms = torch._foreach_norm([gradient for _, gradient in there]) if there else ()
-        found = [0.0] * len(self.parameters)
-        for i, _ in own:
-            found[i] = _NO_GRADIENT
-        for (i, _), norm in zip(there, torch.stack(norms).tolist() if there else (), strict=True):
+    def norms(self, states: Mapping[int, StageState], where: torch.device) -> list[Tensor]:
+        """The norm of each gradient, on the device whose stages these are; 0 for those that are elsewhere."""
+        elsewhere, absent = (torch.full((), value, dtype=torch.float64, device=where) for value in (0.0, _NO_GRADIENT))
+        found, there, gradients = [elsewhere] * len(self.parameters), list[int](), list[Tensor]()
+        for i, (stage, name, _) in enumerate(self.parameters):
+            if stage in states:
+                gradient = states[stage].parameters[name].grad
+                found[i] = absent
+                if gradient is not None:
+                    there.append(i)
+                    gradients.append(gradient)
+        for i, norm in zip(there, torch._foreach_norm(gradients) if there else (), strict=True):
             found[i] = norm
         return found
 
-    def global_norm(self, norms: list[float]) -> Tensor:
-        """That of all gradients together, as ``torch.nn.utils.get_total_norm`` has it: on the host."""
-        found = [
-            torch.tensor(norm, dtype=dtype)
-            for norm, (_, _, dtype) in zip(norms, self.parameters, strict=True)
-            if norm != _NO_GRADIENT
-        ]
-        return torch.linalg.vector_norm(torch.stack(found)) if found else torch.tensor(0.0)
+    def global_norm(self, norms: Tensor) -> Tensor:
+        """That of all gradients together, as ``torch.nn.utils.get_total_norm`` has it: where the norms are."""
+        there = norms != _NO_GRADIENT
+        # How many are chosen only the host could say, which would wait for a GPU. Zeros are none the longer, but may
+        # have the others added up in another order, so that the last bit is not that of one process.
+        norms = norms[there] if norms.device.type == "cpu" else torch.where(there, norms, 0.0)
+        total: Tensor = torch.linalg.vector_norm(norms.to(self._dtype))
+        return total
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """What numbers of all gradients' dtypes are brought to."""
+        dtypes = {dtype.to_real() for _, _, dtype in self.parameters} or {torch.float32}
+        return reduce(torch.promote_types, dtypes)
 
 
 @define(eq=False)
@@ -98,7 +110,6 @@ class Update:
 
     Attributes:
         norm: the global norm of the last update's gradients, before clipping; None where nobody asks for it.
-        overflow: whether one of them, of any stage, was not finite, so that no stage steps; never without a scale.
     """
 
     plan: Plan
@@ -107,17 +118,22 @@ class Update:
     clip_norm: float | None
     where: torch.device
     norm: Tensor | None = field(default=None, init=False)
-    overflow: bool = field(default=False, init=False)
     _scale: float | None = field(default=None, init=False)
+    _scales: list[tuple[Tensor, int]] = field(factory=list, init=False)
+    _overflows: Tensor | None = field(default=None, init=False)
+    _overflow: bool | None = field(default=None, init=False)
 
-    def begin(self, divisor: Tensor | float, scale: float | None) -> None:
+    def begin(self, divisor: Tensor | float, scale: float | None, scales: tuple[Tensor, int] | None = None) -> None:
         """Take the average of the gradients.
 
         Args:
             divisor: what their sums are divided by.
             scale: what the losses were multiplied by, which SYNC takes back; None where they were not.
+            scales: the sum of all replicas' scales, and how many replicas there are; None where there is one, or none
+                is scaled.
         """
-        self.norm, self.overflow, self._scale = None, False, scale
+        self.norm, self._scale, self._scales = None, scale, [] if scales is None else [scales]
+        self._overflows, self._overflow = None, None
         if isinstance(divisor, Tensor) or divisor != 1:
             for state in self.states.values():
                 state.divide_gradients(divisor)
@@ -128,25 +144,41 @@ class Update:
         return self.plan.sync and not self.states
 
     def sync(self, backend: Backend) -> None:
-        """SYNC. Returns when all stages have told.
+        """SYNC: what is known behind it is known of all stages."""
+        scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
+        scaled = torch.full((), scale or 0.0, dtype=torch.float64, device=self.where)
+        found = torch.zeros_like(scaled) if scale is None else unscale(own, scale, self.where)
+        norms = [] if self.clip_norm is None else self.census.norms(self.states, self.where)
+        table = torch.stack([found, scaled, *norms])
+        backend.all_reduce(table).wait()
+        if scale is not None:
+            self._scales.append((table[1], backend.devices))
+            self._overflows = table[0]
+        self.norm = None if self.clip_norm is None else self.census.global_norm(table[2:])
+
+    @property
+    def overflow(self) -> bool:
+        """Whether a gradient, of any stage, was not finite, so that no stage steps; never without a scale.
+
+        The host waits for the device to know, once an update.
 
         Raises:
-            RequestError: they scaled the loss by different numbers.
+            RequestError: the loss was not scaled by the same number everywhere.
         """
-        scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
-        overflow = scale is not None and unscale(own, scale, self.where)
-        norms = [] if self.clip_norm is None else self.census.norms(self.states)
-        table = torch.tensor([overflow, scale or 0.0, *norms], dtype=torch.float64, device=self.where)
-        backend.all_reduce(table).wait()
-        overflows, scales, *norms = table.tolist()
-        if scale is not None:
-            check_agreed(scales, scale, backend.devices)
-        self.overflow = overflows > 0
-        self.norm = None if self.clip_norm is None else self.census.global_norm(norms)
+        if self._scale is None or self._overflows is None:
+            return False
+        if self._overflow is None:
+            overflows, *totals = torch.stack([self._overflows, *(total for total, _ in self._scales)]).tolist()
+            for total, (_, members) in zip(totals, self._scales, strict=True):
+                check_agreed(total, self._scale, members)
+            self._overflow = overflows > 0
+        return self._overflow
 
     def step(self, state: StageState) -> None:
         """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""
         if self.norm is not None and self.clip_norm is not None:
             state.multiply_gradients(torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0))
-        if not self.overflow:
+        if self._overflows is not None and state.leaves_out_itself:
+            state.step((self._overflows > 0).float())
+        elif not self.overflow:
             state.step()

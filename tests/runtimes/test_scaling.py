@@ -58,6 +58,28 @@ def test_one_process_with_a_scaler_to_the_last_bit(plan, options):
     assert pipe.grad_norm == alone.norm
 
 
+def fused(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_fused_optimizer_leaves_steps_out_by_itself_as_in_one_process(scheduled):
+    """But where a scheduler has to know, too."""
+    schedule = {"scheduler": lambda made: torch.optim.lr_scheduler.StepLR(made, 1, 0.5)} if scheduled else {}
+    pipe, scaler, alone = pair(CONV, optimizer=fused, **schedule)
+    alone.optimizer = fused(alone.model.parameters())
+    rates = [1e-3 if not scheduled else 1e-3 * 0.5**steps for steps in range(7)]
+    for _ in range(6):
+        alone.optimizer.param_groups[0]["lr"] = rates[pipe.updates]
+        together(pipe, scaler, alone, [CONV.batch(8, torch.float32)])
+    assert 0 < pipe.updates < 6
+    assert differences(pipe.model, alone.model) == []
+    for state in pipe._states.values():
+        for name, parameter in state.trained.items():
+            kept = state.optimizer.state[parameter]
+            assert kept["step"].item() == pipe.updates, name
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_an_overflow_in_one_stage_alone_skips_the_step_of_all(stage):
     pipe, scaler, alone = pair(TAPPED, 3, scaler={"init_scale": 2.0**10})

@@ -7,6 +7,9 @@ import pytest
 import torch
 from panpipe.core.actions import COMM_KINDS
 from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.state import StageState
+from panpipe.runtimes.update import Census, Update
+from torch import nn
 
 from ..support.models import CASES
 from ..support.training import SGD, gradients, parameters, pipeline_of, unequal
@@ -72,6 +75,50 @@ def test_the_sync_is_an_action_of_every_device_with_a_stage():
     done = [e for e in trace.events if e.action.kind not in COMM_KINDS]
     ends = {d: [str(e.action) for e in done if e.device == d][-2:] for d in range(3)}
     assert ends == {d: [f"{d}SYNC", f"{d}STEP"] for d in range(3)}
+
+
+class Deciding(torch.optim.SGD):
+    """Leaves a step out by itself, as fused optimizers do."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.grad_scale is None
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.sub_(torch.where(self.found_inf > 0, 0.0, parameter.grad))
+
+
+class Alone:
+    """A transport without anybody else."""
+
+    device, devices = 0, 2
+
+    def all_reduce(self, tensor):
+        return self
+
+    def wait(self):
+        pass
+
+
+@pytest.mark.parametrize(("optimizer", "scale"), [(SGD, None), (Deciding, 8.0)])
+def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimizer, scale):
+    """On tensors without values, whose reading fails."""
+    meta = torch.device("meta")
+    parameters = {name: nn.Parameter(torch.empty(4, 3, device=meta)) for name in "abc"}
+    for name in "ab":
+        parameters[name].grad = torch.empty(4, 3, device=meta)
+    state = StageState(parameters, {}, optimizer, device=meta)
+    census = Census(((0, "a", torch.float32), (0, "c", torch.float32), (1, "d", torch.float32)))
+    pipe, _ = pipeline_of(CONV, 8, 4, clip_norm=1.0)
+    update = Update(pipe.plan, {0: state}, census, 1.0, meta)
+    with torch.no_grad():
+        update.begin(torch.empty((), device=meta), scale, None if scale is None else (torch.empty((), device=meta), 2))
+        update.sync(Alone())
+        update.step(state)
+    assert update.norm.is_meta
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):  # or the test would see no reading
+        update.norm.item()
 
 
 def batches(case, sizes):
