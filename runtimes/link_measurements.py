@@ -162,9 +162,10 @@ class _Bench:
         return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
 
     def _answer(self, sender: int, size: int, count: int) -> None:
+        message, answer = [self._tensor(size)], [self._tensor(_ACK_BYTES)]
         for _ in range(count + 1):
-            self._backend.receive([self._tensor(size)], sender).wait()
-            self._backend.send([self._tensor(_ACK_BYTES)], sender).wait()
+            self._backend.receive(message, sender).wait()
+            self._backend.send(answer, sender).wait()
 
     def _round_trips(self, receiver: int, size: int, count: int) -> list[float]:
         message, answer, times = [self._tensor(size)], [self._tensor(_ACK_BYTES)], []
