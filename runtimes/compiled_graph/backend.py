@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import field, fields, frozen
 from torch import Tensor, fx, nn
-from torch.autograd.function import once_differentiable
 
 from ...core.errors import RequestError
 from ..recent import Recent
@@ -48,15 +48,35 @@ def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: M
     threads. The loss is outside, so all forwards run before all backwards. Outputs and gradients are those of the
     microbatches one after another: BatchNorm takes its statistics from each, and random numbers are drawn for each.
 
-    Raises:
-        RequestError: an option is unknown or no whole number from 1.
+    Everything around the call is the user's: autocast, a GradScaler, clipping, accumulation over several backwards,
+    optimizers, schedulers, hooks on parameters, ``model.eval()`` and ``torch.no_grad()``. Under autocast each
+    microbatch's gradient of a weight has the lower precision, and their sum has the weight's. Dropout draws other
+    numbers than eager PyTorch, fixed by ``torch.manual_seed`` alike, also where a checkpoint computes again.
+
+    What cannot be done is refused in one line, by a `RequestError` of the compiled model's call or of its backward:
+    a model that is not on the CPU, outputs without a row for each sample, in-place writes of an argument, a second
+    backward through one call (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
+
+    Returns:
+        What runs the graph. Options that are unknown or no whole numbers from 1 are refused by its call: Dynamo buries
+        what is raised while it compiles.
     """
-    given = dict(options or {})
+    try:
+        return _GraphPipeline(graph, _options(options or {}))
+    except RequestError as error:
+        return partial(_refuse, str(error))
+
+
+def _options(given: Mapping[str, Any]) -> Options:
     known = [one.name for one in fields(Options)]
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         raise RequestError(f"there is no option '{unknown}' of backend 'panpipe': known are {', '.join(known)}")
-    return _GraphPipeline(graph, Options(**given))
+    return Options(**given)
+
+
+def _refuse(reason: str, *arguments: Any) -> None:
+    raise RequestError(reason)
 
 
 def _say_once(text: str) -> None:
@@ -215,8 +235,12 @@ class _Pipelined(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # which create_graph=True means; gradients would silently be constants
+            raise RequestError(
+                "create_graph=True asks for gradients that can be differentiated, and those of a compiled pipeline "
+                "cannot: call the model as it was before torch.compile where a penalty on gradients is computed"
+            )
         return (None, *ctx.run.backward(gradients))
 
 

@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import fx
 
 from ...core.catalog import find_device
+from .recomputing import CHECKPOINT, checkpointed
 from .seen import Seen, tensors_of
 
 _OPENING = ("_enter_autocast", "_vmap_increment_nesting", "_grad_increment_nesting", "_saved_tensors_hooks_disable")
@@ -57,15 +58,19 @@ def _cost(seen: Seen) -> float:
 
 
 def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], seen: Mapping[fx.Node, Seen]) -> set[int]:
-    """Places in front of which no stage may begin: inside a context such as autocast, and between the first use of a
-    tensor and the last one, if it is written in place."""
+    """Places in front of which no stage may begin: inside a context such as autocast, between an operator of several
+    results and the nodes that take them apart, as messages are single tensors, and between the first use of a tensor
+    and the last one, if it is written in place."""
     found: set[int] = set()
     depth, gradients = 0, True
     uses: dict[int, list[int]] = {}
     written: set[int] = set()
+    position = {node: place for place, node in enumerate(nodes)}
     for place, node in enumerate(nodes):
         if depth or not gradients:
             found.add(place)
+        if seen[node].several:
+            found.update(range(place + 1, max((position.get(user, place) for user in node.users), default=place) + 1))
         name = getattr(node.target, "__name__", str(node.target))
         depth += (name in _OPENING) - (name in _CLOSING)
         if node.target is torch._C._set_grad_enabled:
@@ -170,5 +175,7 @@ def _module(
     copy: Callable[[Any], fx.Node] = copies.__getitem__
     for node in nodes:
         copies[node] = made.node_copy(node, copy)
+        if node.target is CHECKPOINT:
+            copies[node].target = checkpointed
     made.output(tuple(copies[node] for node in outgoing))
     return fx.GraphModule(graph, made)

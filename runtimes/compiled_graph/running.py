@@ -101,10 +101,13 @@ class Pass:
 
     def _forwards(self, number: int, backend: Backend) -> list[dict[fx.Node, Tensor]]:
         stage, results, flying = self.work.stages[number], [], list[tuple[Handle, Any]]()
+        # A leaf of the stage's own, one for all microbatches, so that autocast casts it once; the user's tensor gets
+        # its whole gradient outside, and there its hooks are called.
+        leaves = {place: self._leaf(self.arguments[place]) for place in stage.arguments}
         start = 0
         for microbatch, size in enumerate(self.work.sizes):
             held = _Held({}, {})
-            given = [self._argument(place, start, size, held) for place in stage.arguments]
+            given = [self._argument(leaves[place], place, start, size, held) for place in stage.arguments]
             given += self._received(stage, size, held, backend)
             with ExitStack() as contexts:
                 if self.work.random:
@@ -126,13 +129,18 @@ class Pass:
             handle.wait()
         return results
 
-    def _argument(self, place: int, start: int, size: int, held: _Held) -> Any:
-        value = self.arguments[place]
+    def _leaf(self, value: Any) -> Any:
+        """An argument cut off from the graph of autograd outside."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        return value.detach().requires_grad_(self.gradients)
+
+    def _argument(self, value: Any, place: int, start: int, size: int, held: _Held) -> Any:
         if place in self.work.batched:
             if not isinstance(value, Tensor):
                 return size
-            value = value.detach().narrow(0, start, size).requires_grad_(value.requires_grad and self.gradients)
-        if isinstance(value, Tensor) and value.requires_grad and self.gradients:
+            value = value.detach().narrow(0, start, size).requires_grad_(value.requires_grad)
+        if isinstance(value, Tensor) and value.requires_grad:
             held.leaves[place] = value
         return value
 

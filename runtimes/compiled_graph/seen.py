@@ -20,6 +20,7 @@ class Seen:
 
     Args:
         tensor: whether its value is a tensor.
+        several: whether it is a tuple or list that holds tensors.
         shape, dtype, differentiable: of the tensor.
         storage: what it shares memory through.
         written: storages that the node writes in place.
@@ -29,6 +30,7 @@ class Seen:
     """
 
     tensor: bool = False
+    several: bool = False
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     differentiable: bool = False
@@ -70,6 +72,7 @@ class _Watch(fx.Interpreter):
             written=frozenset(self._writes.found),
             draws=self._random.ordinal - draws,
             flops=self._flops.get_total_flops() - flops,
+            several=isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value),
         )
         if isinstance(value, Tensor):
             done = evolve(
