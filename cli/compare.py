@@ -9,6 +9,7 @@ import typer
 from ..core.actions import COMM_KINDS
 from ..core.compare import Comparison, KindSummary, worst_actions
 from ..core.compare import compare as compare_traces
+from ..core.derive import forward_only
 from ..core.documents import as_plain
 from ..core.errors import RequestError
 from ..core.perfetto import read_trace
@@ -39,9 +40,12 @@ def compare(
     if plan is not None and report is None:
         raise RequestError(f"--plan {plan} is for the report: give --report FILE.html as well")
     traces = read_trace(predicted), read_trace(measured)
-    ran = None if plan is None else read_plan(plan)
-    if ran is not None and ran.hash != traces[0].plan_hash:
-        raise RequestError(f"{predicted} is of another plan than {plan}: give the plan that was simulated")
+    ran = None
+    if plan is not None:
+        given = read_plan(plan)
+        ran = next((one for one in (given, forward_only(given)) if one.hash == traces[0].plan_hash), None)
+        if ran is None:
+            raise RequestError(f"{predicted} is of another plan than {plan}: give the plan that was simulated")
     comparison = compare_traces(*traces)
     if not comparison.same_plan:
         note("the two traces ran different plans: only actions of equal names are compared")

@@ -9,6 +9,7 @@ from attrs import evolve
 from ..core.actions import Kind
 from ..core.cluster import Cluster, fully_connected
 from ..core.costs import StageCosts
+from ..core.derive import forward_only
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan import Plan
@@ -66,6 +67,12 @@ def simulate(
         Path | None, typer.Option(help="Write the HTML report here.", metavar="FILE.html", show_default=False)
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="A send needs no posted receive.")] = False,
+    forwards: Annotated[
+        bool,
+        typer.Option(
+            "--forward-only", help="An evaluation, as by pipe.evaluate: the forwards alone, in their own order."
+        ),
+    ] = False,
     optimizer: Annotated[
         OptimizerStep | None,
         typer.Option(help="What an optimizer step waits for, beside its own gradients; by default what the plan says."),
@@ -84,6 +91,8 @@ def simulate(
 
     A schedule file holds no costs: its stages are equal, each F, I and W takes 1 second a device and messages nothing,
     unless the options say otherwise; a stage's saved tensors for one microbatch count as 1 byte.
+
+    With --forward-only nothing is saved, reduced or stepped; a stage's F takes the time that it has in training.
     """
     from ..core.validate import validate
     from ..simulators.run import simulate as run
@@ -98,12 +107,15 @@ def simulate(
         "comm": comm,
     }
     costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
+    lowered = file.lowered
+    if forwards:
+        plan, lowered = _forwards(plan, optimizer), None
     try:
-        for warning in validate(plan, lowered=file.lowered).warnings:
+        for warning in validate(plan, lowered=lowered).warnings:
             note(f"warning: {warning}")
     except InfeasibleError as error:
         note(f"does not fit: {error}")
-    result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=file.lowered)
+    result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered)
     if trace is not None:
         from ..core.perfetto import trace_json
 
@@ -128,6 +140,15 @@ def _moved(file: PlanFile, cluster: Cluster) -> Plan:
         raise RequestError("--cluster is for plans with a prediction, which holds the costs; leave it out")
     file.plan.mesh.arrange(cluster)
     return evolve(file.plan, prediction=evolve(prediction, cluster=cluster))
+
+
+def _forwards(plan: Plan, optimizer: OptimizerStep | None) -> Plan:
+    """The plan of the forwards alone, with the costs and the cluster of the whole one."""
+    if optimizer is not None:
+        raise RequestError(
+            f"--optimizer {optimizer.value} with --forward-only: forwards alone step no optimizer; leave one out"
+        )
+    return evolve(forward_only(plan), prediction=plan.prediction)
 
 
 def _equal_stages(
@@ -168,7 +189,7 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
 def _print(result: "SimulationResult") -> None:
     plan = result.plan
     print(
-        f"{plan.model or 'the plan'}: step {seconds_text(result.step_s)}, "
+        f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {seconds_text(result.step_s)}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
         f"{plan_size(plan)}, {plan.schedule}"
     )

@@ -6,8 +6,10 @@ import attrs
 import pytest
 from attrs import evolve
 from panpipe.cli import main
+from panpipe.core.actions import Kind
 from panpipe.core.catalog import find_cluster
 from panpipe.core.cluster import fully_connected
+from panpipe.core.derive import forward_only
 from panpipe.core.perfetto import read_trace
 from panpipe.core.plan import MemoryPolicy, plan_json
 from panpipe.simulators.run import simulate
@@ -17,6 +19,8 @@ from ..support.chrome import check_chrome
 from ..support.plans import scheduled
 
 PLAN = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 10**9, 100.0, 0.5))
+
+COSTS = PLAN.prediction.costs, PLAN.prediction.cluster
 
 
 @pytest.fixture
@@ -217,3 +221,31 @@ def test_a_cluster_that_a_plan_does_not_fit_onto(plan_file, tmp_path, capsys):
     csv.write_text("0F0,0B0\n")
     assert main(["simulate", str(csv), "--cluster", "H100"]) == 2
     assert "--cluster is for plans" in capsys.readouterr().err
+
+
+def test_an_evaluation_has_the_forwards_alone(plan_file, tmp_path, capsys):
+    trace, report = tmp_path / "trace.json", tmp_path / "report.html"
+    assert main(["simulate", plan_file, "--forward-only", "--trace", str(trace), "--report", str(report)]) == 0
+    out = capsys.readouterr().out
+    assert f"forwards {simulate(forward_only(PLAN), *COSTS).step_s:.3g} s" in out
+    found = read_trace(trace)
+    assert found.plan_hash == forward_only(PLAN).hash != PLAN.hash
+    assert {event.action.kind for event in found.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
+    check_chrome(json.loads(trace.read_text()))
+    assert "<html" in report.read_text()
+    assert main(["simulate", plan_file, "--forward-only", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["step_s"] == found.step_s < simulate(PLAN).step_s
+    assert answer["peak_saved_bytes"] == [0.0, 0.0]
+
+
+def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
+    path = tmp_path / "order.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert main(["simulate", str(path), "--forward-only", "--forward", "3", "--comm", "0.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == 3 + 0.5 + 2 * 3
+
+
+def test_forwards_alone_step_no_optimizer(plan_file, capsys):
+    assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
+    assert "--optimizer barrier with --forward-only: forwards alone step no optimizer" in capsys.readouterr().err

@@ -1,21 +1,31 @@
 """Forwards alone: the loss and the rows of one process to the last bit, nothing saved, and training none the wiser."""
 
 import dataclasses
+import json
 import warnings
 
+import panpipe
 import pytest
 import torch
+from attrs import evolve
+from panpipe.cli import main
 from panpipe.core.actions import Kind
 from panpipe.core.capture.storages import StorageMeter
+from panpipe.core.cluster import fully_connected
+from panpipe.core.derive import forward_only
 from panpipe.core.errors import RequestError, WorkerError
+from panpipe.core.perfetto import read_trace, trace_json
+from panpipe.core.plan import Prediction, plan_json
 from panpipe.runtimes.stage_run import StageRun
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ..support.cuts import captured, even_plan
 from ..support.evaluation import joined_alone, loss_alone, state
 from ..support.launch import results
 from ..support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
+from ..support.plans import UNIT
 from ..support.shapes import tokens
 from ..support.training import SGD, case_of, pipeline_of, unequal
 
@@ -140,6 +150,30 @@ def test_a_trace_has_forwards_and_their_messages_and_nothing_is_saved():
     assert sum(event.action.kind is Kind.F for event in trace.events) == 4 * 4
     assert [sample.bytes for sample in trace.memory if sample.bytes] == []  # by the storages' finalizers
     assert trace.plan_hash != trained.plan_hash
+
+
+def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
+    operators = captured(GPT, F32, 8, 4)
+    even = even_plan(operators, 2, 4, "zb-v", 2)
+    costs = tuple(evolve(UNIT, forward_s=seconds) for seconds in (3, 1, 1, 2))  # times that the order depends on
+    cluster = fully_connected(2, 10**12, 1e9, 1e-6)
+    plan = evolve(even, prediction=Prediction(costs, cluster, 0, (0, 0), (0, 0), 0))
+    assert forward_only(plan).device_actions != forward_only(even).device_actions
+    pipe = panpipe.pipeline(GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, clip_norm=1.0)
+    _, trace = pipe.trace_evaluation(tokens(8))
+    file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
+    file.write_text(plan_json(pipe.plan))
+    measured.write_text(trace_json({"": trace}))
+    assert main(["simulate", str(file), "--forward-only", "--trace", str(simulated)]) == 0
+    capsys.readouterr()
+    report = ["--plan", str(file), "--report", str(tmp_path / "report.html")]
+    assert main(["compare", str(simulated), str(measured), "--json", *report]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["same_plan"]
+    assert found["order"] == found["only_predicted"] == found["only_measured"] == []
+    assert [kind["kind"] for kind in found["kinds"]] == ["F", "SEND_F", "RECV_F"]
+    queues = {(event.device, event.queue) for event in trace.events}
+    assert queues == {(event.device, event.queue) for event in read_trace(simulated).events}
 
 
 class Wide(nn.Module):
