@@ -9,7 +9,8 @@ import typer
 
 from ..core.cluster import Cluster
 from ..core.errors import RequestError
-from ..core.partition import device_limits, position_limits
+from ..core.mesh import least_by_position
+from ..core.partition import device_limits
 from ..core.plan import Plan, plan_json
 from ..core.planner.fewer import faster_alone
 from ..core.planner.infeasible import NothingFits
@@ -206,7 +207,7 @@ def plan_answer(
     """What is to be said of the plans that were found."""
     from ..core.planner.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
 
-    limits = position_limits(plans[0], request.limits)
+    limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])
     return PlanAnswer(plans[0], limits, work, unlimited_step_s(plans[0], known, limits), peaks, plans[1:], fewer)
 

@@ -9,6 +9,7 @@ that the first one runs across nodes::
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -17,6 +18,8 @@ from .errors import RequestError
 
 PIPELINE, DATA = "pp", "dp"
 """Names of the dimensions, in strings and in a ``DeviceMesh``."""
+
+Number = TypeVar("Number", bound=float)
 
 
 @frozen
@@ -103,8 +106,18 @@ class Mesh:
 
     def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
         """Per position along the pipeline the memory of the replica that has least there. Errors as of ``check``."""
-        sizes = [device.memory_bytes for device in self.arrange(cluster).devices[: self.ranks]]
-        return tuple(min(sizes[position :: self.pipeline]) for position in range(self.pipeline))
+        self.check(cluster)
+        return least_by_position([device.memory_bytes for device in cluster.devices], self.replicas)
+
+
+def least_by_position(values: Sequence[Number], replicas: Sequence[Sequence[int]]) -> tuple[Number, ...]:
+    """Per position along the pipeline the least that its device has in any replica, of values by the cluster's device.
+
+    Args:
+        values: one for each of the cluster's devices.
+        replicas: per replica the cluster's device at every position.
+    """
+    return tuple(min(values[device] for device in same) for same in zip(*replicas, strict=True))
 
 
 @lru_cache(maxsize=128)

@@ -6,7 +6,6 @@ from itertools import pairwise
 from .cluster import Cluster
 from .errors import RequestError
 from .graph import OpGraph
-from .plan import Plan
 
 Cuts = tuple[int, ...]
 """Where stages begin in the graph's order, from 0, with the number of nodes at the end: stage s holds nodes
@@ -27,11 +26,3 @@ def device_limits(cluster: Cluster, memory_limit: float | None = None) -> tuple[
     if memory_limit is not None and not memory_limit > 0:
         raise RequestError(f"a memory limit of {memory_limit} bytes: it must be above 0")
     return tuple(min(device.memory_bytes, memory_limit or device.memory_bytes) for device in cluster.devices)
-
-
-def position_limits(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
-    """Bytes that the device at each position of a plan may hold, in every replica, from those of the cluster's."""
-    devices = plan.mesh.cluster_devices
-    return tuple(
-        min(limits[device] for device in devices[position :: plan.devices]) for position in range(plan.devices)
-    )

@@ -11,7 +11,7 @@ import numpy
 from attrs import evolve, frozen
 
 from ..graph import OpGraph
-from ..partition import position_limits
+from ..mesh import least_by_position
 from ..plan import Plan
 from ..residency import Timeline
 from .infeasible import NothingFits, excess
@@ -101,7 +101,7 @@ class Problem:
 
     def limits(self, plan: Plan) -> tuple[float, ...]:
         """Bytes that the device at each position of a plan may hold, in every replica."""
-        return position_limits(plan, self.memory)
+        return least_by_position(self.memory, plan.mesh.replicas)
 
     def may_fit(self, asked: "Asked") -> bool:
         """Whether it may fit at all: the state of all operators together with what one microbatch saves between its

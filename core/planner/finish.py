@@ -6,7 +6,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ..costs import StageCosts
-from ..mesh import Mesh
+from ..mesh import Mesh, least_by_position
 from ..plan import MemoryPolicy, Plan, Prediction
 from ..schedules.problem import Schedule
 from .assemble import assemble, with_replicas
@@ -60,8 +60,7 @@ def scored(walk: Walk, oracle: Oracle) -> Candidate:
     plan, costs = draft(walk)
     setting = walk.setting
     score = _by_position(oracle(plan, costs, setting.cluster), setting.devices)
-    numbered = tuple(setting.memory[device] for device in sorted(setting.replicas[0]))
-    limits = setting.allowed if plan.mesh.data > 1 else numbered
+    limits = least_by_position(setting.memory, plan.mesh.replicas)
     over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
     return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
 

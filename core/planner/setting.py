@@ -10,6 +10,7 @@ from attrs import frozen
 from ..cluster import Cluster
 from ..costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ..graph import OpGraph
+from ..mesh import least_by_position
 from ..message_times import FREE, MessageLine, with_message_times
 from ..partition import stages_of
 from ..shortcut.path import StageArrays
@@ -80,20 +81,13 @@ class Setting:
         return self.graphs[0]
 
     @cached_property
-    def allowed(self) -> tuple[float, ...]:
-        """Bytes that the device at each position may hold, in every replica."""
-        return self._by_position(self.memory)
-
-    def _by_position(self, memory: Sequence[float]) -> tuple[float, ...]:
-        return tuple(min(memory[device] for device in same) for same in zip(*self.replicas, strict=True))
-
-    @cached_property
     def limits(self) -> tuple[float, ...]:
-        """What is left of that beside messages: what the search may use."""
+        """Bytes that the search may use at each position, in every replica: what is left of the memory beside messages."""
         messages = self.messages * self._boundary_bytes if self.messages else 0.0
         rooms = self.rooms or (0.0,) * len(self.memory)
-        left = self._by_position([memory - room for memory, room in zip(self.memory, rooms, strict=True)])
-        return tuple(max(limit - messages, 1.0) for limit in left)
+        left = [memory - room for memory, room in zip(self.memory, rooms, strict=True)]
+        least = least_by_position(left, self.replicas)
+        return tuple(max(limit - messages, 1.0) for limit in least)
 
     @cached_property
     def slowest(self) -> tuple[int, ...]:
