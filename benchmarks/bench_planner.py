@@ -13,14 +13,13 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from panpipe.cli.output import print_table
-from panpipe.core.cluster import cluster_json, fully_connected
 from panpipe.core.graph import OpEdge, OpGraph, OpNode, graph_json
+from planning import on_devices, plan_command
 from recording import machine, record
 
 ROWS = {
@@ -62,9 +61,10 @@ def unet() -> OpGraph:
 def planned(folder: Path, *arguments: str, cache: str | None = None) -> tuple[dict[str, object], float, float]:
     """The answer of ``panpipe plan``, the seconds it took by the clock, and those of a core."""
     environment = os.environ | ({} if cache is None else {"NUMBA_CACHE_DIR": cache})
-    command = [str(Path(sys.executable).with_name("panpipe")), "plan", *arguments, "--json"]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    text = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=folder).stdout
+    text = subprocess.run(
+        plan_command(*arguments), check=True, capture_output=True, text=True, env=environment, cwd=folder
+    ).stdout
     wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return json.loads(text), wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -73,11 +73,8 @@ def row(
     folder: Path, graph: Path, devices: int, microbatches: int, memory: float, cache: str | None = None
 ) -> list[str]:
     """Clock, core, schedule, evaluations and efficiency of one plan."""
-    cluster = folder / "cluster.json"
-    cluster.write_text(cluster_json(fully_connected(devices, int(0.85 * memory), 100e9, 10e-6)))
-    answer, wall_s, core_s = planned(
-        folder, "--graph", str(graph), "--cluster", str(cluster), "--microbatches", str(microbatches), cache=cache
-    )
+    arguments = on_devices(folder, graph, devices, microbatches, 0.85 * memory)
+    answer, wall_s, core_s = planned(folder, *arguments, cache=cache)
     return [
         f"{wall_s:.1f}", f"{core_s:.1f}", str(answer["schedule"]), str(answer["evaluations"]),
         f"{float(str(answer['efficiency'])):.3f}",

@@ -1,85 +1,147 @@
 """Whether what an infeasible request is told to ask for instead fits when it is asked for.
 
-A dozen requests for GPT-2 large that no device has the memory for; each change that the answer names is asked for in a
-process of its own, as a person would: more devices, smaller microbatches (the graph's costs divided), more memory,
-``--recompute auto``. Offload cannot be asked for. Run, some ten minutes on one core:
+A dozen requests for GPT-2 large that no device has the memory for. Each is asked for in a process of its own, and so is
+each change that the answer names, as a person would: more devices, smaller microbatches (the graph's costs divided),
+more memory, ``--recompute auto``. Offload cannot be asked for. Some requests, some changes, or all of them:
 
-    python benchmarks/suggestions.py --graph gpt2_large.opgraph.json [--cases N]
+    python benchmarks/suggestions.py --graph gpt2_large.opgraph.json [--cases 1,4] [--change recompute] [--jobs 2]
+                                     [--record FILE]
+
+Requests run ``--jobs`` at a time. A row tells the processor's time of what was asked for first, then of the change. It
+exits with 1 where a change does not fit.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from panpipe.cli.output import print_table
-from panpipe.core.cluster import cluster_json, fully_connected
 from panpipe.core.graph import graph_json, read_graph
 from panpipe.core.planner.altered import smaller
+from panpipe.core.planner.changes import MORE_DEVICES, MORE_MEMORY, RECOMPUTE, SMALLER_MICROBATCHES
+from planning import on_devices, plan_command
+from recording import machine, record
 
-CASES = (
+REQUESTS = (
     (2, 16, 10e9), (8, 8, 3e9), (3, 8, 6.8e9), (4, 8, 6.8e9), (2, 4, 12e9), (8, 16, 3.2e9),
     (4, 16, 5e9), (6, 12, 4.2e9), (2, 8, 13e9), (16, 16, 1.6e9), (5, 8, 4.8e9), (8, 8, 2.5e9),
 )  # fmt: skip
 """Devices, microbatches, bytes of each device."""
+CHANGES = (SMALLER_MICROBATCHES, RECOMPUTE, MORE_MEMORY, MORE_DEVICES)
+"""What can be asked for."""
+FITS, INFEASIBLE = 0, 3
+"""Exit status of ``panpipe plan``."""
 
 
-def asked(
-    folder: Path, graph: Path, devices: int, microbatches: int, memory: float, *more: str
-) -> tuple[int, dict[str, Any]]:
-    """Exit status and answer of ``panpipe plan``."""
-    cluster = folder / "cluster.json"
-    cluster.write_text(cluster_json(fully_connected(devices, int(memory), 100e9, 10e-6)))
-    command = [str(Path(sys.executable).with_name("panpipe")), "plan", "--graph", str(graph), "--cluster", str(cluster)]
-    command += ["--microbatches", str(microbatches), "--json", *more]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    return run.returncode, json.loads(run.stdout)
+@frozen
+class Request:
+    """What is asked for.
+
+    Args:
+        graph: the file.
+        devices, microbatches: how many.
+        memory: bytes of each device.
+        more: further arguments.
+        title: for people.
+    """
+
+    graph: Path
+    devices: int
+    microbatches: int
+    memory: float
+    more: tuple[str, ...] = ()
+    title: str = ""
+
+    def ask(self) -> tuple[int, dict[str, Any], float]:
+        """Exit status, answer, and seconds of the processor."""
+        with tempfile.TemporaryDirectory() as name:
+            arguments = on_devices(Path(name), self.graph, self.devices, self.microbatches, self.memory)
+            told, said = Path(name, "told"), Path(name, "said")
+            with told.open("w") as out, said.open("w") as errors:
+                process = subprocess.Popen(plan_command(*arguments, *self.more), stdout=out, stderr=errors)
+                _, ended, used = os.wait4(process.pid, 0)
+            process.returncode = status = os.waitstatus_to_exitcode(ended)
+            if status not in (FITS, INFEASIBLE):
+                print(said.read_text(), file=sys.stderr)
+            answer = json.loads(told.read_text()) if status in (FITS, INFEASIBLE) else {}
+        return status, answer, used.ru_utime + used.ru_stime
+
+    def instead(self, change: Mapping[str, Any], folder: Path) -> "Request":
+        """The same with a change of its answer; ``folder`` is for a graph file of its own."""
+        devices, microbatches, memory, graph, more = self.devices, self.microbatches, self.memory, self.graph, self.more
+        what = change["change"]
+        if what == MORE_DEVICES:
+            devices = change["devices"]
+            title = f"{devices} devices"
+        elif what == MORE_MEMORY:
+            memory += change["bytes"]
+            title = f"{change['bytes'] / 1e9:.2f} GB more"
+        elif what == SMALLER_MICROBATCHES:
+            microbatches = change["microbatches"]
+            parts = microbatches // self.microbatches
+            graph = folder / f"{parts}.json"
+            graph.write_text(graph_json(smaller(read_graph(self.graph), parts)))
+            title = f"1/{parts} microbatches"
+        else:
+            assert what == RECOMPUTE
+            more, title = (*more, "--recompute", "auto"), what
+        return Request(graph, devices, microbatches, memory, more, title)
 
 
-def changed(
-    folder: Path, graph: Path, devices: int, microbatches: int, memory: float, change: Mapping[str, Any]
-) -> tuple[str, int] | None:
-    """What the change is, and the exit status of a request with it; None where it cannot be asked for."""
-    what = change["change"]
-    if what == "more devices":
-        return f"{change['devices']} devices", asked(folder, graph, change["devices"], microbatches, memory)[0]
-    if what == "more memory":
-        more = change["bytes"]
-        return f"{more / 1e9:.2f} GB more", asked(folder, graph, devices, microbatches, memory + more)[0]
-    if what == "recompute":
-        return "recompute", asked(folder, graph, devices, microbatches, memory, "--recompute", "auto")[0]
-    if what == "smaller microbatches":
-        parts = change["microbatches"] // microbatches
-        other = folder / "smaller.json"
-        other.write_text(graph_json(smaller(read_graph(graph), parts)))
-        return f"1/{parts} microbatches", asked(folder, other, devices, change["microbatches"], memory)[0]
-    return None
+def rows_of(request: Request, wanted: tuple[str, ...]) -> Iterator[tuple[list[str], bool]]:
+    """A row for each change that the answer to a request names, and whether it is as it should be."""
+    status, answer, seconds = request.ask()
+    if status != INFEASIBLE:
+        fits = status == FITS
+        yield [request.title, f"{seconds:.0f}", "", "", "fits as it is" if fits else f"exit {status}"], fits
+        return
+    with tempfile.TemporaryDirectory() as name:
+        for change in answer["changes"]:
+            if change["change"] in wanted:
+                other = request.instead(change, Path(name))
+                found, _, took = other.ask()
+                cells = [request.title, f"{seconds:.0f}", other.title, f"{took:.0f}"]
+                yield [*cells, "fits" if found == FITS else f"exit {found}"], found == FITS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graph", type=Path, required=True, help="operator-graph file of GPT-2 large")
-    parser.add_argument("--cases", type=int, default=len(CASES), help="so many of them")
+    every = ",".join(str(number) for number in range(1, len(REQUESTS) + 1))
+    parser.add_argument("--cases", default=every, help=f"numbers of requests, with commas between; by default {every}")
+    parser.add_argument("--change", action="append", choices=CHANGES, help="ask for this alone; may be given again")
+    parser.add_argument("--jobs", type=int, default=1, help="requests at a time")
+    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
-    rows, failed = [], 0
-    with tempfile.TemporaryDirectory() as name:
-        for devices, microbatches, memory in CASES[: arguments.cases]:
-            case = Path(name), arguments.graph.resolve(), devices, microbatches, memory
-            status, answer = asked(*case)
-            title = f"{devices} × {microbatches}, {memory / 1e9:g} GB"
-            for change in answer["changes"] if status == 3 else ():
-                tried = changed(*case, change)
-                if tried is not None:
-                    rows.append((title, tried[0], "fits" if tried[1] == 0 else f"exit {tried[1]}"))
-                    failed += tried[1] != 0
-            if status != 3:
-                rows.append((title, "", "fits as it is"))
-    print_table("Suggestions", ("devices × microbatches", "asked for instead", "answer"), rows)
-    sys.exit(1 if failed else 0)
+    if not set(arguments.cases.split(",")) <= set(every.split(",")):
+        parser.error(f"--cases is {arguments.cases}: give some of {every}")
+    wanted, rows, kept, start = tuple(arguments.change or CHANGES), [], True, time.perf_counter()
+    requests = []
+    for number in map(int, arguments.cases.split(",")):
+        devices, microbatches, memory = REQUESTS[number - 1]
+        title = f"{number}: {devices} × {microbatches}, {memory / 1e9:g} GB"
+        requests.append(Request(arguments.graph.resolve(), devices, microbatches, memory, title=title))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for found in pool.map(lambda request: list(rows_of(request, wanted)), requests):
+            for cells, right in found:
+                print(" · ".join(cells), file=sys.stderr, flush=True)
+                rows.append(cells)
+                kept &= right
+    header = ("devices × microbatches", "core s", "asked for instead", "core s", "answer")
+    title = f"Suggestions: {time.perf_counter() - start:.0f} s, {arguments.jobs} at a time"
+    print_table(title, header, rows)
+    if arguments.record:
+        record(arguments.record, title, machine(), header, rows)
+    sys.exit(0 if kept else 1)
 
 
 if __name__ == "__main__":

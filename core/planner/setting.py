@@ -82,7 +82,7 @@ class Setting:
 
     @cached_property
     def limits(self) -> tuple[float, ...]:
-        """Bytes that the search may use at each position, in every replica: what is left of the memory beside messages."""
+        """Bytes that the search may use at each position, in every replica: what messages leave of the memory."""
         messages = self.messages * self._boundary_bytes if self.messages else 0.0
         rooms = self.rooms or (0.0,) * len(self.memory)
         left = [memory - room for memory, room in zip(self.memory, rooms, strict=True)]
