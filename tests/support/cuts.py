@@ -1,5 +1,6 @@
 """Plans made by hand, for tests that need a certain cut and schedule."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, devic
     pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)
     batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
     return operators_of(capture_step(case.model(dtype).to(device), case.step, batch))
+
+
+captured_once = functools.cache(captured)
 
 
 def batch_on(case: Case, rows: int, dtype: torch.dtype, device: str) -> Any:

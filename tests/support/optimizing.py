@@ -1,24 +1,21 @@
 """Optimizers, schedulers and pipelines for tests of them."""
 
-import functools
 from typing import Any
 
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.team import Team
 from panpipe.runtimes.training import Training
-from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.optim import lr_scheduler
 
-from .cuts import captured, even_plan
+from .cuts import captured, captured_once, even_plan
 from .models import CASES, Case
+from .teams import pipeline_on
 
 F32 = torch.float32
-captured_once = functools.cache(captured)
 
 
 def two_groups(named: Any) -> torch.optim.Optimizer:
@@ -51,14 +48,7 @@ def pipe_of(name: str, devices: int = 2, model: nn.Module | None = None, **optio
 def on_mesh(team: Team, case: Case, microbatches: int = 4) -> Pipeline:
     """A pipeline over ranks that has as many microbatches in all replicas together."""
     rows, each = 8 // team.replicas, microbatches // team.replicas
-    operators = captured(case, F32, rows, each)
-    plan = evolve(even_plan(operators, team.size, each), mesh=team.mesh)
-    shape = split_batch(case.batch(rows, F32), each)[0][0].shape
-    model = case.model(F32)
-    training = Training(scheduler=warm_up)
-    pipe = Pipeline(model, case.step, team, plan, operators, shape, two_groups, 3, training=training)
-    pipe.load(weights_from(None, model, 3))
-    return pipe
+    return pipeline_on(team, case, rows, each, two_groups, training=Training(scheduler=warm_up))
 
 
 def train(pipe: Pipeline, name: str, steps: int) -> list[float]:

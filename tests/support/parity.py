@@ -4,18 +4,16 @@ import copy
 import functools
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from panpipe.core.plan import Plan
 from panpipe.runtimes.clocked import Clock
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.stage_compiler import StageCompiler
 from panpipe.runtimes.team import Team
-from panpipe.runtimes.weights import weights_from
 
-from .cuts import batch_on, captured, even_plan
+from .cuts import batch_on
 from .models import CASES
+from .teams import pipeline_on
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 STEPS = 3
@@ -40,9 +38,6 @@ EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half", "recompute in a
 SOME = ("interleaved", "v-half")
 
 
-_captured = functools.cache(captured)
-
-
 @frozen
 class Distance:
     """The largest distances after a few optimizer steps; gradients relative, in norm, at the first step."""
@@ -58,16 +53,10 @@ def build(
     clock: Clock | None = None, compiler: StageCompiler | None = None, **options,
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
-    case = CASES[name]
-    operators = _captured(case, dtype, rows, microbatches, device)
-    plan = plan or evolve(even_plan(operators, team.size, microbatches, **options), mesh=team.mesh)
-    shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
-    pipe = Pipeline(
-        case.model(dtype).to(device), case.step, team, plan, operators, shape, OPTIMIZER, seed=3, clock=clock,
-        compiler=compiler,
+    return pipeline_on(
+        team, CASES[name], rows, microbatches, OPTIMIZER, dtype=dtype, device=device, plan=plan, plan_options=options,
+        clock=clock, compiler=compiler,
     )  # fmt: skip
-    pipe.load(weights_from(None, pipe.model, 3))
-    return pipe
 
 
 def distance(

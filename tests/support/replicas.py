@@ -4,19 +4,13 @@ import copy
 from typing import Any
 
 import torch
-from attrs import evolve
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_of_replicas
 from panpipe.runtimes.team import Team
-from panpipe.runtimes.weights import weights_from
 from torch.utils import _pytree as pytree
 
-from .cuts import captured, even_plan
 from .models import Case
 from .parity import OPTIMIZER
-
-SEED = 3
+from .teams import SEED, pipeline_on
 
 
 def batches(case: Case, replicas: int, rows: list[int], dtype: torch.dtype = torch.float64) -> list[Any]:
@@ -38,19 +32,15 @@ class Trained:
         stray: another seed of the model's parameters on every replica but the first, which must not matter.
     """
 
-    def __init__(self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False, **options: Any):
+    def __init__(self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False):
         self.team, self.case, self.microbatches = team, case, microbatches
-        operators = captured(case, torch.float64, rows, microbatches)
-        plan = evolve(even_plan(operators, team.size, microbatches, **options), mesh=team.mesh)
-        shape = split_batch(batches(case, team.replicas, [rows] * team.replicas)[0], microbatches)[0][0].shape
         self.alone = copy.deepcopy(case.model(torch.float64))
         model = case.model(torch.float64)
         if stray and team.replica > 0:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(1.0)
-        self.pipe = Pipeline(model, case.step, team, plan, operators, shape, OPTIMIZER, seed=SEED)
-        self.pipe.load(weights_from(None, model, SEED))
+        self.pipe = pipeline_on(team, case, rows, microbatches, OPTIMIZER, dtype=torch.float64, model=model)
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
 
     def step(self, rows: list[int]) -> dict[str, float]:

@@ -1,24 +1,17 @@
 """Training on batches of many shapes, as a pipeline and in one process."""
 
-import copy
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from panpipe.core.plan import Plan
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 
-from .cuts import captured, even_plan
 from .models import CASES, Case
-
-OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
-SEED = 3
-_captured = functools.cache(captured)
+from .parity import OPTIMIZER
+from .teams import SEED, pipeline_on
 
 
 def tokens(rows: int, length: int = 12) -> dict[str, torch.Tensor]:
@@ -46,13 +39,12 @@ class Pair:
     ) -> None:  # fmt: skip
         self.case = case = CASES[case] if isinstance(case, str) else case
         self.microbatches = microbatches
-        operators = _captured(case, torch.float64, rows, microbatches)
-        plan = plan or even_plan(operators, team.size, microbatches, **options)
-        model = case.model(torch.float64)
-        self.alone = copy.deepcopy(model)
+        self.alone = case.model(torch.float64)
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
-        shape = split_batch(case.batch(rows, torch.float64), microbatches)[0][0].shape
-        self.pipe = Pipeline(model, case.step, team, plan, operators, shape, OPTIMIZER, SEED, max_shapes)
+        self.pipe = pipeline_on(
+            team, case, rows, microbatches, OPTIMIZER, dtype=torch.float64, plan=plan, plan_options=options,
+            max_shapes=max_shapes,
+        )  # fmt: skip
 
     def distance(self, batches: Sequence[Any]) -> float:
         """Train both on some batches; how far losses and this process's tensors are apart, at most."""

@@ -8,18 +8,15 @@ from typing import Any
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.core.derive import synchronised
-from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 from panpipe.runtimes.training import Training
-from panpipe.runtimes.weights import weights_from
 from torch import nn
 
-from .cuts import captured, even_plan
+from .cuts import captured_once, even_plan
 from .models import Case
+from .teams import pipeline_on
 
-_captured = functools.cache(captured)
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
@@ -28,7 +25,7 @@ def pipeline_of(
     plan_options: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
     """A pipeline by an even plan, and a copy of its model for one process."""
-    plan = even_plan(_captured(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
     model = case.model(dtype)
     alone = copy.deepcopy(model)
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
@@ -36,14 +33,9 @@ def pipeline_of(
 
 def on_team(team: Team, case: Case, training: Training) -> tuple[panpipe.Pipeline, nn.Module]:
     """The same of 8 rows in 4 microbatches on devices that are there already, with SGD."""
-    operators = captured(case, torch.float32, 8, 4)
     model = case.model(torch.float32)
     alone = copy.deepcopy(model)
-    shape = split_batch(case.batch(8, torch.float32), 4)[0][0].shape
-    plan = evolve(synchronised(even_plan(operators, team.size, 4)), mesh=team.mesh)
-    pipe = panpipe.Pipeline(model, case.step, team, plan, operators, shape, SGD, 3, training=training)
-    pipe.load(weights_from(None, model, 3))
-    return pipe, alone
+    return pipeline_on(team, case, 8, 4, SGD, model=model, training=training), alone
 
 
 def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Callable[..., Any]) -> Case:

@@ -1,0 +1,56 @@
+"""Pipelines of cases on devices that are there already: threads of a test, or ranks that it started."""
+
+from typing import Any
+
+import torch
+from attrs import evolve
+from panpipe.core.derive import synchronised
+from panpipe.core.plan import Plan
+from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.optimizers import OptimizerFactory
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.team import Team
+from panpipe.runtimes.training import Training
+from panpipe.runtimes.weights import weights_from
+from torch import nn
+
+from .cuts import batch_on, captured_once, even_plan
+from .models import Case
+
+SEED = 3
+
+
+def pipeline_on(
+    team: Team, case: Case, rows: int, microbatches: int, optimizer: OptimizerFactory, *,
+    dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
+    plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
+    **options: Any,
+) -> Pipeline:  # fmt: skip
+    """A pipeline that is ready to train.
+
+    Args:
+        team: its devices.
+        case: what is trained.
+        rows: samples of a replica's batch.
+        microbatches: into how many they are cut.
+        optimizer: of each stage.
+        dtype: of the parameters.
+        device: where the stages are.
+        plan: an even one, over the team's mesh, by default.
+        plan_options: of the even plan.
+        model: the case's own by default.
+        training: how it is trained.
+        options: further ones of ``Pipeline``.
+    """
+    operators = captured_once(case, dtype, rows, microbatches, device)
+    if plan is None:
+        plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
+    if training is not None and training.needs_all_stages:
+        plan = synchronised(plan)
+    shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
+    model = model or case.model(dtype).to(device)
+    pipe = Pipeline(
+        model, case.step, team, plan, operators, shape, optimizer, seed=SEED, training=training, **options
+    )  # fmt: skip
+    pipe.load(weights_from(None, model, SEED))
+    return pipe
