@@ -26,6 +26,7 @@ from ..core.errors import RequestError
 from ..core.mesh import Mesh, MeshShape, plain
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
+from ..core.planner.score import with_costs
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .automatic import Planning, Report
@@ -37,7 +38,7 @@ from .heap import SMALL, keep_freed_memory
 from .microbatches import split_batch
 from .optimizers import OptimizerFactory
 from .pipeline import Pipeline
-from .rehearsal import best_rehearsed, with_costs
+from .rehearsal import best_rehearsed
 from .stage_compiler import CompilerChoice, StageCompiler
 from .team import RankTeam, Team, ThreadTeam
 from .training import Training

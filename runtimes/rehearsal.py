@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
-from attrs import define, evolve, field
+from attrs import define, field
 
-from ..core.costs import StageCosts
 from ..core.graph import OpGraph
 from ..core.plan import Plan
 from ..core.planner import Oracle
+from ..core.planner.score import with_costs
 from .automatic import Planning, Stages, step_s
 from .pipeline import Pipeline
 from .rehearsed import Rehearsal, RehearsedProfile, rehearsed_profile
@@ -110,20 +110,3 @@ def _rehearsed(
             break
         plan = another
     return found
-
-
-def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
-    """The plan with its prediction made again from other costs."""
-    assert plan.prediction is not None
-    score = oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster)
-    return evolve(
-        plan,
-        prediction=evolve(
-            plan.prediction,
-            costs=costs,
-            step_s=score.step_s,
-            peak_memory_bytes=score.peak_memory_bytes,
-            peak_saved_bytes=score.peak_saved_bytes,
-            bubble_ratio=score.bubble_ratio,
-        ),
-    )

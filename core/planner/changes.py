@@ -4,7 +4,7 @@ A change is never guessed: each comes with the plan that was found with it, by t
 whoever asks for that, within a bounded number of further searches.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, log10
 
 import numpy
@@ -15,7 +15,7 @@ from ..mesh import least_by_position
 from ..plan import Plan
 from ..residency import Timeline
 from .infeasible import NothingFits, excess
-from .score import Oracle
+from .score import Oracle, with_costs
 
 RECOMPUTE = "recompute"
 MORE_DEVICES = "more devices"
@@ -103,13 +103,44 @@ class Problem:
         """Bytes that the device at each position of a plan may hold, in every replica."""
         return least_by_position(self.memory, plan.mesh.replicas)
 
-    def may_fit(self, asked: "Asked") -> bool:
+    def may_fit(self, asked: Asked) -> bool:
         """Whether it may fit at all: the state of all operators together with what one microbatch saves between its
         last forward and its first backward, and the state of each alone."""
         nodes, limit, devices = self.graph.nodes, self.limit + asked.extra_bytes, asked.devices or self.devices
         state = sum(node.state_bytes for node in nodes)
         saved = sum(node.saved_bytes for node in nodes) / asked.parts if self.saves and not asked.recompute else 0
         return state + saved <= devices * limit and max(node.state_bytes for node in nodes) <= limit
+
+    def only_possible(self, replan: Replan) -> Replan:
+        """The search, which is spared what cannot fit."""
+        return lambda asked: replan(asked) if self.may_fit(asked) else None
+
+
+def _least(
+    tried: Callable[[int], Plan | None], low: int, numbers: Iterable[int], near: float = 1.0
+) -> tuple[int, Plan | None]:
+    """The first of ascending numbers with which a plan is found, and then the least, by halving, up to ``near``.
+
+    Args:
+        tried: a number → a plan with it, or None.
+        low: with which none is found.
+        numbers: above it.
+        near: how far from a number with which none is found the least may be; 1 is the very least.
+    """
+    high, found = low, None
+    for number in numbers:
+        high, found = number, tried(number)
+        if found is not None:
+            break
+        low = number
+    while found is not None and high - low > max(near, 1):
+        middle = (low + high) // 2
+        better = tried(middle)
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return high, found
 
 
 def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Change | None:
@@ -123,26 +154,11 @@ def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Chang
     step = NARROWED * problem.limit
     unit = max(10.0 ** floor(log10(step)), 1.0)
 
-    def tried(units: int) -> Plan | None:
-        asked = Asked(extra_bytes=units * unit)
-        return replan(asked) if problem.may_fit(asked) else None
-
-    low, high, found = 0, ceil(max(excess(nothing.closest, nothing.limits)) / unit), None
-    for _ in range(DOUBLINGS):
-        found = tried(high)
-        if found is not None:
-            break
-        low, high = high, 2 * high
-    if found is None:
-        return None
-    while (high - low) * unit > step and high - low > 1:
-        middle = (low + high) // 2
-        better = tried(middle)
-        if better is None:
-            low = middle
-        else:
-            high, found = middle, better
-    return Change(MORE_MEMORY, high * unit, found)
+    first = ceil(max(excess(nothing.closest, nothing.limits)) / unit)
+    numbers = [first << doubling for doubling in range(DOUBLINGS)]
+    ask = problem.only_possible(replan)
+    units, found = _least(lambda number: ask(Asked(extra_bytes=number * unit)), 0, numbers, near=step / unit)
+    return None if found is None else Change(MORE_MEMORY, units * unit, found)
 
 
 def smallest_changes(
@@ -167,15 +183,13 @@ def smallest_changes(
     plan = nothing.closest if memory is None else memory.found
     limits = problem.limits(plan)
 
-    def tried(asked: Asked) -> Plan | None:
-        return replan(asked) if problem.may_fit(asked) else None
-
+    ask = problem.only_possible(replan)
     changes = (
-        _smaller_microbatches(problem, tried),
-        _recompute(plan, limits, oracle, tried) if problem.saves else None,
+        _smaller_microbatches(problem, ask),
+        _recompute(plan, limits, oracle, ask) if problem.saves else None,
         _offload(plan, limits, timelines),
         memory,
-        _more_devices(problem, tried),
+        _more_devices(problem, ask),
     )
     return tuple(change for change in changes if change is not None)
 
@@ -194,47 +208,24 @@ def _fewest(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | Non
     assert plan.prediction is not None
     costs = plan.prediction.costs
     lacking = {device for device, lack in enumerate(excess(plan, limits)) if lack}
-    held = [stage.index for stage in plan.stages if stage.device in lacking and not _recomputes(plan, stage.index)]
+    again = plan.memory.recompute
+    held = [stage.index for stage in plan.stages if stage.device in lacking and stage.index not in again]
     held.sort(key=lambda stage: (costs[stage].input_bytes - costs[stage].saved_bytes, stage))
     for count in range(1, len(held) + 1):
-        chosen = tuple(sorted((*plan.memory.recompute, *held[:count])))
-        changed = evolve(plan, memory=evolve(plan.memory, recompute=chosen))
-        score = oracle(changed, costs, plan.prediction.cluster)
-        prediction = evolve(
-            plan.prediction,
-            step_s=score.step_s,
-            peak_memory_bytes=score.peak_memory_bytes,
-            peak_saved_bytes=score.peak_saved_bytes,
-            bubble_ratio=score.bubble_ratio,
-        )
-        changed = evolve(changed, prediction=prediction)
+        chosen = tuple(sorted((*again, *held[:count])))
+        changed = with_costs(evolve(plan, memory=evolve(plan.memory, recompute=chosen)), costs, oracle)
         if not any(excess(changed, limits)):
             return Change(RECOMPUTE, count, changed)
     return None
 
 
-def _recomputes(plan: Plan, stage: int) -> bool:
-    return stage in plan.memory.recompute
-
-
 def _more_devices(problem: Problem, replan: Replan) -> Change | None:
     """By doubling, then by halving the gap."""
-    low = high = problem.devices
-    most = min(MOST_DEVICES * low, len(problem.graph.nodes))
-    found = None
-    while found is None and high < most:
-        low, high = high, min(2 * high, most)
-        found = replan(Asked(devices=high))
-    if found is None:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        better = replan(Asked(devices=middle))
-        if better is None:
-            low = middle
-        else:
-            high, found = middle, better
-    return Change(MORE_DEVICES, high, found)
+    here = problem.devices
+    most = min(MOST_DEVICES * here, len(problem.graph.nodes))
+    numbers = sorted({min(here << doubling, most) for doubling in range(1, MOST_DEVICES.bit_length())})
+    devices, found = _least(lambda number: replan(Asked(devices=number)), here, (n for n in numbers if n > here))
+    return None if found is None else Change(MORE_DEVICES, devices, found)
 
 
 def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:

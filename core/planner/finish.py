@@ -11,7 +11,7 @@ from ..plan import MemoryPolicy, Plan, Prediction
 from ..schedules.problem import Schedule
 from .assemble import assemble, with_replicas
 from .infeasible import NothingFits
-from .score import Oracle, Score
+from .score import Oracle, Score, by_position
 from .setting import Setting
 from .walk import Walk
 
@@ -59,22 +59,10 @@ def scored(walk: Walk, oracle: Oracle) -> Candidate:
     """A walk's plan with what the oracle says of it."""
     plan, costs = draft(walk)
     setting = walk.setting
-    score = _by_position(oracle(plan, costs, setting.cluster), setting.devices)
+    score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     limits = least_by_position(setting.memory, plan.mesh.replicas)
     over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
     return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
-
-
-def _by_position(score: Score, devices: int) -> Score:
-    """The most of every replica, where an oracle tells each on its own."""
-    if len(score.peak_memory_bytes) == devices:
-        return score
-    peaks, saved = score.peak_memory_bytes, score.peak_saved_bytes
-    return evolve(
-        score,
-        peak_memory_bytes=tuple(max(peaks[position::devices]) for position in range(devices)),
-        peak_saved_bytes=tuple(max(saved[position::devices]) for position in range(devices)),
-    )
 
 
 def predicted(candidate: Candidate, evaluations: int) -> Plan:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..cluster import Cluster
 from ..costs import StageCosts
@@ -27,3 +27,30 @@ class Score:
 
 Oracle = Callable[[Plan, tuple[StageCosts, ...], Cluster], Score]
 """Scores a plan that has no prediction yet, from the costs of its stages on a cluster."""
+
+
+def by_position(score: Score, devices: int) -> Score:
+    """The most of every replica, of so many devices each, where an oracle tells each on its own."""
+    peaks, saved = score.peak_memory_bytes, score.peak_saved_bytes
+    return evolve(
+        score,
+        peak_memory_bytes=tuple(max(peaks[position::devices]) for position in range(devices)),
+        peak_saved_bytes=tuple(max(saved[position::devices]) for position in range(devices)),
+    )
+
+
+def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
+    """The plan with its prediction made again from other costs."""
+    assert plan.prediction is not None
+    score = by_position(oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster), plan.devices)
+    return evolve(
+        plan,
+        prediction=evolve(
+            plan.prediction,
+            costs=costs,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+        ),
+    )

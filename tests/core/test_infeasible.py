@@ -10,7 +10,9 @@ from panpipe.core.planner import longest_path
 from panpipe.core.planner.altered import enlarged, smaller
 from panpipe.core.planner.changes import Asked, Problem, more_memory, smallest_changes
 from panpipe.core.planner.infeasible import NothingFits, excess, holding
+from panpipe.core.planner.score import with_costs
 from panpipe.core.routing import Link
+from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
 from ..support.plans import scheduled
@@ -139,6 +141,25 @@ def test_recompute_takes_the_fewest_stages_where_a_search_finds_a_plan_too():
     assert recomputed((300, 300), finds) == 2
     assert recomputed((200, 500), finds) == 2  # the found plan's
     assert recomputed((300, 500), lambda _: None) is None
+
+
+def test_stages_of_replicas_recompute_too():
+    """The simulator tells the memory of every replica's devices, a plan that of each position."""
+    plan = scheduled("gpipe", 2, 4, data=2, costs=[evolve(COST, input_bytes=10)] * 2)
+    plan = with_costs(plan, plan.prediction.costs, simulated)
+    assert len(simulate(plan).peak_memory_bytes) == 4
+    assert len(plan.prediction.peak_memory_bytes) == 2
+    first, second = plan.prediction.peak_memory_bytes
+    limits = (0.8 * first, second)
+    nothing, problem = NothingFits("", plan, limits), Problem(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2)
+    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
+    listed = smallest_changes(
+        nothing, problem, None, simulate(plan).timelines, lambda asked: found if asked.recompute else None,
+        oracle=simulated,
+    )  # fmt: skip
+    (fewest,) = (change for change in listed if change.what == "recompute")
+    assert (fewest.value, fewest.found.memory.recompute) == (1, (0,))
+    assert excess(fewest.found, limits) == (0, 0)
 
 
 def test_further_devices_are_linked_like_the_last():
