@@ -77,26 +77,25 @@ def compile_program(
     unused = [names[node] for node in inputs if node not in last]
     lines += [f"    del {', '.join(unused)}"] if unused else []
     for position, piece in enumerate(pieces):
+        made: Sequence[fx.Node]
         if isinstance(piece, Fusion):
             assert fusions is not None
             fusions.add(scope, f"g{position}", piece)
+            made = piece.outputs
             lines.append(_group(f"g{position}", piece, names))
-            lines += [line for one in piece.outputs for line in sinks.get(one, ())]
-            lines += _gone([*piece.inputs, *piece.outputs], position, last, names, scope)
+        elif piece in left_out:
             continue
-        node = piece
-        if node in left_out:
+        elif piece.op == "get_attr":
+            scope[names[piece]] = modules[str(piece.target)]
             continue
-        if node.op == "get_attr":
-            scope[names[node]] = modules[str(node.target)]
-            continue
-        if node in products:
-            lines.append(_product(products[node], names))
+        elif piece in products:
+            made = ()
+            lines.append(_product(products[piece], names))
         else:
-            lines.append(f"    {names[node]} = {_call(node, position, names, scope, over.get(node))}")
-            lines += sinks.get(node, ())
-        own = [] if node in products else [node]
-        lines += _gone([*node.all_input_nodes, *own], position, last, names, scope)
+            made = (piece,)
+            lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece))}")
+        lines += [line for node in made for line in sinks.get(node, ())]
+        lines += _gone([*piece.all_input_nodes, *made], position, last, names, scope)
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
     exec(compile("\n".join(lines), "<stage program>", "exec"), scope)
     program: Program = scope["program"]

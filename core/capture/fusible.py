@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .nodes import always_views
+
 aten = torch.ops.aten
 
 _ROWS_AND_LAYOUT = {
@@ -93,16 +95,15 @@ def values_of(node: fx.Node) -> list[Any]:
 
 def shows(node: fx.Node) -> bool:
     """Whether a node is a view of its first argument, one tensor of one tensor."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return False
-    if not isinstance(node.meta.get("val"), Tensor) or len(node.all_input_nodes) != 1:
-        return False
-    if target is aten._unsafe_view.default:
-        return True  # its schema does not say so
-    schema = target._schema
-    info = schema.returns[0].alias_info if len(schema.returns) == 1 else None
-    return info is not None and not info.is_write and not schema.is_mutable
+    target: Any = node.target
+    return (
+        node.op == "call_function"
+        and always_views(target)
+        and target.namespace == "aten"
+        and not target._schema.is_mutable
+        and isinstance(node.meta.get("val"), Tensor)
+        and len(node.all_input_nodes) == 1
+    )
 
 
 def parts(node: fx.Node) -> list[fx.Node]:

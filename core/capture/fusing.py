@@ -17,7 +17,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
-from .fusible import fusible, parts, shows
+from .fusible import fusible, parts, shows, values_of
 
 LEAST = 2
 """Operators that a group has at least: one alone is a kernel already."""
@@ -149,13 +149,8 @@ def fused(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> list[Pi
 
 
 def _on_one_device(node: fx.Node, group: _Group) -> bool:
-    first = next(iter(group.nodes), None)
-    return first is None or _device(first) == _device(node)
-
-
-def _device(node: fx.Node) -> object:
-    value = node.meta["val"]
-    return (value[0] if isinstance(value, list | tuple) else value).device
+    first = next(iter(group.nodes), node)
+    return bool(values_of(first)[0].device == values_of(node)[0].device)
 
 
 def _root(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node:

@@ -43,6 +43,15 @@ def is_view(node: fx.Node) -> bool:
     return info is not None and not info.is_write and isinstance(node.args[0], fx.Node)
 
 
+def always_views(target: Any) -> bool:
+    """Whether what an operator returns is a view of what it reads, whatever that is."""
+    if target is torch.ops.aten._unsafe_view.default:
+        return True  # its schema does not say so
+    return isinstance(target, torch._ops.OpOverload) and any(
+        returned.alias_info is not None and not returned.alias_info.is_write for returned in target._schema.returns
+    )
+
+
 _MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
 
 

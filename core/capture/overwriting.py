@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .nodes import always_views
+
 aten = torch.ops.aten
 
 _OVER = {
@@ -131,7 +133,7 @@ def _owner(
             node = source
         elif node.target in _FRESH:
             return node
-        elif _is_view(node.target):
+        elif always_views(node.target):
             node = node.args[0]  # type: ignore[assignment]
         else:
             return None
@@ -142,7 +144,7 @@ def _shares(user: fx.Node, alias: fx.Node, overwritten: dict[fx.Node, tuple[Any,
     """Whether what an operator returns is in the memory of what it reads; None where that is not known."""
     if user in overwritten:
         return overwritten[user][2] is alias
-    if user.target is operator.getitem or _is_view(user.target):
+    if user.target is operator.getitem or always_views(user.target):
         return True
     target = user.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
@@ -150,11 +152,3 @@ def _shares(user: fx.Node, alias: fx.Node, overwritten: dict[fx.Node, tuple[Any,
     if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
         return None  # one of those that return what they are given where there is nothing to do
     return False
-
-
-def _is_view(target: Any) -> bool:
-    if target is aten._unsafe_view.default:
-        return True  # its schema does not say so
-    return isinstance(target, torch._ops.OpOverload) and any(
-        returned.alias_info is not None and not returned.alias_info.is_write for returned in target._schema.returns
-    )
