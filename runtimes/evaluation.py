@@ -103,6 +103,10 @@ class Evaluator:
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs of a function are kept.
         compiler: compiles what stage programs are made of.
+
+    Attributes:
+        seed: of all random numbers.
+        count: evaluations so far, by which their random numbers differ; with the seed it is part of training's state.
     """
 
     def __init__(
@@ -112,11 +116,11 @@ class Evaluator:
     ) -> None:  # fmt: skip
         self._model, self._plan, self._cut = model, plan, cut
         self._states, self._team, self._workers, self._where = states, team, workers, where
-        self._seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
+        self.seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
         self._modes = ModuleModes(model)
         self._forward_plan: Plan | None = None
         self._kept: Recent[Any, Preparations] = Recent(KEPT)
-        self._count = 0
+        self.count = 0
 
     def run(self, asked: Forwards, pieces: list[Microbatch], spec: pytree.TreeSpec) -> Evaluated:
         """Run forwards on a batch.
@@ -154,7 +158,7 @@ class Evaluator:
         except BaseException:
             preparations.forget()  # the mail of forwards that broke off is no start for the next
             raise
-        self._count += 1
+        self.count += 1
         results.say()
         loss, metrics = (None, {}) if joined is not None else results.loss_and_metrics()
         rows = None if joined is None else joined.result()
@@ -207,9 +211,9 @@ class Evaluator:
 
     def _inputs(self, prepared: Prepared, pieces: list[Microbatch], joined: JoinedRows | None) -> StepInputs:
         # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
-        first, index = self._team.replica * self._plan.microbatches, -1 - self._count
-        same = random_key(self._seed, index, 0)
-        keys = [random_key(self._seed, index, first + m) if prepared.random else same for m in range(len(pieces))]
+        first, index = self._team.replica * self._plan.microbatches, -1 - self.count
+        same = random_key(self.seed, index, 0)
+        keys = [random_key(self.seed, index, first + m) if prepared.random else same for m in range(len(pieces))]
         return StepInputs(
             pieces, keys, torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
             taken=None if joined is None else joined.take,

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..core.errors import RequestError
 from .checkpoints import read_checkpoint, write_checkpoint
+from .evaluation import Evaluator
 from .ownership import OwnTensors
 from .state import StageState
 from .steps import StepRunner
@@ -36,6 +37,7 @@ class Resumable(ABC):
     _own: OwnTensors
     _states: Mapping[int, StageState]
     _runner: StepRunner
+    _evaluator: Evaluator
 
     @abstractmethod
     def _have_values(self) -> None:
@@ -84,8 +86,8 @@ class Resumable(ABC):
                 "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
                 "behind a step that updates"
             )
-        counts = {"steps": self.steps, "updates": self.updates, "seed": self._runner.seed}
-        return self._training_state.read(counts)
+        counts = {"steps": self.steps, "updates": self.updates, "evaluations": self._evaluator.count}
+        return self._training_state.read({**counts, "seed": self._runner.seed})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave, of this pipeline or, where one process holds all, of another one.
@@ -100,7 +102,8 @@ class Resumable(ABC):
         """
         self._training_state.write(state_dict)
         counts = state_dict["progress"]
-        self.steps, self.updates, self._runner.seed = counts["steps"], counts["updates"], counts["seed"]
+        self.steps, self.updates, self._evaluator.count = counts["steps"], counts["updates"], counts["evaluations"]
+        self._runner.seed = self._evaluator.seed = counts["seed"]
         self._runner.begin_anew()
 
     def checkpoint(self, folder: str | Path) -> None:
@@ -117,7 +120,8 @@ class Resumable(ABC):
     def resume(self, folder: str | Path) -> None:
         """Go on from a checkpoint, whatever plan and however many processes wrote it. Every rank calls this.
 
-        With the same plan and batches, results are to the last bit those of training that never stopped.
+        With the same plan and batches, results are to the last bit those of training that never stopped, and so are
+        those of evaluations, whatever random numbers they draw.
 
         Args:
             folder: that `checkpoint`, or ``dcp.save({"pipe": pipe}, …)``, wrote; `panpipe.latest_checkpoint` finds the

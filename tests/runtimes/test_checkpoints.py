@@ -56,6 +56,20 @@ def test_resumed_training_is_that_which_never_stopped_to_the_last_bit(name, stop
     assert unequal(everything(second), unbroken(name)[2]) == []
 
 
+def test_a_resumed_run_evaluates_as_the_unbroken_one_with_dropout(tmp_path):
+    batch = CASES[GPT].batch(8, F32)
+    first = pipe_of(GPT)
+    drawn = [first.evaluate(batch).item() for _ in range(2)]
+    train(first, GPT, 1)
+    first.checkpoint(tmp_path / "a")
+    unbroken = [first.evaluate(batch).item(), *train(first, GPT, 1), first.evaluate(batch).item()]
+    second = pipe_of(GPT, seed=8)
+    second.evaluate(batch)  # what it has counted is replaced
+    second.resume(tmp_path / "a")
+    assert [second.evaluate(batch).item(), *train(second, GPT, 1), second.evaluate(batch).item()] == unbroken
+    assert len({*drawn, *unbroken}) == 5
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("cut", OTHERS[1:])
 @pytest.mark.parametrize("name", [GPT, CONV])

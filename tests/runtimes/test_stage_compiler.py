@@ -14,10 +14,12 @@ from panpipe.runtimes.team import ThreadTeam
 from torch import fx, nn
 
 from ..support.cuts import batch_on, even_plan
+from ..support.evaluation import joined_alone, loss_alone
 from ..support.models import CASES
 from ..support.parity import PLANS, build, distance
 
-GPT = "tied gpt with dropout"
+GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+F64 = torch.float64
 
 
 def as_it_is(graph, examples):
@@ -48,6 +50,37 @@ def test_inductor_on_every_case(name, plan):
     assert found.gradient < 1e-9
     assert found.parameter < 1e-7
     assert found.buffer < 1e-9
+
+
+def evaluate_compiled(name, backend, tolerance):
+    """Losses and rows of forwards alone are those of one process, and no group of theirs is left as it is."""
+    case, compiler = CASES[name], compiler_of(backend)
+    pipe = build(ThreadTeam(2), name, F64, 8, None, 4, compiler=compiler, **PLANS["split backward"])
+    alone = copy.deepcopy(pipe.model).eval()
+    pipe.model.eval()
+    for rows in (8, 3):
+        batch = case.batch(rows, F64)
+        torch.testing.assert_close(pipe.evaluate(batch), loss_alone(alone, case.step, batch, 4), **tolerance)
+        torch.testing.assert_close(pipe.forward(batch, logits), joined_alone(alone, logits, batch, 4), **tolerance)
+    assert compiler.made
+    assert not compiler.failures
+
+
+def logits(model, batch):
+    return model(batch["x"])
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_evaluation_runs_compiled_groups(name):
+    evaluate_compiled(name, as_it_is, {"rtol": 0, "atol": 1e-12})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_evaluation_with_inductor(name):
+    evaluate_compiled(name, "inductor", {"rtol": 0, "atol": 1e-9})
 
 
 @pytest.mark.parametrize("plan", ["split backward", "recompute"])
