@@ -11,7 +11,6 @@ from ..core.capture.breaks import StepFunction
 from ..core.capture.carry_over import cut_of
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
-from ..core.capture.stand_ins import stand_in
 from ..core.capture.step import capture_step
 from ..core.errors import RequestError
 from ..core.plan import Plan
@@ -21,26 +20,23 @@ from .compiled import compile_stages
 from .compute import compute_device
 from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
+from .local_stages import LocalStages
 from .microbatches import Shape, split_batch
 from .modes import ModuleModes
 from .optimizers import OptimizerFactory
-from .ownership import equal_replicas, install, own_tensors, release_others
 from .prepared import Preparations
 from .rehearsed import Rehearsal
-from .replicas import begin_equal
 from .resumable import Resumable
 from .saving import save_checkpoint
 from .shapes import MAX_SHAPES, Shapes
 from .stage_compiler import StageCompiler
-from .state import StageState, make_optimizers
 from .steps import StepResult, StepRunner
 from .team import Team
 from .tracing import measured_trace, message_times
 from .training import Training
 from .transport import check_transport
 from .update import Census, Ending
-from .weights import Weights, weights_from
-from .weights.vacant import occupy, vacate
+from .weights import Weights
 from .workers import Workers
 
 
@@ -84,7 +80,7 @@ class Pipeline(Resumable):
         self.skipped = False
         self.scaler = training.scaler
         self.trace: Trace | None = None
-        self._team, self._seed, self._shape, self._optimizer = team, seed, shape, optimizer
+        self._team, self._shape = team, shape
         local = [s.index for s in plan.stages if s.device in team.local]
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where or dict.fromkeys(team.local, device)
@@ -97,20 +93,8 @@ class Pipeline(Resumable):
             cut := cut_of(first.operators, first.stages), on, max_shapes, compiler,
         )  # fmt: skip
         self._shapes.keep(shape, first)
-        self._own = own_tensors(model, first.programs, on)
-        self._loaded = False
-        parameters, buffers = self._own.parameters, self._own.buffers
-        self._states = {
-            i: StageState(
-                parameters[i],
-                {name: buffers[i][name] for name in first.programs[i].inputs.buffers},
-                optimizer,
-                team.replicas > 1,
-                on[i],
-                training.scheduler,
-            )
-            for i in local
-        }
+        self._stages = LocalStages(model, plan, team, first, on, optimizer, training, seed)
+        self._states = self._stages.states
         self._preparations = Preparations(plan, self._shapes, self._states, model)
         largest = shape.samples if team.replicas > 1 else 0
         census = Census.of(plan, dict(model.named_parameters()))
@@ -153,8 +137,7 @@ class Pipeline(Resumable):
             The loss, and the trace of all devices, on every rank.
         """
         done = self._run(batch, trace=True, watch=True)
-        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
-        return done.loss, self.trace
+        return done.loss, self._traced(done)
 
     def evaluate(self, batch: Any) -> Tensor:
         """The step's loss for a batch, forward only.
@@ -186,9 +169,8 @@ class Pipeline(Resumable):
             The loss, and the trace of all devices, on every rank.
         """
         done = self._evaluated(Forwards(self._step, trace=True), batch)
-        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         assert done.loss is not None
-        return done.loss, self.trace
+        return done.loss, self._traced(done)
 
     def forward(self, batch: Any, function: StepFunction, *, everywhere: bool = True) -> Any:
         """What a function returns for a batch, forward only: logits, features, what is generated from them.
@@ -241,41 +223,7 @@ class Pipeline(Resumable):
         Args:
             weights: where values come from, for what is on meta; a checkpoint has them for everything.
         """
-        occupy(self._without_memory())
-        weights.fill(self._own.held, self._own.vacant)
-        install(self.model, self._own.vacant)
-        self._own.copy_buffers()
-        equal_replicas(self.plan, self._own.parameters, self._team)
-        begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
-        self._loaded = True
-        self._make_optimizers()
-        if len(self._team.local) < self._team.size:
-            operators = self._shapes.latest.operators
-            kept = set(self._own.held)
-            if 0 in self._team.local:  # of every replica
-                kept |= {name for name, _ in self.model.named_parameters()}.difference(operators.graph.parameters)
-            release_others(self.model, kept, operators.step.mutated_buffers - kept)
-
-    def _have_values(self) -> None:
-        if not self._loaded:
-            self.load(weights_from(None, self.model, self._seed))
-
-    def _make_optimizers(self) -> None:
-        """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
-        if self._optimizer is not None:
-            parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self.plan.stages]
-            make_optimizers(self._states, trained, self._optimizer, self._team)
-
-    def _tensors_on(self, device: int) -> list[Tensor]:
-        """Parameters and buffers of a device's stages."""
-        states = [self._states[stage.index] for stage in self.plan.stages_on(device)]
-        return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
-
-    def _without_memory(self) -> list[Tensor]:
-        """What takes memory while this pipeline rehearses, and for good when it gets its values."""
-        gradients = (buffer for state in self._states.values() for buffer in state.gradient_buffers)
-        return [*self._own.without_memory, *gradients]
+        self._stages.load(weights)
 
     def save(self, folder: str | Path) -> None:
         """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.
@@ -289,7 +237,7 @@ class Pipeline(Resumable):
         Raises:
             RequestError: something cannot be written there.
         """
-        self._have_values()
+        self._stages.have_values()
         save_checkpoint(Path(folder), self.model, self._team)
 
     def close(self) -> None:
@@ -304,34 +252,24 @@ class Pipeline(Resumable):
         Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
         would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
         """
-        self._take_stand_ins()
-        buffers = [(b, b.clone()) for state in self._states.values() for b in state.buffers.values()]
         count, seen = self.steps, list[Rehearsal]()
-        for _ in range(steps):
-            done = self._run(batch, trace=True, ending=Ending.REDUCE)
-            records = self._gather(done.records)
-            seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for state in self._states.values():
-            state.clear_gradients()
+        with self._stages.rehearsing():
+            for _ in range(steps):
+                done = self._run(batch, trace=True, ending=Ending.REDUCE)
+                records = self._gather(done.records)
+                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
         self.steps = count
-        if not self._loaded:  # another plan's pipeline comes next
-            vacate(self._without_memory())
         return seen
 
-    def _take_stand_ins(self) -> None:
-        """Take memory for what has no values yet, with numbers to rehearse on, and for gradients."""
-        if not self._loaded:
-            occupy(self._without_memory())
-            for tensor in self._without_memory():
-                stand_in(tensor.detach())
+    def _traced(self, done: StepResult | Evaluated) -> Trace:
+        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
+        return self.trace
 
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
         return self._team.everywhere(lambda device: records[device])
 
     def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
-        self._have_values()
+        self._stages.have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         done = self._evaluator.run(asked, pieces, spec)
         if done.remark is not None and self._team.first:
@@ -343,7 +281,7 @@ class Pipeline(Resumable):
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
-            self._have_values()
+            self._stages.have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:

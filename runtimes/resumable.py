@@ -1,6 +1,5 @@
 """What a pipeline shows of its optimizers, and how its training is saved and goes on."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ from torch.optim import Optimizer
 from ..core.errors import RequestError
 from .checkpoints import read_checkpoint, write_checkpoint
 from .evaluation import Evaluator
-from .ownership import OwnTensors
-from .state import StageState
+from .local_stages import LocalStages
 from .steps import StepRunner
 from .team import Team
 from .training_state import TrainingState
 
 
-class Resumable(ABC):
+class Resumable:
     """The part of a pipeline that outlives it.
 
     Attributes:
@@ -34,14 +32,9 @@ class Resumable(ABC):
     updates: int
     scaler: GradScaler | None
     _team: Team
-    _own: OwnTensors
-    _states: Mapping[int, StageState]
+    _stages: LocalStages
     _runner: StepRunner
     _evaluator: Evaluator
-
-    @abstractmethod
-    def _have_values(self) -> None:
-        """Give parameters their values, where they have none yet."""
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -49,8 +42,8 @@ class Resumable(ABC):
 
         For what ``scheduler=`` is not: schedulers of your own over each of them, stepped on every rank alike.
         """
-        self._have_values()
-        return {index: state.optimizer for index, state in self._states.items() if state.optimizer is not None}
+        self._stages.have_values()
+        return {index: state.optimizer for index, state in self._stages.states.items() if state.optimizer is not None}
 
     @property
     def learning_rates(self) -> list[float]:
@@ -63,9 +56,9 @@ class Resumable(ABC):
 
     @property
     def _training_state(self) -> TrainingState:
-        self._have_values()
+        self._stages.have_values()
         scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
-        return TrainingState(self.model, self._states, self._own.copy_buffers, scaler)
+        return TrainingState(self.model, self._stages.states, self._stages.copy_buffers, scaler)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, as far as this process holds it.
