@@ -20,6 +20,7 @@ import torch
 from attrs import define
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import RequestError
 from .saving import savable
@@ -62,10 +63,9 @@ class TrainingState:
                 optimizer = state.named.read() | optimizer  # of a tied weight the first stage's
                 stepped = state.named.stepped | stepped
         found: dict[str, Any] = {"model": self._tensors(), "optimizer": optimizer, "stepped": stepped}
-        scheduler = next((s.scheduler for s in self.states.values() if s.scheduler is not None), None)
-        if scheduler is not None:
+        if self._scheduler is not None:
             # In a tuple, which DCP does not look into: it would make texts of the numbers that some go by.
-            found["scheduler"] = (type(scheduler).__name__, scheduler.state_dict())
+            found["scheduler"] = (type(self._scheduler).__name__, self._scheduler.state_dict())
         if self.scaler is not None:
             found["scaler"] = (type(self.scaler).__name__, self.scaler.state_dict())
         made = self._optimizer_name
@@ -125,11 +125,8 @@ class TrainingState:
                     f"'{name}' has the shape {there} in the checkpoint and {tuple(tensor.shape)} in the model: "
                     f"{_OTHER_MODEL}"
                 )
-        if self.scaler is not None and "scaler" not in listing:
-            raise RequestError(
-                "the checkpoint has no state of a scaler, and the pipeline has one: leave scaler= out, or resume from "
-                "a checkpoint that was written with it"
-            )
+        if self.scaler is not None:
+            _check_there(listing, "scaler")
         if self._optimizer_name is not None:
             self._check_optimizer(listing)
 
@@ -153,11 +150,8 @@ class TrainingState:
                         f"the checkpoint has {_listed(found)} of '{name}' and the pipeline's optimizer keeps "
                         f"{_listed(kept)}: it is of another optimizer; {_OTHER_OPTIMIZER}"
                     )
-            if state.scheduler is not None and "scheduler" not in listing:
-                raise RequestError(
-                    "the checkpoint has no state of a scheduler, and the pipeline has one: leave scheduler= out, or "
-                    "resume from a checkpoint that was written with it"
-                )
+        if self._scheduler is not None:
+            _check_there(listing, "scheduler")
 
     def check_classes(self, found: Mapping[str, Any]) -> None:
         """Refuse the state of another optimizer or scheduler, by its class: two may keep the same.
@@ -173,13 +167,18 @@ class TrainingState:
             raise RequestError(
                 f"the checkpoint is of the optimizer {there} and the pipeline has {mine}: {_OTHER_OPTIMIZER}"
             )
-        own = next((type(s.scheduler).__name__ for s in self.states.values() if s.scheduler is not None), None)
+        own = type(self._scheduler).__name__
         wrote = found.get("scheduler", (own,))[0]
-        if own is not None and wrote != own:
+        if self._scheduler is not None and wrote != own:
             raise RequestError(
                 f"the checkpoint is of the scheduler {wrote} and the pipeline has {own}: train with the one that it "
                 "was written with"
             )
+
+    @property
+    def _scheduler(self) -> LRScheduler | None:
+        """Of the first stage here that has one: those of all stages are in the same state."""
+        return next((state.scheduler for state in self.states.values() if state.scheduler is not None), None)
 
     @property
     def _optimizer_name(self) -> str | None:
@@ -188,6 +187,15 @@ class TrainingState:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in savable(self.model).items()}
+
+
+def _check_there(listing: Listing, kind: str) -> None:
+    """Refuse a checkpoint without the state of something that the pipeline has."""
+    if kind not in listing:
+        raise RequestError(
+            f"the checkpoint has no state of a {kind}, and the pipeline has one: leave {kind}= out, or resume from a "
+            "checkpoint that was written with it"
+        )
 
 
 def _resume_scheduler(state: StageState, found: Mapping[str, Any]) -> None:
