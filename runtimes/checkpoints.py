@@ -91,7 +91,7 @@ def read_checkpoint(folder: Path, pipe: Stateful, state: TrainingState, team: Te
         state.check_classes(_classes(folder, listing))
         state.check(listing)
 
-    _agree(team, _refusal(refuse, f"'{folder}' cannot be read"))
+    team.agree(_refusal(refuse, f"'{folder}' cannot be read"))
     _together(team, lambda: state_dict_loader.load({ROOT: pipe}, checkpoint_id=folder), f"'{folder}' cannot be read")
 
 
@@ -121,14 +121,7 @@ def _classes(folder: Path, listing: Listing) -> dict[str, Any]:
 
 def _together(team: Team, work: Callable[[], Any], what: str) -> None:
     """Have DCP do something on all processes at once; a failure of any is everybody's."""
-    _agree(team, team.collectively(lambda: _refusal(work, what)))
-
-
-def _agree(team: Team, failure: RequestError | None) -> None:
-    told = team.everywhere(lambda _: failure)
-    found = failure or next((each for each in told if each is not None), None)
-    if found is not None:
-        raise found
+    team.agree(team.collectively(lambda: _refusal(work, what)))
 
 
 def _refusal(work: Callable[[], Any], what: str) -> RequestError | None:

@@ -177,9 +177,6 @@ def make_optimizers(
                 groups[index] = options_of(state.optimizer)
     except RequestError as error:
         failure = error
-    told = team.everywhere(lambda _: (failure, groups))
-    if failure is None:
-        failure = next((each for each, _ in told if each is not None), None)
-    if failure is not None:
-        raise failure
-    check_groups({index: options for _, found in told for index, options in found.items()})
+    team.agree(failure)
+    told = team.everywhere(lambda _: groups)
+    check_groups({index: options for found in told for index, options in found.items()})

@@ -96,6 +96,11 @@ class Team(ABC):
         """Run something once a process, on all of them at the same time, in which they talk by themselves."""
         return work()
 
+    def agree(self, failure: RequestError | None) -> None:
+        """Raise a refusal of any process on all of them, its own first; all of them call this at the same time."""
+        if failure is not None:
+            raise failure
+
     @abstractmethod
     def backend(self, device: int) -> Backend:
         """The transport's end at a device of this process: to the others along its pipeline."""
@@ -275,6 +280,10 @@ class RankTeam(Team):
     def collectively(self, work: Callable[[], T]) -> T:
         with self._watched():
             return work()
+
+    def agree(self, failure: RequestError | None) -> None:
+        told = self.everywhere(lambda _: failure)
+        super().agree(failure or next((each for each in told if each is not None), None))
 
     def backend(self, device: int) -> Backend:
         return self._backend
