@@ -35,3 +35,8 @@ class WorkerError(PanpipeError):
     def __init__(self, message: str, suspects: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.suspects = tuple(suspects)
+
+
+def in_a_line(failure: BaseException) -> str:
+    """A failure that others raised, to stand in such a message: ``ValueError: too many values``."""
+    return " ".join(f"{type(failure).__name__}: {failure}".split())

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from ..core.errors import RequestError
+from ..core.errors import RequestError, in_a_line
 from .team import Team
 from .training_state import Listing, TrainingState
 
@@ -141,5 +141,6 @@ def _refusal(work: Callable[[], Any], what: str) -> RequestError | None:
 
 
 def _failed(what: str, failure: BaseException, where: str = "") -> RequestError:
-    said = " ".join(f"{type(failure).__name__}: {failure}".split())
-    return RequestError(f"the checkpoint {what}: {where}{said}; give a folder that every rank reads and writes")
+    return RequestError(
+        f"the checkpoint {what}: {where}{in_a_line(failure)}; give a folder that every rank reads and writes"
+    )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..core.errors import PanpipeError, RequestError
+from ..core.errors import PanpipeError, RequestError, in_a_line
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer | None]
 """Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
@@ -86,7 +86,7 @@ def stage_optimizer(make: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
         raise
     except Exception as failure:
         raise RequestError(
-            f"optimizer(...) fails for {where}: {_said(failure)}: it is called for each stage with the (name, "
+            f"optimizer(...) fails for {where}: {in_a_line(failure)}: it is called for each stage with the (name, "
             "parameter) pairs of that stage alone; form groups of parameters, not of pairs, by name, keep those that "
             "are empty, and return None where it takes none"
         ) from failure
@@ -226,7 +226,7 @@ def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler
     except Exception as failure:
         raise RequestError(
             f"scheduler(...) fails for an optimizer of {len(optimizer.param_groups)} parameter groups: "
-            f"{_said(failure)}: it is called with each stage's optimizer; return a scheduler of it"
+            f"{in_a_line(failure)}: it is called with each stage's optimizer; return a scheduler of it"
         ) from failure
     if isinstance(made, ReduceLROnPlateau):
         raise RequestError(
@@ -244,7 +244,3 @@ def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler
             "for each stage's optimizer"
         )
     return made
-
-
-def _said(failure: Exception) -> str:
-    return " ".join(f"{type(failure).__name__}: {failure}".split())

@@ -17,7 +17,7 @@ from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import Cut, carry_over
 from ..core.capture.operators import operators_of
 from ..core.capture.outputs import Outputs, RowOutputs
-from ..core.errors import RequestError
+from ..core.errors import RequestError, in_a_line
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape
 from .recent import Recent
@@ -123,7 +123,7 @@ class Shapes:
         except Exception as error:
             failure = error
         # Other replicas have batches, and shapes, of their own.
-        told = self._team.in_replica(lambda _: None if failure is None else f"{type(failure).__name__}: {failure}")
+        told = self._team.in_replica(lambda _: None if failure is None else in_a_line(failure))
         if failure is not None:
             raise failure
         other = next((device for device, text in enumerate(told) if text is not None), None)
