@@ -1,4 +1,6 @@
-"""Counts of things and the size of a plan in words, for everything that tells people of them."""
+"""Counts and names of things and the size of a plan in words, for everything that tells people of them."""
+
+from collections.abc import Sequence
 
 from .plan import Plan
 
@@ -7,6 +9,17 @@ def counted(count: int, noun: str) -> str:
     """A number of things: ``1 device``, ``2 devices``, ``2 microbatches``."""
     plural = "es" if noun.endswith("ch") else "s"
     return f"{count} {noun}{'' if count == 1 else plural}"
+
+
+def first_of(names: Sequence[str], shown: int = 1) -> str:
+    """The first of some names, and how many more there are: ``wte.weight and 3 more``."""
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
+def module_text(name: str) -> str:
+    """A module by its qualified name: ``module 'h.0.attn'``; ``the model`` is the one without a name."""
+    return f"module '{name}'" if name else "the model"
 
 
 def plan_size(plan: Plan) -> str:

@@ -31,6 +31,7 @@ from ..core.derive import forward_only
 from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
+from ..core.wording import module_text
 from .batch_results import BatchResults
 from .executor import StepInputs, StepRecord
 from .joined_rows import JoinedRows
@@ -203,9 +204,8 @@ class Evaluator:
         for device, other in enumerate(modes):
             name = self._modes.first_other(modes[0], other)
             if name is not None:
-                module = f"module '{name}'" if name else "the model"
                 raise RequestError(
-                    f"{module} is in another mode on rank {self._team.rank(first + device)} than on rank "
+                    f"{module_text(name)} is in another mode on rank {self._team.rank(first + device)} than on rank "
                     f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
                 )
 

@@ -3,6 +3,7 @@
 from torch import nn
 
 from ..core.errors import RequestError
+from ..core.wording import module_text
 
 Modes = tuple[bool, ...]
 """For every module whether it is in training mode."""
@@ -37,8 +38,7 @@ class ModuleModes:
         name = self.first_other(self._then, self.now())
         if name is not None:
             now, then = ("training", "evaluation")[:: 1 if self._modules[name].training else -1]
-            module = f"module '{name}'" if name else "the model"
             raise RequestError(
-                f"{module} is in {now} mode and was captured in {then} mode: a pipeline trains in the mode that "
-                "its model had; put it back, as model.train() does behind an evaluation, or build another pipeline"
+                f"{module_text(name)} is in {now} mode and was captured in {then} mode: a pipeline trains in the mode "
+                "that its model had; put it back, as model.train() does behind an evaluation, or build another pipeline"
             )

@@ -15,6 +15,7 @@ from ..core.capture.step import capture_step
 from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
+from ..core.wording import first_of
 from .clocked import Clock
 from .compiled import compile_stages
 from .compute import compute_device
@@ -109,8 +110,10 @@ class Pipeline(Resumable):
         read = set(operators.graph.parameters)
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
         if unused and self._team.first:
-            shown = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-            warnings.warn(f"{shown}: the loss does not depend on it; it keeps no gradient, as in eager", stacklevel=4)
+            warnings.warn(
+                f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient, as in eager",
+                stacklevel=4,
+            )
 
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         """Train on one batch: forward, backward, reduction and optimizer step.

@@ -13,7 +13,7 @@ ranks.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import RequestError
+from ..core.wording import first_of
 from .saving import savable
 from .state import StageState
 from .weights import places
@@ -110,14 +111,14 @@ class TrainingState:
             RequestError: it is.
         """
         tensors = self._tensors()
-        lacking = [name for name in tensors if f"model.{name}" not in listing]
+        lacking = [f"'{name}'" for name in tensors if f"model.{name}" not in listing]
         if lacking:
-            raise RequestError(f"the checkpoint has no {_some(lacking)}, which the model has: {_OTHER_MODEL}")
+            raise RequestError(f"the checkpoint has no {first_of(lacking)}, which the model has: {_OTHER_MODEL}")
         known = {place.name for held in places(self.model).values() for place in held if place.persistent}
         strange = [key.removeprefix("model.") for key in listing if key.startswith("model.")]
-        strange = [name for name in strange if name not in known]
+        strange = [f"'{name}'" for name in strange if name not in known]
         if strange:
-            raise RequestError(f"the checkpoint has {_some(strange)}, which the model has not: {_OTHER_MODEL}")
+            raise RequestError(f"the checkpoint has {first_of(strange)}, which the model has not: {_OTHER_MODEL}")
         for name, tensor in tensors.items():
             there = listing[f"model.{name}"]
             if there != tuple(tensor.shape):
@@ -235,10 +236,6 @@ def _by_parameter(listing: Listing, names: set[str]) -> dict[str, set[str]]:
             if section == "state":
                 kept.add(".".join(parts[end:]))
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _listed(keys: set[str]) -> str:

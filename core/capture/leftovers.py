@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from ..wording import module_text
 from .values import LateNumber
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
@@ -39,7 +40,7 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
         model: the user's module.
         step: the user's step; what it keeps itself, or in variables around it, is taken back as well.
     """
-    modules = [(f"module '{name}'" if name else "the model", module) for name, module in model.named_modules()]
+    modules = [(module_text(name), module) for name, module in model.named_modules()]
     own = [*((label, module.__dict__) for label, module in modules), *_around(step)]
     before = [(label, holder, dict(holder), _contents(holder)) for label, holder in own]
     kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import RequestError
+from ...core.wording import first_of
 from .tensor_files import DTYPES, Entry, TensorFile, write_tensors, write_whole
 
 INDEX = "model.safetensors.index.json"
@@ -81,11 +82,10 @@ class Checkpoint:
             missing: their names; at least one.
             wanted: how many the step reads.
         """
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        named = first_of([f"'{name}'" for name in missing])
         fix = _prefix_advice(missing, self._files) or "give the checkpoint of this model"
         return RequestError(
-            f"'{self.path}' lacks parameter '{missing[0]}'{more} of the {wanted} that the step reads: "
-            f"each needs a value; {fix}"
+            f"'{self.path}' lacks parameter {named} of the {wanted} that the step reads: each needs a value; {fix}"
         )
 
 

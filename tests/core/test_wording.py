@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from panpipe.core.mesh import Mesh
-from panpipe.core.wording import counted, plan_size
+from panpipe.core.wording import counted, first_of, module_text, plan_size
 
 from ..support.plans import scheduled
 
@@ -19,6 +19,18 @@ from ..support.plans import scheduled
 )
 def test_counted(count, noun, text):
     assert counted(count, noun) == text
+
+
+def test_the_first_of_names():
+    assert first_of(["a"]) == "a"
+    assert first_of(["a", "b", "c"]) == "a and 2 more"
+    assert first_of(["a", "b", "c", "d"], 3) == "a, b, c and 1 more"
+    assert first_of(["a", "b", "c"], 3) == "a, b, c"
+
+
+def test_a_module():
+    assert module_text("blocks.0") == "module 'blocks.0'"
+    assert module_text("") == "the model"
 
 
 def test_a_plan_with_and_without_replicas():
