@@ -82,7 +82,7 @@ def build_pipeline(
     training = training or Training()
     given = None if plan == "auto" else plan if isinstance(plan, Plan) else read_plan(plan)
     if given is not None:
-        given = _recomputing(given, recompute, oracle)
+        given = _predicted_again(given, recomputing(given, recompute), oracle)
         microbatches = given.microbatches
     pieces, spec = split_batch(example_batch, microbatches)
     if optimizer is not None and not callable(optimizer):
@@ -116,7 +116,8 @@ def build_pipeline(
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
 
         def ready(plan: Plan) -> Pipeline:
-            plan = _waiting(plan, oracle) if training.needs_all_stages else plan
+            if training.needs_all_stages:
+                plan = _predicted_again(plan, synchronised(plan), oracle)
             _check_plan(plan, operators, team, anywhere=virtual is not None)
             clock = None if virtual is None else virtual.clock(plan, operators)
             return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock,
@@ -139,17 +140,9 @@ def build_pipeline(
         raise
 
 
-def _recomputing(plan: Plan, recompute: Recompute | None, oracle: Oracle) -> Plan:
-    """The plan with the stages recomputing that are asked for, and its prediction made again for that."""
-    changed, prediction = recomputing(plan, recompute), plan.prediction
-    if changed is plan or prediction is None:
-        return changed
-    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
-
-
-def _waiting(plan: Plan, oracle: Oracle) -> Plan:
-    """The plan with steps that wait for all stages, and its prediction made again for that."""
-    changed, prediction = synchronised(plan), plan.prediction
+def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
+    """The changed plan, with the prediction that the plan had made again for it."""
+    prediction = plan.prediction
     if changed is plan or prediction is None:
         return changed
     return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
