@@ -18,8 +18,9 @@ from .core.mesh import Mesh, MeshShape, parse_mesh
 from .core.plan import Plan
 from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
-from .runtimes.build import build_pipeline, mesh_in_simulator
+from .runtimes.build import build_pipeline
 from .runtimes.devices import Names
+from .runtimes.launch import mesh_in_simulator
 from .runtimes.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.pipeline import Pipeline
 from .runtimes.shapes import MAX_SHAPES

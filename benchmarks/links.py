@@ -17,7 +17,7 @@ import torch
 from panpipe.core.cluster import Cluster, Device
 from panpipe.core.links.lines import fit_line
 from panpipe.core.links.shared import groups_to_measure, shared_links
-from panpipe.runtimes.build import make_team
+from panpipe.runtimes.launch import make_team
 from panpipe.runtimes.link_measurements import measure_links
 from recording import machine, record
 

@@ -16,8 +16,8 @@ from ..core.cluster import Cluster, Device, cluster_json
 from ..core.errors import RequestError
 from ..core.links.lines import LineFit, fit_line
 from ..core.links.shared import SharedLinks, groups_to_measure, shared_links
-from ..runtimes.build import make_team
 from ..runtimes.host_copies import HostCopy, host_copies
+from ..runtimes.launch import make_team
 from ..runtimes.link_measurements import measure_links
 from ..runtimes.link_profile import memory_of_each
 from ..runtimes.machine import machine

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes import arrival, build
+from panpipe.runtimes import arrival, launch
 from panpipe.runtimes.watch import FailureWatch
 
 
@@ -62,9 +62,9 @@ def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf", ""])
 def test_a_limit_that_is_no_time_is_refused(monkeypatch, given):
-    monkeypatch.setenv(build.ARRIVAL_VARIABLE, given)
+    monkeypatch.setenv(launch.ARRIVAL_VARIABLE, given)
     with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a positive number of seconds"):
-        build._arrival_s()
+        launch._arrival_s()
 
 
 @pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])

@@ -396,7 +396,7 @@ def raising(team):
 
 def main() -> None:
     from panpipe.core.mesh import parse_mesh
-    from panpipe.runtimes.build import make_team
+    from panpipe.runtimes.launch import make_team
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
