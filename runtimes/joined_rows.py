@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..backends.contract import Backend, Handle
+from ..backends.kind import dtype_name
 from ..core.capture.outputs import RowOutputs
 from ..core.errors import RequestError
+from .compiled import Compiled
 from .microbatches import Microbatch
 from .prepared import Prepared
 from .team import Team
@@ -98,7 +100,7 @@ class JoinedRows:
         return pytree.tree_unflatten(self._whole, self._outputs.nesting)
 
 
-def _outputs(compiled: Any) -> RowOutputs:
+def _outputs(compiled: Compiled) -> RowOutputs:
     outputs = compiled.operators.step.outputs
     assert isinstance(outputs, RowOutputs)
     return outputs
@@ -115,4 +117,4 @@ def _check_alike(like: Sequence[Tensor], pieces: Sequence[Microbatch]) -> None:
 
 
 def _text(tensor: Tensor) -> str:
-    return f"{'×'.join(map(str, tensor.shape))} of {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{'×'.join(map(str, tensor.shape))} of {dtype_name(tensor.dtype)}"

@@ -1,6 +1,7 @@
 """The devices of this process at work: each has a queue and an executor, and all run one prepared step together."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from attrs import evolve, frozen
@@ -81,10 +82,7 @@ class Workers:
 
         def work(device: int) -> StepRecord:
             executor, ending = self.executor(device), order.ending
-
-            def before_update(record: StepRecord) -> None:
-                before_end(device, record)
-
+            before_update = partial(before_end, device)
             with self.queues[device].active():
                 bound = self._bound(prepared, device)
                 if device in begun:
