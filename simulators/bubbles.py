@@ -67,12 +67,12 @@ def device_bubbles(
         exchange: the lowered plan.
         operation_times: per device the starts and the ends of its operations.
         transfer_times: per ordered pair of devices its messages.
-        reductions: of tied weights, and of gradients over replicas.
+        reductions: of tied weights, and of gradients over replicas; the SYNC of every device, where there is one.
         step_s: time of the step.
     """
     sent = _last_sent(exchange, operation_times, transfer_times)
     reduced: dict[tuple[int, int], _Awaited] = {}
-    for reduction in (each for each in reductions if each.kind is not Kind.SYNC):
+    for reduction in (each for each in reductions if each.kind is not Kind.SYNC):  # no gradients: the optimizer waits
         key = reduction.device, reduction.stage
         if key not in reduced or reduction.end_s > reduced[key].until_s:
             reduced[key] = _Awaited(reduction.end_s, reduction.end_s, reduction.contention)

@@ -29,7 +29,8 @@ class SimulationResult:
         exchange: the plan, lowered and taken apart, with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         queue_times: per ordered pair of devices its messages.
-        reductions: of gradients over replicas, and then of tied weights by device and stage.
+        reductions: of gradients over replicas, then of tied weights by device and stage, and then, where the plan's
+            steps wait for each other, the SYNC of every device.
         reduction_flows: what the reductions sent.
         has_memory: whether memory was asked for; without it everything about memory is empty.
     """

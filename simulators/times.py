@@ -105,7 +105,7 @@ class StepTimes:
         exchange: the plan, lowered and taken apart.
         operations: per device the starts and the ends of its operations.
         transfers: per ordered pair of devices the starts and the arrivals of its messages.
-        reductions: of tied weights, and of gradients over replicas.
+        reductions: of tied weights, and of gradients over replicas; the SYNC of every device, where there is one.
         step_s: until the last device is done.
     """
 
