@@ -52,7 +52,7 @@ from panpipe.core.planner import assemble, longest_path
 from panpipe.core.planner.options import options, schedule_problem
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.automatic import Cutting, Planning, Stages
+from panpipe.runtimes.automatic import Planning, Stages
 from panpipe.runtimes.heap import give_back_freed_memory, keep_freed_memory
 from panpipe.runtimes.link_profile import measured_cluster
 from panpipe.runtimes.microbatches import split_batch
@@ -202,9 +202,7 @@ class Case:
         rehearsed, pipes = [], []
         cuts: dict[int, Stages] = {}
         for count in chunks:
-            cutting = evolve(self.planning, families=[find_family(CUTS[count])])
-            message = self.planning.message  # measured by all ranks
-            stages = self.team.decide(Cutting(cutting, self.graph, self.cluster, count, message).run)
+            stages = self.planning.cut(self.graph, self.cluster, count, [find_family(CUTS[count])])
             assert stages is not None
             costs = self.planning.measured_stages(stages)
             plan = self.plan(CUTS[count], stages, costs)

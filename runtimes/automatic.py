@@ -33,6 +33,7 @@ from ..core.planner.thinner import thinner_cut
 from ..core.schedules.problem import ScheduleFamily
 from .compiled import compile_stages
 from .compute import compute_device
+from .corrected import corrected_graph
 from .link_profile import measured_cluster
 from .message_profile import measured_message_line
 from .microbatches import Microbatch
@@ -139,13 +140,13 @@ class Planning:
         times = corrected_graph(graph, [stage.nodes for stage in plan.stages], programs)
         cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
         self.report("cutting on rehearsed times")
-        stages = self.team.decide(Cutting(self, times, cluster, chunks, self.message).run)
+        stages = self.cut(times, cluster, chunks)
         if stages is None or stages in tried:
             stages = thinner_cut(times, tuple(stage.nodes for stage in plan.stages), plan.placement)
         if stages is None or stages in tried:
             return None
         costs = self.measured_stages(stages)
-        return self.team.decide(Choosing(self, graph, cluster, stages, costs, self.message).run)
+        return self.choose(graph, cluster, stages, costs)
 
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Cut, measure, choose; then correct operators' times by the stages' and see whether another cut follows."""
@@ -154,16 +155,67 @@ class Planning:
         tried: list[Stages] = []
         for _ in range(1 + CORRECTIONS):
             self.report(f"cutting into {count} stages")
-            stages = self.team.decide(Cutting(self, graph, cluster, chunks, self.message).run)
+            stages = self.cut(graph, cluster, chunks)
             if stages is None or stages in tried:
                 break
             tried.append(stages)
             self.report(f"measuring {count} stages")
             costs = self.measured_stages(stages)
-            plan = self.team.decide(Choosing(self, graph, cluster, stages, costs, self.message).run)
+            plan = self.choose(graph, cluster, stages, costs)
             plans += [plan] if plan is not None else []
             graph = corrected_graph(graph, stages, costs)
         return plans
+
+    def cut(
+        self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None
+    ) -> Stages | None:
+        """The operators of each stage, so many a device, by one search; the same on every rank.
+
+        Args:
+            graph: with times.
+            cluster: the machine.
+            chunks: stages a device.
+            families: the schedules that a cut is good for; those to choose among by default.
+
+        Returns:
+            None where no schedule is made for so many stages.
+        """
+        message = self.message  # measured by all ranks, before one of them searches
+
+        def search() -> Stages | None:
+            try:
+                found = search_plan(
+                    graph, cluster, self.microbatches, families=self.families if families is None else families,
+                    anneal=self.anneal, oracle=self.cut_oracle, recompute=self.recompute, budget=CUT_EVALUATIONS,
+                    min_chunks=chunks, max_chunks=chunks, parameter_sizes=self.sizes, replicas=self.replicas,
+                    message=message,
+                )  # fmt: skip
+            except RequestError:
+                return None
+            return tuple(stage.nodes for stage in found.stages)
+
+        return self.team.decide(search)
+
+    def choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> Plan | None:
+        """The plan of measured stages with the schedule that is best for them, the same on every rank.
+
+        Returns:
+            None where no schedule is made for these stages or fits.
+        """
+        message = self.message
+
+        def search() -> Plan | None:
+            try:
+                plan = choose_schedule(
+                    graph, stages, costs, cluster, self.microbatches, families=self.families, anneal=self.anneal,
+                    oracle=self.oracle, recompute=self.recompute, budget=ORDER_EVALUATIONS,
+                    parameter_sizes=self.sizes, replicas=self.replicas, message=message,
+                )  # fmt: skip
+                return evolve(plan, mesh=self.team.mesh)
+            except (InfeasibleError, RequestError):
+                return None
+
+        return self.team.decide(search)
 
     @cached_property
     def message(self) -> MessageLine:
@@ -228,82 +280,6 @@ class Planning:
     def replicas(self) -> tuple[tuple[int, ...], ...] | None:
         """Where devices stand, where there are several replicas."""
         return self.team.mesh.replicas if self.team.replicas > 1 else None
-
-
-@frozen
-class Cutting:
-    """One search for cuts."""
-
-    planning: Planning
-    graph: OpGraph
-    cluster: Cluster
-    chunks: int
-    message: MessageLine
-
-    def run(self) -> Stages | None:
-        """The operators of each stage; None where no schedule is made for so many stages."""
-        p = self.planning
-        try:
-            found = search_plan(
-                self.graph, self.cluster, p.microbatches, families=p.families, anneal=p.anneal, oracle=p.cut_oracle,
-                recompute=p.recompute, budget=CUT_EVALUATIONS, min_chunks=self.chunks, max_chunks=self.chunks,
-                parameter_sizes=p.sizes, replicas=p.replicas, message=self.message,
-            )  # fmt: skip
-        except RequestError:
-            return None
-        return tuple(stage.nodes for stage in found.stages)
-
-
-@frozen
-class Choosing:
-    """One choice of a schedule for measured stages."""
-
-    planning: Planning
-    graph: OpGraph
-    cluster: Cluster
-    stages: Stages
-    costs: tuple[StageCosts, ...]
-    message: MessageLine
-
-    def run(self) -> Plan | None:
-        """The plan; None where no schedule is made for these stages or fits."""
-        p = self.planning
-        try:
-            plan = choose_schedule(
-                self.graph, self.stages, self.costs, self.cluster, p.microbatches, families=p.families,
-                anneal=p.anneal, oracle=p.oracle, recompute=p.recompute, budget=ORDER_EVALUATIONS,
-                parameter_sizes=p.sizes, replicas=p.replicas, message=self.message,
-            )  # fmt: skip
-            return evolve(plan, mesh=p.team.mesh)
-        except (InfeasibleError, RequestError):
-            return None
-
-
-def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:
-    """The graph with every operator's times scaled so that each stage's sum is what its programs took.
-
-    An operator alone is timed with work around it that a program does not have, and without the memory traffic that a
-    program does have.
-    """
-    scale = {}
-    for names, cost in zip(stages, costs, strict=True):
-        nodes = [graph.nodes[graph.index[name]] for name in names]
-        forward = sum(node.forward_s for node in nodes)
-        backward = sum(node.backward_input_s + node.backward_weight_s for node in nodes)
-        factors = cost.forward_s / (forward or 1.0), cost.full_backward_s / (backward or 1.0)
-        scale.update(dict.fromkeys(names, factors))
-    return evolve(
-        graph,
-        nodes=tuple(
-            evolve(
-                node,
-                forward_s=node.forward_s * scale[node.name][0],
-                backward_input_s=node.backward_input_s * scale[node.name][1],
-                backward_weight_s=node.backward_weight_s * scale[node.name][1],
-            )
-            for node in graph.nodes
-        ),
-    )
 
 
 def _mean_node(same: Sequence[Any]) -> Any:
