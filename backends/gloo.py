@@ -164,13 +164,12 @@ def _further_group(ranks: Sequence[int], place: int) -> Any:
 
     torch would name it after its ranks: one that comes when such a one has gone would find that one's addresses.
     """
-    from torch._C._distributed_c10d import PrefixStore  # builds of PyTorch without torch.distributed have none
-
-    store = dist.distributed_c10d._get_default_store()
+    c10d = dist.distributed_c10d
+    store = c10d._get_default_store()
     name = f"panpipe/gloo/{','.join(map(str, ranks))}"
     number = store.add(f"{name}/{ranks[place]}", 1)
-    timeout = dist.distributed_c10d.default_pg_timeout
-    return dist.ProcessGroupGloo(PrefixStore(f"{name}/{number}", store), place, len(ranks), timeout)
+    own = c10d.PrefixStore(f"{name}/{number}", store)
+    return dist.ProcessGroupGloo(own, place, len(ranks), c10d.default_pg_timeout)
 
 
 def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:

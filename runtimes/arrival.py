@@ -31,11 +31,10 @@ def join(timeout_s: float) -> None:
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store(rank, size, timeout_s)
-    from torch._C._distributed_c10d import PrefixStore
-
     meeting = _meet(store, rank, size, timeout_s)
     # Groups that come and go in one store would read each other's addresses.
-    dist.init_process_group("gloo", store=PrefixStore(meeting, store), rank=rank, world_size=size)
+    own = dist.distributed_c10d.PrefixStore(meeting, store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
 
 
 def _store(rank: int, size: int, timeout_s: float) -> Any:
