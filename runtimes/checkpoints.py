@@ -6,12 +6,13 @@ What stands in them is `training_state`'s.
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
 
 from ..core.errors import RequestError, in_a_line
 from .team import Team
@@ -22,14 +23,6 @@ ROOT = "pipe"
 
 _METADATA = ".metadata"
 """The file that DCP writes last: a checkpoint without is not whole."""
-
-
-class Stateful(Protocol):
-    """What DCP reads into."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:

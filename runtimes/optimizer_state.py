@@ -102,7 +102,7 @@ class NamedState:
         """What the optimizer will keep of a parameter: tensors on meta."""
         if name not in self._blanks:
             state = blank_state(self._make, name, self._parameters[name])
-            self._blanks[name] = {k: _on(torch.device("meta"), value) for k, value in state.items()}
+            self._blanks[name] = {key: _on_meta(value) for key, value in state.items()}
         return self._blanks[name]
 
     def _options(self, names: list[str], options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,11 +137,11 @@ def _leaves(state: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _on(device: torch.device, value: Any) -> Any:
+def _on_meta(value: Any) -> Any:
     """A state on meta; numbers in small tensors, such as counters of steps, stay where they are."""
     if isinstance(value, dict):
-        return {key: _on(device, below) for key, below in value.items()}
-    return value.to(device) if isinstance(value, Tensor) and value.ndim > 0 else value
+        return {key: _on_meta(below) for key, below in value.items()}
+    return value.to("meta") if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
 def _zeros(value: Any, device: torch.device) -> Any:
