@@ -8,7 +8,8 @@
 2. A compute action waits for the messages that it reads, runs its program, and leaves what it made for its sends.
 3. A send hands the message to the backend and goes on; the tensors are kept until the transfer is known to be over.
 
-What each of these calls is made of is in `instructions`; what an update is made of, in `update`.
+What each of these calls is made of is in `instructions`, what they share, in `mail` and `frame`; what an update is made
+of, in `update`.
 """
 
 import time
