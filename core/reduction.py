@@ -13,8 +13,7 @@ from .collectives import collective_s
 from .costs import StageCosts
 from .plan import Plan
 
-SYNC_BYTES = 8
-"""What stages tell each other before they step: one number in float64, a norm or a count of overflows."""
+_NUMBER_BYTES = 8
 
 ReductionTime = Callable[[int], float]
 """Seconds that the reduction of a stage's gradients over its replicas takes alone."""
@@ -36,10 +35,23 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
     return seconds
 
 
-def sync_time(cluster: Cluster, ranks: Sequence[int]) -> float:
+def sync_bytes(plan: Plan) -> int:
+    """Bytes of the table that stages exchange before they step: overflows, loss scales, and a norm of each gradient.
+
+    They are float64. Norms are exchanged one by one, of a tied weight once, so that the global norm is summed up in the
+    model's order under every plan. A plan does not tell whether gradients are clipped or the loss alone is scaled, nor
+    which parameters are trained: the real table lacks the norms of those that are not. Stages without names of
+    parameters have a table without norms.
+    """
+    names = {name for stage in plan.stages for name in stage.parameters}
+    return _NUMBER_BYTES * (2 + len(names))
+
+
+def sync_time(plan: Plan, cluster: Cluster, ranks: Sequence[int]) -> float:
     """Seconds that ranks take to agree before they step: to one of them and back, each way as long as the slowest
     transfer between two of them."""
-    ways = (cluster.transfer_s(a, b, SYNC_BYTES) for a in ranks for b in ranks if a != b)
+    size = sync_bytes(plan)
+    ways = (cluster.transfer_s(a, b, size) for a in ranks for b in ranks if a != b)
     return 2 * max(ways, default=0.0)
 
 

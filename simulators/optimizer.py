@@ -22,10 +22,15 @@ from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster import Cluster
-from ..core.reduction import SYNC_BYTES, sync_time
+from ..core.plan import Plan
+from ..core.reduction import sync_bytes, sync_time
 from .device import DeviceQueue
 from .reduction import Reduction
 from .times import ReductionTimes
+
+_PASSED_ON_BYTES = 8
+"""What a device passes on in post-validation: one number in float64, the norm of what has come by, not finite where a
+gradient was not."""
 
 
 class OptimizerStep(StrEnum):
@@ -39,23 +44,23 @@ class OptimizerStep(StrEnum):
 def wait_for_others(
     mode: OptimizerStep,
     environment: Environment,
+    plan: Plan,
     cluster: Cluster,
     operations: Sequence[Sequence[Action]],
     devices: Sequence[DeviceQueue],
     reductions: Sequence[Reduction],
-    pipeline: int,
 ) -> Callable[[], list[ReductionTimes]]:
     """Let the first STEP of each device wait for what the mode asks for.
 
     Args:
         mode: what a step waits for.
         environment: SimPy's.
+        plan: how much stages tell each other, and where replicas begin. What is passed on stays within a replica: after
+            the reduction over replicas all of them hold the same.
         cluster: for the time of a hop, on free links.
         operations: per device its operations in order; a device without a STEP takes no part.
         devices: the queues of these operations, not yet begun.
         reductions: of tied weights and over replicas; a device's gradients are there when its own are summed.
-        pipeline: devices of one replica. What is passed on stays within a replica: after the reduction over replicas
-            all of them hold the same.
 
     Returns:
         What tells, after the run, when the devices agreed; of a barrier alone.
@@ -68,10 +73,10 @@ def wait_for_others(
         if (position := next((at for at, action in enumerate(actions) if action.kind is Kind.STEP), None)) is not None
     ]
     if mode is OptimizerStep.BARRIER and steps:
-        return _Barrier(environment, cluster, steps).times
+        return _Barrier(environment, plan, cluster, steps).times
     if mode is OptimizerStep.POST_VALIDATION:
-        for first in range(0, len(devices), pipeline):
-            _Chain(environment, cluster, [step for step in steps if first <= step.device < first + pipeline])
+        for first in range(0, len(devices), plan.devices):
+            _Chain(environment, cluster, [step for step in steps if first <= step.device < first + plan.devices])
     return list
 
 
@@ -108,9 +113,9 @@ class _Step:
 class _Barrier:
     """An all-reduce: to one device and back, each way as long as the slowest transfer between two of them."""
 
-    def __init__(self, environment: Environment, cluster: Cluster, steps: Sequence[_Step]) -> None:
-        self.environment, self.steps = environment, steps
-        self.seconds = sync_time(cluster, [step.device for step in steps])
+    def __init__(self, environment: Environment, plan: Plan, cluster: Cluster, steps: Sequence[_Step]) -> None:
+        self.environment, self.steps, self.bytes = environment, steps, sync_bytes(plan)
+        self.seconds = sync_time(plan, cluster, [step.device for step in steps])
         self.joined_s: dict[int, float] = {}
         self.start_s = self.end_s = 0.0
         self.missing = sum(step.parts for step in steps)
@@ -134,7 +139,7 @@ class _Barrier:
         """The SYNC of every device."""
         return [
             ReductionTimes(
-                step.device, step.stage, self.joined_s[step.device], self.end_s, Kind.SYNC, self.start_s, SYNC_BYTES
+                step.device, step.stage, self.joined_s[step.device], self.end_s, Kind.SYNC, self.start_s, self.bytes
             )
             for step in self.steps
         ]
@@ -146,7 +151,7 @@ class _Chain:
     def __init__(self, environment: Environment, cluster: Cluster, steps: Sequence[_Step]) -> None:
         self.environment, self.steps = environment, steps
         numbers = [step.device for step in steps]
-        self.seconds = [cluster.transfer_s(a, b, SYNC_BYTES) for a, b in itertools.pairwise(numbers)]
+        self.seconds = [cluster.transfer_s(a, b, _PASSED_ON_BYTES) for a, b in itertools.pairwise(numbers)]
         self.missing = [step.parts + bool(place) for place, step in enumerate(steps)]
         for place, step in enumerate(steps):
             step.when_ready(partial(self._part, place))

@@ -112,7 +112,7 @@ def _run(
         have_performed(performers, performed[1], channels.values())
     if sharing:
         network.find_shared()
-    agreed = wait_for_others(optimizer, environment, cluster, exchange.operations, devices, reductions, plan.devices)
+    agreed = wait_for_others(optimizer, environment, plan, cluster, exchange.operations, devices, reductions)
     for device in devices:
         device.begin()
     environment.run()

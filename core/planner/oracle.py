@@ -24,7 +24,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     replicas = _replicas(plan, costs, cluster)
     times = replicas[0]
     held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
-    sync_s = sync_time(cluster, held) if plan.sync else 0.0
+    sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
     ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s)
     peaks = [
         sum(costs[stage.index].state_bytes for stage in plan.stages_on(device)) + _working_peak(plan, costs, device)

@@ -5,7 +5,9 @@ import math
 import panpipe
 import pytest
 import torch
+from panpipe.backends.memcpy import MemcpyBackend
 from panpipe.core.actions import COMM_KINDS
+from panpipe.core.reduction import sync_bytes
 from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.state import StageState
 from panpipe.runtimes.update import Census, Update
@@ -50,6 +52,22 @@ def test_a_tied_weight_counts_once(case):
     assert pipe.grad_norm == pytest.approx(norms[-1], rel=1e-6)
     assert norms[0] > 0.1
     torch.testing.assert_close(parameters(pipe.model), parameters(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [CONV, GPT])
+def test_the_table_is_as_large_as_predicted(case, monkeypatch):
+    summed, all_reduce = [], MemcpyBackend.all_reduce
+
+    def watched(backend, tensor):
+        summed.append(tensor.nbytes)
+        return all_reduce(backend, tensor)
+
+    pipe, _ = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=0.1)
+    pipe.step(case.batch(8, torch.float32))
+    monkeypatch.setattr(MemcpyBackend, "all_reduce", watched)
+    pipe.step(case.batch(8, torch.float32))
+    assert summed == [sync_bytes(pipe.plan)] * 2
+    assert summed[0] == 8 * (2 + len(list(pipe.model.parameters())))
 
 
 def test_an_infinite_norm_is_measured_alone():
