@@ -95,6 +95,19 @@ class Reduction:
         """That are summed."""
         return sum(bucket.memory.nbytes for bucket in self._buckets)
 
+    def watch(self) -> None:
+        """Have `ended_ns` tell when it was over, where the transport's handles can."""
+        for handle in self._handles:
+            if hasattr(handle, "watch"):
+                handle.watch()
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When the last sum was over, on the monotonic clock; None where nothing tells or nobody watched."""
+        ends = [getattr(handle, "ended_ns", None) for handle in self._handles]
+        told = [end for end in ends if end is not None]
+        return max(told) if told and len(told) == len(ends) else None
+
     def wait(self) -> None:
         """Return when the parameters have the sums."""
         for handle in self._handles:

@@ -73,7 +73,8 @@ class StepRecord:
         start_ns, end_ns: on the monotonic clock, when the step is traced.
         events: (action, queue, start, end, bytes) in order, when the step is traced; a communication starts when it is
             posted.
-        arrivals: receive → when its reader had waited for it, when the step is traced.
+        arrivals: receive → when its reader had waited for it, when the step is traced; reduction over replicas → when
+            it was over, or where the transport does not tell, had been waited for.
         spans: send → start and end of its transfer, where the transport tells and the step is traced.
         memory: samples (time, bytes) of the saved tensors alive, from their finalizers, when they are watched.
         peak_saved: the most of them.

@@ -35,7 +35,8 @@ class Frame:
         results: (name, microbatch) → the part of the step's result computed here.
         taken: takes such a part instead, if it does.
         traced: whether arrivals are recorded.
-        arrivals: receive → the mark at which its reader had waited for it, when the step is traced.
+        arrivals: receive → the mark at which its reader had waited for it, when the step is traced; reduction over
+            replicas → that at which it was over, or where the transport does not tell, at which it was waited for.
         flying: send → its transfer, when the step is traced.
         meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
@@ -71,7 +72,8 @@ class Frame:
             if reduction is not None:
                 reduction.wait()
                 if self.traced:
-                    self.arrivals[Action(reduced, Kind.REDUCE_GRAD)] = self.queue.mark()
+                    ended = reduction.ended_ns
+                    self.arrivals[Action(reduced, Kind.REDUCE_GRAD)] = self.queue.mark() if ended is None else ended
 
     def given(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch, there to be read."""

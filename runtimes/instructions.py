@@ -258,7 +258,9 @@ class Binder:
 
         def call() -> None:
             assert frame.replicas is not None
-            frame.reductions[stage] = state.reduce_gradients(frame.replicas)
+            reduction = frame.reductions[stage] = state.reduce_gradients(frame.replicas)
+            if frame.traced and frame.queue.device.type == "cpu":  # the marks of a GPU are events of its own
+                reduction.watch()
 
         return call
 

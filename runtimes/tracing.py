@@ -15,7 +15,8 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
 
     Where the transport does not tell, a transfer is known from its two ends: it starts when send and receive are both
     posted, and it had arrived when the reader had waited for it, which is the earliest that anybody can tell.
-    A reduction over replicas likewise: it starts when all have issued it, and ends for each when it had waited for it.
+    A reduction over replicas likewise: it starts when all have issued it, and ends for each when it was over there, as
+    gloo tells; of another transport, when it had been waited for, which may be much later.
 
     Args:
         plan: that was run.

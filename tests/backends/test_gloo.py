@@ -1,11 +1,15 @@
 """What gloo's handles keep."""
 
 import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import torch
-from panpipe.backends.gloo import _Sent
+import torch.distributed as dist
+from panpipe.backends.gloo import _Sent, _Sum
 
 
 class Work:
@@ -29,3 +33,22 @@ def test_a_handle_lets_go_of_its_tensors_when_it_was_waited_for():
     gc.collect()
     assert alive() is None
     handle.wait()
+
+
+def test_a_sum_that_is_watched_tells_when_it_was_over_before_anybody_waits():
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as ends:
+        groups = list(ends.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30)), range(2)))
+    tensors = [torch.full((3,), float(rank + 1)) for rank in range(2)]
+    issued = time.perf_counter_ns()
+    sums = [_Sum(None, group.allreduce([tensor])) for group, tensor in zip(groups, tensors, strict=True)]
+    sums[0].watch()
+    while sums[0].ended_ns is None:  # nobody waits; the test's own limit ends what never comes
+        time.sleep(0.001)
+    told, now = sums[0].ended_ns, time.perf_counter_ns()
+    for each in sums:
+        each.wait()
+    assert issued < told <= now
+    assert sums[0].ended_ns == told
+    assert sums[1].ended_ns is None  # which nobody watched
+    assert all(tensor.tolist() == [3.0] * 3 for tensor in tensors)
