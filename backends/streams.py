@@ -11,7 +11,7 @@ and the peak of a step would be another one each time.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -65,6 +65,10 @@ class Streams(ABC):
         """The tensor on the host, once everything issued to the current stream has run: the host waits."""
 
     @abstractmethod
+    def finish(self, stream: Any) -> None:
+        """Wait on the host until everything that was issued to a stream has run."""
+
+    @abstractmethod
     def synchronize(self, device: torch.device) -> None:
         """Wait on the host until everything that was issued to a device has run."""
 
@@ -106,10 +110,11 @@ class CudaStreams(Streams):
     def download(self, tensor: Tensor) -> Tensor:
         held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         held.copy_(tensor, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(tensor.device))
-        event.synchronize()
+        self.finish(self.current(tensor.device))
         return held
+
+    def finish(self, stream: Any) -> None:
+        self.record(stream).synchronize()
 
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
@@ -125,3 +130,33 @@ _KINDS: dict[str, Streams] = {"cuda": CudaStreams()}
 def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None where what was called has happened."""
     return _KINDS.get(device.type)
+
+
+class InheritedStreams:
+    """The streams that the work of the calling thread goes to, for threads that go on with it.
+
+    A thread begins on device 0 and on the default stream of every device, and what it asks of a device there would come
+    behind nothing that its caller has under way on another stream.
+
+    Args:
+        devices: those that the threads work on, or copy from.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._current: dict[torch.device, Any] = {}
+        for device in devices:
+            streams = streams_of(device)
+            if streams is not None:
+                self._current[device] = streams.current(device)
+
+    @contextmanager
+    def active(self, here: torch.device | None) -> Iterator[None]:
+        """A context in which a thread's work goes to them, with ``here`` as the device that it is on, if any."""
+        streams = None if here is None else streams_of(here)
+        if streams is None or here not in self._current:
+            yield
+            return
+        others = (stream for device, stream in self._current.items()
+                  if device != here and stream != streams.current(device))  # fmt: skip
+        with streams.using(*others, self._current[here]):
+            yield

@@ -238,7 +238,8 @@ class Stopwatch:
 
 
 def finished_s(device: torch.device) -> float:
-    """Seconds on the monotonic clock, once everything issued to the device has run."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    """Seconds on the monotonic clock, once everything that this thread's work on the device comes behind has run."""
+    streams = streams_of(device)
+    if streams is not None:
+        streams.finish(streams.current(device))
     return time.perf_counter()

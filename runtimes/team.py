@@ -9,9 +9,9 @@ replica by replica::
                         replica 1: device 0 ── device 1       and one over the replicas of each device
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..backends import gloo, memcpy
 from ..backends.contract import Backend
 from ..backends.kind import BackendKind
+from ..backends.streams import InheritedStreams
 from ..core.errors import RequestError, WorkerError
 from ..core.mesh import Mesh
 from .arrival import ARRIVAL_S, join
@@ -137,6 +138,10 @@ class Team(ABC):
 class ThreadTeam(Team):
     """Devices that are threads of this process.
 
+    Each keeps its thread: what PyTorch has for a thread alone, such as cuDNN's plans of convolutions and the handle that
+    a stream's workspace of cuBLAS goes with, is made once and not in every step. A thread works where its caller does:
+    on the same streams.
+
     Args:
         size: how many devices.
         kind: the transport between them; one that connects threads.
@@ -146,6 +151,7 @@ class ThreadTeam(Team):
         self.mesh, self.kind = Mesh(size), kind
         self.local = tuple(range(size))
         self._ends: Sequence[Backend] = ()
+        self._threads: Sequence[ThreadPoolExecutor] = ()
 
     @property
     def threads(self) -> int:
@@ -157,20 +163,20 @@ class ThreadTeam(Team):
         ends = self._ends = self.kind.threads(self.size)
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
+        streams = InheritedStreams(set(self.where.values()))
 
         def body(device: int) -> None:
             torch.set_num_threads(self.threads)
             try:
-                results[device] = work(device)
+                with streams.active(self.where.get(device)):
+                    results[device] = work(device)
             except BaseException as failure:
                 failures[device] = failure  # the first in here is the first of all: this one wakes the others
                 ends[device].close(failure)
 
-        threads = [threading.Thread(target=body, args=(d,), name=f"panpipe device {d}") for d in self.local]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self._threads = self._threads or [ThreadPoolExecutor(1, f"panpipe device {d}") for d in self.local]
+        for running in [thread.submit(body, d) for d, thread in zip(self.local, self._threads, strict=True)]:
+            running.result()
         for end in ends:
             end.close()
         if failures:
@@ -194,7 +200,9 @@ class ThreadTeam(Team):
         return None
 
     def close(self) -> None:
-        """Threads end with the work they were given."""
+        for thread in self._threads:
+            thread.shutdown(wait=False)
+        self._threads = ()
 
 
 class RankTeam(Team):

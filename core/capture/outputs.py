@@ -113,7 +113,7 @@ def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
     result, texts = _returned(program)
     leaves, nesting = pytree.tree_flatten(result)
     nodes = {node.name: node for node in program.graph.nodes}
-    end = next(reversed(program.graph.nodes))
+    end = program.graph.output_node()
     values: list[str | None] = []
     for leaf in leaves:
         node = nodes.get(leaf) if isinstance(leaf, str) else None
@@ -139,7 +139,7 @@ def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
 
 def _returned(program: Any) -> tuple[Any, Any]:
     """What an exported function returned: its result, and tensors that it wrote into text, as names of nodes."""
-    given = zip(program.graph_signature.output_specs, next(reversed(program.graph.nodes)).args[0], strict=False)
+    given = zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=False)
     flat = [getattr(value, "name", value) for spec, value in given if spec.kind is OutputKind.USER_OUTPUT]
     result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
     return result, texts
@@ -164,7 +164,7 @@ def weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -
     if weight is None or not _computed(weight, given):
         return outputs
     places = {node: i for i, node in enumerate(graph.nodes)}
-    last, end = max(weight, loss, key=lambda node: places[node]), next(reversed(graph.nodes))
+    last, end = max(weight, loss, key=lambda node: places[node]), graph.output_node()
     copies = []
     for node in (weight, loss):
         with graph.inserting_after(last):

@@ -92,7 +92,7 @@ def even_pipeline(width: int, rows: int, stages: int = 2, dtype: torch.dtype = t
     batch = batch_of(width, rows, dtype)
     piece = {"x": batch["x"][: rows // MICROBATCHES].to("cuda:0")}
     capture, operators = panpipe.core.capture.step.capture_step, panpipe.core.capture.operators.operators_of
-    plan = even_plan(operators(capture(layers(width, dtype=dtype).to("cuda:0"), step, piece)), stages, MICROBATCHES)
+    plan = even_plan(operators(capture(layers(width, dtype=dtype), step, piece, device="cuda")), stages, MICROBATCHES)
     pipe = panpipe.pipeline(
         layers(width, dtype=dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
         share_devices=True, **options,

@@ -24,7 +24,7 @@ def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, devic
     """The case's step for the largest of its microbatches."""
     pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)
     batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
-    return operators_of(capture_step(case.model(dtype).to(device), case.step, batch))
+    return operators_of(capture_step(case.model(dtype).to(device), case.step, batch, device=device))
 
 
 captured_once = functools.cache(captured)

@@ -116,6 +116,9 @@ class RecordedStreams(Streams):
     def download(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
+    def finish(self, stream: Stream) -> None:
+        self.wait(self.current(torch.device("cpu")), self.record(stream))
+
     def synchronize(self, device: torch.device) -> None:
         with self._lock:
             for stream in self._streams:
