@@ -11,7 +11,7 @@ from .contract import Backend
 
 
 def nothing_missing() -> str | None:
-    """For transports that work everywhere."""
+    """For transports that work everywhere, without limits."""
     return None
 
 
@@ -30,6 +30,7 @@ class BackendKind:
         dtypes: what it moves; None for all. float32 and float64 are always among them.
         device_types: where the tensors may be.
         missing: why it cannot be used on this machine; None where it can.
+        limits: what users should know of it on this machine, where it can be used; None for nothing.
     """
 
     name: str
@@ -39,6 +40,7 @@ class BackendKind:
     dtypes: frozenset[torch.dtype] | None = field(default=None, kw_only=True)
     device_types: frozenset[str] = field(default=frozenset({"cpu"}), kw_only=True)
     missing: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
+    limits: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.threads is None and self.ranks is None:

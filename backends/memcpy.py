@@ -174,7 +174,7 @@ def _copy(pair: tuple[int, int], send: _Transfer, receive: _Transfer) -> None:
         _copy_each(send, receive)
     else:
         source, target = send.tensors[0].device, receive.tensors[0].device
-        queue, other = streams.named(("memcpy", *pair), source), streams.named(("memcpy", *pair), target)
+        queue, other = (streams.named(("memcpy", *pair), device, urgent=True) for device in (source, target))
         with streams.using(other, queue):
             for event in (send.ready, receive.ready):
                 streams.wait(queue, event)

@@ -14,7 +14,8 @@ ends of a pair issue sends and receives in different orders. Different communica
 them waits for is issued whatever another one does, because no host waits for a device.
 
 All communicators are made, and used once, in one order on all ranks: NCCL makes one on its first use, and then the host
-does wait for the other rank.
+does wait for the other rank. Their streams are none that anything else uses: PyTorch has 32 of each priority, hands
+them out in turns, and two communicators on one stream would be one again.
 
 Not run on a GPU yet; tests prove on lowered plans that this assignment of communicators cannot lock up.
 """
@@ -38,6 +39,12 @@ from .streams import Streams, streams_of
 CONNECTIONS_VARIABLE, CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 """Hardware queues of a process: with fewer than it has streams, a message that waits could hold up another stream that
 shares its queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most)."""
+
+
+MOST_COMMUNICATORS = 32
+"""Of a process: PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``)."""
+_FIRST_SUMS = (1, 1 << 14, 1 << 20, 1 << 23)
+"""Elements of the sums that are tried first: NCCL connects what an algorithm needs when a size first asks for it."""
 
 
 def communicators(ranks: int) -> list[tuple[int, int]]:
@@ -75,11 +82,14 @@ class NcclBackend(Backend):
     """
 
     name: ClassVar[str] = "nccl"
+    _open: ClassVar[int] = 0
+    """Communicators of this process."""
 
     def __init__(self, group: Any = None) -> None:
         world: Any = dist.group.WORLD if group is None else group
         self._ranks = dist.get_process_group_ranks(world)
         self.device, self.devices = world.rank(), world.size()
+        self._check_streams()
         self._gpu = torch.device("cuda", torch.cuda.current_device())
         streams = streams_of(self._gpu)
         assert streams is not None
@@ -94,19 +104,33 @@ class NcclBackend(Backend):
             self._connect(ranks)
         torch.cuda.synchronize(self._gpu)
 
+    def _check_streams(self) -> None:
+        """Refuse more communicators than there are streams; the same on all ranks."""
+        wanted = 2 * (self.devices - 1) + (self.devices > 1)
+        if NcclBackend._open + wanted > MOST_COMMUNICATORS:
+            raise RequestError(
+                f"NCCL between {self.devices} ranks takes {wanted} communicators each, {NcclBackend._open} are "
+                f"open, and PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may wait for each other for "
+                "ever; use fewer ranks, close pipelines that are done, or use backend='gloo'"
+            )
+
     def _connect(self, ranks: tuple[int, ...]) -> None:
         """Make the communicators of a group, which may be another one than this rank's."""
         mine = list(ranks) == list(self._ranks)
         for pair in communicators(len(ranks)):
-            made = dist.new_group([ranks[place] for place in pair], backend="nccl")
+            made = _group([ranks[place] for place in pair])
             if mine and self.device in pair:
                 self._pairs[pair] = made
                 self._first_use(pair)
         if len(ranks) > 1:
-            made = dist.new_group(list(ranks), backend="nccl")
+            made = _group(list(ranks))
             if mine:
                 self._all = made
-                dist.all_reduce(torch.zeros(1, device=self._gpu), group=made)
+                for count in _FIRST_SUMS:
+                    self.all_reduce(torch.zeros(count, device=self._gpu)).wait()
+                    torch.cuda.synchronize(self._gpu)
+        if mine:
+            NcclBackend._open += len(self._pairs) + (self._all is not None)
 
     def _first_use(self, pair: tuple[int, int]) -> None:
         """Make NCCL connect the two: on its own the host would wait for that in the middle of a step."""
@@ -123,7 +147,7 @@ class NcclBackend(Backend):
 
     def _issue(self, pair: tuple[int, int], tensors: Sequence[Tensor], move: Any, peer: int) -> Handle:
         streams, group, rank = self._streams, self._pairs[pair], self._ranks[peer]
-        stream = streams.named(("nccl", *pair), self._gpu)
+        stream = streams.named(stream_name(self._ranks, pair), self._gpu, urgent=True)
         moved = [tensor for tensor in tensors if tensor.numel()]
         ready = streams.record(streams.current(self._gpu))
         try:
@@ -140,7 +164,7 @@ class NcclBackend(Backend):
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         streams = self._streams
-        stream = streams.named(("nccl", "all"), self._gpu)
+        stream = streams.named(stream_name(self._ranks), self._gpu, urgent=True)
         ready = streams.record(streams.current(self._gpu))
         try:
             with streams.using(stream):
@@ -158,7 +182,23 @@ class NcclBackend(Backend):
         if failure is None and dist.is_initialized():
             for group in (*self._pairs.values(), *([] if self._all is None else [self._all])):
                 dist.destroy_process_group(group)
+                NcclBackend._open -= 1
             self._pairs, self._all = {}, None
+
+
+def stream_name(ranks: Sequence[int], pair: tuple[int, int] | None = None) -> tuple[Any, ...]:
+    """The name of the stream of a pair, or of all: another one for every communicator, those of replicas too.
+
+    Args:
+        ranks: of the group, in the job.
+        pair: places in it: sender, receiver.
+    """
+    return ("nccl", "all", *ranks) if pair is None else ("nccl", "pair", *(ranks[place] for place in pair))
+
+
+def _group(ranks: list[int]) -> Any:
+    """A group with a communicator of its own, on a stream that goes before compute."""
+    return dist.new_group(ranks, backend="nccl", pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
 
 
 def _identity(gpu: torch.device) -> str:
@@ -203,7 +243,18 @@ def missing() -> str | None:
     return None
 
 
+def limits() -> str | None:
+    """What it can connect on this machine."""
+    gpus = torch.cuda.device_count()
+    if gpus > 1:
+        return None
+    return (
+        "it connects ranks with a GPU each and there is 1 GPU here: one rank, or several on as many machines; stages "
+        "share the GPU over memcpy, as in devices='cuda:0,cuda:0' with share_devices=True"
+    )
+
+
 KIND = BackendKind(
     "nccl", "NCCL between ranks with a GPU each, a communicator for each pair and direction; has not run on a GPU yet",
-    ranks=NcclBackend, device_types=frozenset({"cuda"}), missing=missing,
+    ranks=NcclBackend, device_types=frozenset({"cuda"}), missing=missing, limits=limits,
 )  # fmt: skip

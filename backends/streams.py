@@ -25,15 +25,21 @@ class Streams(ABC):
     def __init__(self) -> None:
         self._named: dict[tuple[Hashable, torch.device], Any] = {}
 
-    def named(self, name: Hashable, device: torch.device) -> Any:
-        """The stream of this name on a device, made when it is first asked for: streams are few, and stay."""
+    def named(self, name: Hashable, device: torch.device, *, urgent: bool = False) -> Any:
+        """The stream of this name on a device, made when it is first asked for: streams are few, and stay.
+
+        Args:
+            name: what it is for.
+            device: where it is.
+            urgent: whether what it does goes before what others do.
+        """
         key = name, device
         found = self._named.get(key)
-        return self._named.setdefault(key, self.new(device)) if found is None else found
+        return self._named.setdefault(key, self.new(device, urgent)) if found is None else found
 
     @abstractmethod
-    def new(self, device: torch.device) -> Any:
-        """A new stream on a device."""
+    def new(self, device: torch.device, urgent: bool) -> Any:
+        """A new stream on a device; arguments as of `named`."""
 
     @abstractmethod
     def current(self, device: torch.device) -> Any:
@@ -80,8 +86,9 @@ class Streams(ABC):
 class CudaStreams(Streams):
     """CUDA's, by ``torch.cuda``."""
 
-    def new(self, device: torch.device) -> Any:
-        return torch.cuda.Stream(device)
+    def new(self, device: torch.device, urgent: bool) -> Any:
+        # Of each priority PyTorch has 32 streams a device, and hands them out in turns: urgent ones are a set apart.
+        return torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
     def current(self, device: torch.device) -> Any:
         return torch.cuda.current_stream(device)

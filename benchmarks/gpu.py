@@ -3,19 +3,24 @@
 Several stages on one GPU share it, so that they are no faster than one process: what is compared is predicted against
 measured, the cost of an action, and whether copies run beside compute. For a GPT in float32, with 2 and 4 stages:
 
-- step time and saved memory, predicted from rehearsals on the GPU, against timed steps;
-- launch overhead: host time of a step over its actions, with stages of next to nothing;
+- step time, the peak of saved tensors and the allocator's peak, predicted from rehearsals on the GPU, against timed
+  steps and one process on the same microbatches;
 - the share of copy time that lies beside compute, from a trace's CUDA events;
-- the allocator's peak against that of one process on the same microbatches.
+- launch overhead: what an action takes where the GPU has next to nothing to do in it.
 
-Writes ``gpu-<machine>.md``. Written where no GPU was: it has not run on one yet.
+Writes ``gpu-<machine>.md``: what can be measured, whatever else fails. Takes some minutes. Written where no GPU was: it
+has not run on one yet.
 """
 
 import argparse
+import gc
 import re
 import statistics
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gpt
@@ -29,6 +34,10 @@ from torch import nn
 MICROBATCHES, ROWS, LENGTH, WIDTH, LAYERS, VOCABULARY = 8, 64, 256, 512, 8, 8192
 STEPS, WARM_UP = 10, 3
 GPU = torch.device("cuda", 0)
+HEADER = (
+    "stages", "predicted ms", "measured ms", "off by", "saved MiB predicted", "measured", "peak MiB predicted",
+    "measured", "of it cuBLAS", "copies beside compute",
+)  # fmt: skip
 
 
 def model() -> nn.Module:
@@ -40,10 +49,12 @@ def batch_of() -> tuple[torch.Tensor, torch.Tensor]:
     return gpt.data(ROWS, LENGTH, VOCABULARY)
 
 
-def timed(run, steps: int = STEPS) -> float:
-    """Median seconds of a step, after a warm-up."""
+def timed(run: Callable[[], object], steps: int = STEPS) -> float:
+    """Median seconds of a step, after a warm-up; the allocator's peak is that of these steps."""
     for _ in range(WARM_UP):
         run()
+    torch.cuda.synchronize(GPU)
+    torch.cuda.reset_peak_memory_stats(GPU)
     found = []
     for _ in range(steps):
         torch.cuda.synchronize(GPU)
@@ -52,6 +63,20 @@ def timed(run, steps: int = STEPS) -> float:
         torch.cuda.synchronize(GPU)
         found.append(time.perf_counter() - start)
     return statistics.median(found)
+
+
+def workspaces() -> int:
+    """Bytes that cuBLAS keeps for each stream that it was used on, given back; no prediction knows of them."""
+    before = torch.cuda.memory_allocated(GPU)
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated(GPU)
+
+
+def empty() -> None:
+    """Give everything back that the measurement before held."""
+    gc.collect()
+    workspaces()
+    torch.cuda.empty_cache()
 
 
 def pipeline(stages: int, **options) -> panpipe.Pipeline:
@@ -77,40 +102,53 @@ def beside_compute(trace: Trace) -> float:
     return beside / total if total else 0.0
 
 
-def one_process() -> tuple[float, int]:
+def saved_peaks(trace: Trace) -> int:
+    """Bytes of the saved tensors at the peak of each device, added up."""
+    peaks: dict[int, int] = {}
+    for sample in trace.memory:
+        peaks[sample.device] = max(sample.bytes, peaks.get(sample.device, 0))
+    return sum(peaks.values())
+
+
+def one_process() -> str:
     """Step time, and the allocator's peak, of one process on the same microbatches."""
     alone, batch = model(), tuple(tensor.to(GPU) for tensor in batch_of())
     optimizer = torch.optim.AdamW(alone.parameters())
-    torch.cuda.reset_peak_memory_stats(GPU)
 
     def run() -> None:
         reference_step(alone, gpt.step, batch, microbatches=MICROBATCHES, seed=0, index=0)
         optimizer.step()
 
     seconds = timed(run)
-    return seconds, torch.cuda.max_memory_allocated(GPU)
+    peak = torch.cuda.max_memory_allocated(GPU)
+    return (
+        f"One process, the same microbatches: {1e3 * seconds:.2f} ms a step, {_mib(peak)} MiB at its peak, of which "
+        f"{_mib(workspaces())} are cuBLAS's workspaces."
+    )
 
 
-def row(stages: int) -> list[str]:
+def row(stages: int) -> str:
     """What a pipeline of so many stages shows."""
+    started = time.perf_counter()
     pipe = pipeline(stages, model=model(), step=gpt.step, example_batch=batch_of())
-    batch = batch_of()
-    assert pipe.plan.prediction is not None
-    predicted = pipe.plan.prediction.step_s
-    torch.cuda.reset_peak_memory_stats(GPU)
+    print(f"{stages} stages: planned in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    batch, prediction = batch_of(), pipe.plan.prediction
+    assert prediction is not None
     seconds = timed(lambda: pipe.step(batch))
     peak = torch.cuda.max_memory_allocated(GPU)
-    wanted = sum(pipe.plan.prediction.peak_memory_bytes)
     _, trace = pipe.trace_step(batch)
     pipe.close()
-    return [
-        str(stages), f"{1e3 * predicted:.2f}", f"{1e3 * seconds:.2f}", f"{100 * (predicted / seconds - 1):+.1f} %",
-        f"{wanted / 2**20:.0f}", f"{peak / 2**20:.0f}", f"{100 * beside_compute(trace):.0f} %",
+    cells = [
+        str(stages), f"{1e3 * prediction.step_s:.2f}", f"{1e3 * seconds:.2f}",
+        f"{100 * (prediction.step_s / seconds - 1):+.1f} %", _mib(sum(prediction.peak_saved_bytes)),
+        _mib(saved_peaks(trace)), _mib(sum(prediction.peak_memory_bytes)), _mib(peak), _mib(workspaces()),
+        f"{100 * beside_compute(trace):.0f} %",
     ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
-def launch_overhead() -> float:
-    """Host microseconds of a compute action whose program is next to nothing."""
+def launch_overhead() -> str:
+    """Microseconds of a compute action whose program is next to nothing: what issuing takes the host."""
 
     def mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return model(batch["x"]).mean()
@@ -121,7 +159,14 @@ def launch_overhead() -> float:
     seconds = timed(lambda: pipe.step(batch), 5 * STEPS)
     actions = max(len(actions) for actions in pipe.plan.device_actions)
     pipe.close()
-    return 1e6 * seconds / actions
+    return (
+        f"An action with a program of next to nothing, 2 stages: {1e6 * seconds / actions:.0f} µs, its messages, the "
+        "optimizer and the end of the step included."
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f}"
 
 
 def main() -> int:
@@ -131,30 +176,28 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py measures on a GPU and PyTorch finds none here: run it on a machine with one")
         return 2
-    alone_s, alone_peak = one_process()
-    rows = [row(stages) for stages in (2, 4)]
-    header = [
-        "stages",
-        "predicted ms",
-        "measured ms",
-        "off by",
-        "predicted MiB",
-        "measured MiB",
-        "copies beside compute",
-    ]
-    table = [header, ["---"] * len(header), *rows]
-    text = "\n".join(
-        [
-            f"# Stages that share one GPU: {machine(GPU)}", "", f"`python benchmarks/gpu.py`, {time.strftime('%F')}.",
-            f"One process: {1e3 * alone_s:.2f} ms a step, {alone_peak / 2**20:.0f} MiB at its peak.",
-            f"An action with a program of next to nothing: {launch_overhead():.0f} µs.", "",
-            *("| " + " | ".join(cells) + " |" for cells in table), "",
-        ]
-    )  # fmt: skip
+    lines = [
+        f"# Stages that share one GPU: {machine(GPU)}", "",
+        f"`python benchmarks/gpu.py`, {time.strftime('%F')}: a GPT of {LAYERS} layers, width {WIDTH}, float32, batches "
+        f"of {ROWS} × {LENGTH} tokens in {MICROBATCHES} microbatches, AdamW, 1F1B. Peaks predicted are those of all "
+        "stages added up, which need not come at the same moment.", "",
+    ]  # fmt: skip
+    table = [f"| {' | '.join(HEADER)} |", "|" + " --- |" * len(HEADER)]
+    said, failed = [], False
+    for measure in (one_process, launch_overhead, partial(row, 2), partial(row, 4)):
+        try:
+            said.append(measure())
+        except Exception as error:
+            traceback.print_exc()
+            said.append(f"{measure} failed: {type(error).__name__}: {error}")
+            failed = True
+        empty()
+    lines += [*said[:2], "", *table, *said[2:]]
     name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(GPU).lower()).strip("-")
-    (options.out / f"gpu-{name}.md").write_text(text, encoding="utf-8")
-    print(text)
-    return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"gpu-{name}.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    print("\n".join(lines))
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ def backends(
     name: Annotated[str | None, typer.Argument(help="Show this one alone.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the conformance suite for it.")] = False,
     devices: Annotated[int, typer.Option(help="Devices that the suite runs on.", min=2)] = 3,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu or cuda: where the suite's tensors are; cpu if the backend moves any.", show_default=False
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> int:
     """Show transports: which work here, and why the others do not.
@@ -27,7 +33,7 @@ def backends(
     if check and name is None:
         raise RequestError("--check runs the suite for one backend: name it, as in panpipe backends gloo --check")
     if check and name is not None:
-        return _check(find_backend(name), devices, json)
+        return _check(find_backend(name), devices, on, json)
     known = known_backends()
     if name is not None and name not in known:
         raise RequestError(f"there is no backend '{name}': known are {', '.join(known)}")
@@ -46,6 +52,7 @@ def _answer(kind: BackendKind) -> dict[str, Any]:
         "summary": kind.summary,
         "available": kind.unavailable is None,
         "reason": kind.unavailable,
+        "limits": kind.limits() if kind.unavailable is None else None,
         "runs": list(kind.runs),
         "device_types": sorted(kind.device_types),
         "dtypes": None if kind.dtypes is None else sorted(map(dtype_name, kind.dtypes)),
@@ -75,13 +82,16 @@ def _print(shown: Sequence[BackendKind], left_out: Sequence[LeftOut]) -> None:
     for kind in shown:
         if kind.unavailable is not None:
             print(f"{kind.name} cannot be used here: {kind.unavailable}")
+        elif (limits := kind.limits()) is not None:
+            print(f"{kind.name}: {limits}")
     for one in left_out:
         print(one)
 
 
-def _check(kind: BackendKind, devices: int, json: bool) -> int:
-    note(f"checking backend '{kind.name}' on {devices} devices")
-    findings = examine(kind, devices)
+def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
+    where = on or ("cpu" if "cpu" in kind.device_types else min(kind.device_types))
+    note(f"checking backend '{kind.name}' on {devices} devices, tensors on {where}")
+    findings = examine(kind, devices, where=where)
     broken = sum(one.problem is not None for one in findings)
     if json:
         print_json({"name": kind.name, "conforms": not broken, "rules": [_finding(one) for one in findings]})

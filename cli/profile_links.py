@@ -16,6 +16,7 @@ from ..core.cluster import Cluster, Device, cluster_json
 from ..core.errors import RequestError
 from ..core.links.lines import LineFit, fit_line
 from ..core.links.shared import SharedLinks, groups_to_measure, shared_links
+from ..runtimes.devices import of_rank
 from ..runtimes.host_copies import HostCopy, host_copies
 from ..runtimes.launch import make_team
 from ..runtimes.link_measurements import measure_links
@@ -94,15 +95,18 @@ def _start(ranks: int | None) -> int:
 
 
 def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) -> LinkProfile:
-    team = make_team(None, backend)
+    here = where
+    if where.type == "cuda":
+        here = of_rank(None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        torch.cuda.set_device(here)  # the one that NCCL connects
+    team = make_team(None, backend, where.type)
     try:
-        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if where.type == "cuda" else where
         hosts = team.everywhere(lambda _: platform.node())
         if team.local == (0,):
             note(f"measuring links between {team.size} ranks over {team.kind.name}")
         measured = measure_links(team, lambda _: here, groups_to_measure(hosts), repeats=repeats)
         memory = memory_of_each(team, here)
-        copies = host_copies(here)
+        (copies, *_) = team.everywhere(lambda device: host_copies(here) if device == 0 else [])
     finally:
         team.close()
     alone = {pair: fit_line(list(times), list(times.values())) for pair, times in measured.alone.items()}

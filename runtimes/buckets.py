@@ -45,14 +45,20 @@ class Bucket:
                 gradient.zero_()
             elif parameter.grad.data_ptr() != gradient.data_ptr():
                 gradient.copy_(parameter.grad)
-        here = [float(p.grad is not None) for p in self.parameters]
-        self._flags.copy_(torch.tensor(here, dtype=torch.float64))
+        self._flags.fill_(1.0)
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                self._flags[number].zero_()
         memory = self.memory
         return replicas.all_reduce(torch.view_as_real(memory).view(-1) if memory.is_complex() else memory)
 
     def hand_out(self) -> None:
-        """Give the parameters the sums."""
-        anywhere = (self._flags != 0).tolist()
+        """Give the parameters the sums.
+
+        The host waits for the device only where a parameter has no gradient here, and may have one elsewhere.
+        """
+        everywhere = all(parameter.grad is not None for parameter in self.parameters)
+        anywhere = [True] * len(self.parameters) if everywhere else (self._flags != 0).tolist()
         for (parameter, gradient), has_one in zip(self.gradients.items(), anywhere, strict=True):
             parameter.grad = gradient if has_one else None
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.contract import Handle
 from ..backends.streams import Streams, streams_of
 
 
@@ -235,6 +236,12 @@ class Stopwatch:
     def between(self, start: Any, end: Any) -> float:
         """Seconds between two moments. Waits for the second one."""
         return float(end - start) if self._streams is None else self._streams.elapsed_s(start, end)
+
+
+def transfer_s(handle: Handle, device: torch.device) -> float | None:
+    """Seconds that a transfer took on a device, by events around it; None where the transport has none."""
+    span, streams = getattr(handle, "span", None), streams_of(device)
+    return None if span is None or streams is None else streams.elapsed_s(*span)
 
 
 def finished_s(device: torch.device) -> float:

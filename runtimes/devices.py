@@ -54,7 +54,8 @@ def _device(name: str | torch.device) -> torch.device:
 def _check_there(device: torch.device, name: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
-        there = "PyTorch finds no GPU here" if not count else f"the GPUs here are cuda:0 to cuda:{count - 1}"
+        several = f"the GPUs here are cuda:0 to cuda:{count - 1}" if count > 1 else "the only GPU here is cuda:0"
+        there = several if count else "PyTorch finds no GPU here"
         raise RequestError(f"devices names '{name}': {there}; name devices of this machine")
 
 

@@ -12,7 +12,6 @@ What each of these calls is made of is in `instructions`, what they share, in `m
 of, in `update`.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -165,12 +164,13 @@ class Executor:
             bound: what to run; after a failure it is of no more use, for the mail in it.
             inputs: what the step works on.
             trace: record every action.
-            watch: record the saved tensors, too, from their finalizers. That costs time: 1 to 4 % of small programs.
+            watch: record the saved tensors of a step that is traced, too, from their finalizers. That costs time: 1 to
+                4 % of small programs.
             ending: what is done behind the last compute action.
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
-        record = self.begin(bound, inputs, time.perf_counter_ns if watch else None)
         frame, queue = self._frame, self._queue
+        record = self.begin(bound, inputs, queue.mark if watch else None)
         frame.traced = trace
         give_back = bound.fresh and queue.device.type == "cpu"
         compute = bound.compute
@@ -187,6 +187,7 @@ class Executor:
             at = queue.nanoseconds
             record.start_ns, record.end_ns = at(start), at(queue.mark())
             record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in notes]
+            record.memory = [(at(when), alive) for when, alive in record.memory]
             record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
             spans = {action: getattr(handle, "span", None) for action, handle in frame.flying.items()}
             record.spans = {a: (at(span[0]), at(span[1])) for a, span in spans.items() if span is not None}
@@ -194,7 +195,7 @@ class Executor:
         return record
 
     def begin(
-        self, bound: Bound, inputs: StepInputs, now: Callable[[], float] | None, messages: Transport | None = None
+        self, bound: Bound, inputs: StepInputs, now: Callable[[], Any] | None, messages: Transport | None = None
     ) -> StepRecord:
         """Make the instructions ready for a step.
 
@@ -216,7 +217,8 @@ class Executor:
         frame.taken = inputs.taken
         record = StepRecord(frame.results)
         frame.traced = False
-        frame.meter = None if now is None else StorageMeter(lambda alive: record.memory.append((now(), alive)))
+        samples = record.memory  # one that dies behind the step finds another list there
+        frame.meter = None if now is None else StorageMeter(lambda alive: samples.append((now(), alive)))
         for state in bound.states if inputs.fresh else ():
             state.clear_gradients()
         return record

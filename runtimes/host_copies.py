@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
+from ..backends.streams import streams_of
 from ..core.links.lines import LineFit, fit_line
-from .compute import finished_s
+from .compute import Stopwatch
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 """Bytes of a copy: up to the saved tensors of a stage."""
@@ -36,7 +37,7 @@ def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int
         sizes: bytes of the copies.
         repeats: of each; the median counts.
     """
-    if device.type == "cpu":
+    if streams_of(device) is None:
         return []
     found = []
     for to_host in (False, True):
@@ -50,9 +51,10 @@ def _copy_s(device: torch.device, size: int, to_host: bool, pinned: bool, repeat
     there = torch.zeros(size, dtype=torch.uint8, device=device)
     here = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
     target, source = (here, there) if to_host else (there, here)
-    times = []
-    for _ in range(repeats + 1):
-        start = finished_s(device)
-        target.copy_(source, non_blocking=True)
-        times.append(finished_s(device) - start)
+    watch, times = Stopwatch(device), []
+    with watch.active():
+        for _ in range(repeats + 1):
+            start = watch.now()
+            target.copy_(source, non_blocking=True)
+            times.append(watch.between(start, watch.now()))
     return statistics.median(times[1:])

@@ -15,7 +15,7 @@ from attrs import field, frozen
 from ..backends.contract import Backend, Handle
 from ..core.errors import RequestError
 from ..core.links.shared import Group
-from .compute import finished_s
+from .compute import Stopwatch, finished_s, transfer_s
 from .team import Team
 
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -128,6 +128,7 @@ class _Bench:
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self._backend, self._device = backend, device
+        self._told = False
 
     def _tensor(self, size: int) -> torch.Tensor:
         return torch.zeros(size // 4, device=self._device)
@@ -145,7 +146,8 @@ class _Bench:
             self._backend.receive([self._tensor(_ACK_BYTES)], 0).wait()
 
     def alone(self, pair: tuple[int, int], sizes: Sequence[int], repeats: int) -> dict[int, float] | None:
-        """One-way times of a pair's messages, at the sender: a round trip with a tiny answer, less half a tiny one."""
+        """One-way times of a pair's messages, at the sender: by the events around them; where there are none, a round
+        trip with a tiny answer, less half a tiny one."""
         self.meet()
         sender, receiver = pair
         times: dict[int, list[float]] = {size: [] for size in (_ACK_BYTES, *sizes)}
@@ -157,6 +159,8 @@ class _Bench:
                     self._answer(sender, size, count)
         if self._backend.device != sender:
             return None
+        if self._told:
+            return {size: undisturbed(times[size]) for size in sizes}
         half = undisturbed(times[_ACK_BYTES]) / 2
         # Tiny messages differ by less than they vary: no message is faster than the half of a tiny round trip.
         return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
@@ -174,11 +178,14 @@ class _Bench:
             sent = self._backend.send(message, receiver)
             self._backend.receive(answer, receiver).wait()
             sent.wait()
-            times.append(finished_s(self._device) - start)
+            round_trip = finished_s(self._device) - start
+            alone = transfer_s(sent, self._device)
+            self._told = alone is not None
+            times.append(round_trip if alone is None else alone)
         return times[1:]  # the first one finds buffers and connections cold
 
     def together(self, group: Group) -> dict[int, list[float]]:
-        """Send from a group to all others, in a thread for each pair.
+        """Send from a group to all others, in a thread for each pair, and on a stream of its own.
 
         Returns:
             At a receiver: sender → when each of its messages had arrived, in seconds from the start.
@@ -193,13 +200,14 @@ class _Bench:
 
         def body(peer: int) -> None:
             try:
-                found = flow(peer, start)
+                with Stopwatch(self._device).active():
+                    found = flow(peer, start)
                 if found:
                     arrivals[peer] = found
             except BaseException as failure:
                 failures.append(failure)
 
-        threads = [threading.Thread(target=body, args=(peer,)) for peer in others]
+        threads = [threading.Thread(target=body, args=(peer,), name=f"flow with {peer}") for peer in others]
         for thread in threads:
             thread.start()
         for thread in threads:

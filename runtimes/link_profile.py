@@ -7,7 +7,7 @@ import torch
 
 from ..backends.contract import Backend
 from ..core.cluster import Cluster, fully_connected
-from .compute import finished_s
+from .compute import finished_s, transfer_s
 from .memory_left import bytes_left, machine_bytes
 from .team import Team
 
@@ -19,6 +19,9 @@ def profile_link(
     repeats: int = 20,
 ) -> tuple[float, float]:  # fmt: skip
     """Latency and bandwidth between neighbouring devices, by ping-pong between each even device and the next.
+
+    A message takes half a round trip; on streams what lies between the events around it, without the host's part, which
+    runs ahead in a step.
 
     Args:
         backend: this device's end of the transport.
@@ -45,9 +48,12 @@ def profile_link(
                 sent.wait()
             else:
                 backend.receive(answer, peer).wait()
-                backend.send(message, peer).wait()
-            times.append(finished_s(device) - start)
-        one_way.append(statistics.median(times) / 2)
+                sent = backend.send(message, peer)
+                sent.wait()
+            round_trip = finished_s(device) - start
+            alone = transfer_s(sent, device)
+            times.append(round_trip / 2 if alone is None else alone)
+        one_way.append(statistics.median(times))
     xs, ys = list(map(float, sizes)), one_way
     slope, intercept = statistics.linear_regression(xs, ys)
     return max(intercept, min(ys) / 2), 1 / max(slope, 1e-12)
@@ -99,5 +105,6 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
 
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        free, _ = torch.cuda.mem_get_info(device)  # without what contexts and other processes have taken
+        return int(free) + torch.cuda.memory_reserved(device)
     return machine_bytes()

@@ -18,6 +18,7 @@ from ..core.capture.stand_ins import stand_in_for
 from ..core.capture.storages import storage_sizes
 from ..core.graph import OpGraph, OpNode
 from .compute import Stopwatch, compute_device
+from .stage_run import constant_on
 
 Values = Mapping[str, Tensor]
 Span = tuple[Any, Any]
@@ -81,7 +82,7 @@ class _OperatorTimer:
                 if node.name in step.buffers:
                     env[node] = materialised(buffers[step.buffers[node.name]], self._device).clone()
                 elif node.name in step.constants:
-                    env[node] = step.constants[node.name]
+                    env[node] = constant_on(step.constants[node.name], device)
                 elif node.name in step.batch:
                     leaf = leaves[step.batch[node.name]]
                     env[node] = leaf.to(device) if isinstance(leaf, Tensor) else leaf

@@ -84,7 +84,7 @@ class Pipeline(Resumable):
         self._team, self._shape = team, shape
         local = [s.index for s in plan.stages if s.device in team.local]
         device = compute_device([*model.parameters(), *model.buffers()])
-        where = team.where or dict.fromkeys(team.local, device)
+        where = team.where = team.where or dict.fromkeys(team.local, device)
         on = {i: where[plan.placement[i]] for i in local}
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)

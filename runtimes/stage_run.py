@@ -43,7 +43,7 @@ class StageRun:
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
             *(state.buffers[name] for name in inputs.buffers),
-            *(_constant(constants[name], state.device) for name in inputs.constants),
+            *(constant_on(constants[name], state.device) for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
         self.batch, self._random = inputs.batch, inputs.random
@@ -189,7 +189,7 @@ class StageRun:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
 
 
-def _constant(value: Any, device: torch.device) -> Any:
+def constant_on(value: Any, device: torch.device) -> Any:
     """A captured constant where the stage runs; one of the host stays there, as the captured graph has it."""
     moves = isinstance(value, Tensor) and value.device.type == device.type
     return value.to(device) if moves else value

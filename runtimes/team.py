@@ -138,7 +138,7 @@ class Team(ABC):
 class ThreadTeam(Team):
     """Devices that are threads of this process.
 
-    Each keeps its thread: what PyTorch has for a thread alone, such as cuDNN's plans of convolutions and the handle that
+    Each keeps its thread: what PyTorch has for a thread alone, as cuDNN's plans of convolutions, or the handle that
     a stream's workspace of cuBLAS goes with, is made once and not in every step. A thread works where its caller does:
     on the same streams.
 

@@ -91,6 +91,8 @@ def _connect(job: Job, local: Sequence[int], line: Connection) -> Sequence[Backe
     try:
         if job.ranks:
             assert job.kind.ranks is not None
+            if job.where == "cuda":
+                torch.cuda.set_device(_place(job, local[0]))  # where a rank's end of the transport is made
             dist.init_process_group("gloo", init_method=f"file://{job.meeting}", rank=local[0], world_size=job.devices)
             return [job.kind.ranks(dist.group.WORLD)]
         assert job.kind.threads is not None

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
 from attrs import define, field, frozen
 
 from ...core.errors import RequestError
@@ -79,6 +80,8 @@ def examine(
         raise RequestError(
             f"backend '{kind.name}' moves no tensors on {where}: try {', '.join(sorted(kind.device_types))}"
         )
+    if where == "cuda" and not torch.cuda.is_available():
+        raise RequestError("tensors on cuda and PyTorch finds no GPU here: check on cpu, or where there is one")
     if kind.unavailable is not None:
         raise RequestError(f"backend '{kind.name}' cannot be used here: {kind.unavailable}")
     try:

@@ -122,12 +122,12 @@ class KeyedRandom(TorchDispatchMode):
         self._functions = _DropoutOutOfAttention()
 
     def __enter__(self) -> "KeyedRandom":
-        self._functions.__enter__()
-        return super().__enter__()  # type: ignore[no-any-return]
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
-        self._functions.__exit__(*failure)
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*failure)  # type: ignore[no-untyped-call]
 
     def _next(self) -> tuple[Tensor, int]:
         self.ordinal += 1

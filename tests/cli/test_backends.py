@@ -3,6 +3,9 @@
 import json
 
 import pytest
+import torch
+from attrs import evolve
+from panpipe.backends import gloo
 from panpipe.cli import main
 
 
@@ -30,3 +33,20 @@ def test_refused_in_one_line(arguments, said, capsys):
     assert main(["backends", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"panpipe: {said}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_suite_runs_where_it_is_asked_to(capsys):
+    assert main(["backends", "gloo", "--check", "--on", "cuda"]) == 2
+    assert "tensors on cuda and PyTorch finds no GPU here: check on cpu" in capsys.readouterr().err
+    assert main(["backends", "memcpy", "--check", "--on", "xpu"]) == 2
+    assert "'memcpy' moves no tensors on xpu: try cpu, cuda" in capsys.readouterr().err
+
+
+def test_what_a_backend_cannot_do_here_is_told(capsys, monkeypatch):
+    few = evolve(gloo.KIND, limits=lambda: "it carries little")
+    monkeypatch.setattr("panpipe.cli.backends.known_backends", lambda: {"gloo": few})
+    assert main(["backends", "gloo"]) == 0
+    assert "gloo: it carries little" in capsys.readouterr().out
+    assert main(["backends", "gloo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["backends"][0]["limits"] == "it carries little"

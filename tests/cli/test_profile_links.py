@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 def test_ranks_are_started_and_a_plan_is_made_for_what_they_measured(tmp_path):
     file = tmp_path / "cluster.json"
     panpipe = [sys.executable, "-m", "panpipe.cli"]
-    command = [*panpipe, "profile", "links", "--ranks", "2", "--repeats", "2", "--out", str(file), "--json"]
+    command = [*panpipe, "profile", "links", "--device", "cpu", "--ranks", "2", "--repeats", "2", "--json"]
+    command += ["--out", str(file)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -5,7 +5,7 @@ import torch
 from panpipe.runtimes.team import ThreadTeam
 
 from ..support.models import CASES
-from ..support.parity import PLANS, distance
+from ..support.parity import EVERYWHERE, PLANS, distance
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -20,7 +20,7 @@ def test_float64_equals_untouched_eager(name, devices, plan):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", EVERYWHERE)
 @pytest.mark.parametrize("name", CASES)
 def test_two_stages_on_one_gpu(name, plan):
     found = distance(ThreadTeam(2), name, torch.float64, 8, 4, device="cuda", **PLANS[plan])

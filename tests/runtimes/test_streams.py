@@ -4,9 +4,14 @@ No GPU is needed: operators run on the CPU, and recorded streams tell what a dev
 have been free to do in another order.
 """
 
+import threading
+
 import pytest
 import torch
 from panpipe.backends import streams
+from panpipe.core.trace import COMPUTE_QUEUE
+from panpipe.runtimes.link_measurements import measure_links
+from panpipe.runtimes.link_profile import profile_link
 from panpipe.runtimes.team import ThreadTeam
 
 from ..support.cuts import batch_on
@@ -17,11 +22,13 @@ from ..support.recorded_streams import RecordedStreams
 CPU = torch.device("cpu")
 
 
-def train(recorded, monkeypatch, plan, *, case="tied gpt with dropout", rows=8, microbatches=4, devices=2, steps=2):
-    """Train on recorded streams; the user's own work goes on between steps, on the default stream."""
+def train(
+    recorded, monkeypatch, plan, *, case="tied gpt with dropout", rows=8, microbatches=4, devices=2, steps=2, user=None
+):
+    """Train on recorded streams; the user's own work goes on between steps, on the default stream or another one."""
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
-    pipe = build(ThreadTeam(devices), case, torch.float64, rows, None, microbatches, **PLANS[plan])
-    with recorded.using(recorded.current(CPU)):
+    with recorded.using(user or recorded.current(CPU)):
+        pipe = build(ThreadTeam(devices), case, torch.float64, rows, None, microbatches, **PLANS[plan])
         for _ in range(steps):
             batch = batch_on(CASES[case], rows, torch.float64, "cpu")
             for tensor in batch.values():
@@ -41,6 +48,32 @@ def test_everything_is_ordered_behind_what_it_needs(plan, monkeypatch):
     assert recorded.problems == []
     used = {name[0] for name in recorded.operators if isinstance(name, tuple)}
     assert used == {"compute", "load", "memcpy"}
+
+
+def test_a_user_on_a_stream_of_his_own(monkeypatch):
+    recorded = RecordedStreams()
+    train(recorded, monkeypatch, "1f1b", user=recorded.named(("user",), CPU))
+    assert recorded.problems == []
+
+
+def test_threads_on_other_streams_than_their_caller_are_found(monkeypatch):
+    recorded = RecordedStreams()
+    monkeypatch.setattr(streams.InheritedStreams, "active", lambda self, here: recorded.using(recorded._default))
+    train(recorded, monkeypatch, "1f1b", user=recorded.named(("user",), CPU))
+    assert any("'user'" in problem for problem in recorded.problems)
+
+
+def test_a_device_keeps_its_thread_until_its_team_is_closed():
+    team = ThreadTeam(3)
+    idents = [team.everywhere(lambda _: threading.get_ident()) for _ in range(3)]
+    assert len(set(idents[0])) == 3
+    assert idents[0] == idents[1] == idents[2]
+    before = [thread for thread in threading.enumerate() if thread.ident in idents[0]]
+    team.close()
+    for thread in before:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in before)
+    assert len(set(team.everywhere(lambda _: threading.get_ident()))) == 3, "it is made again when it is asked for"
 
 
 @pytest.mark.parametrize(("case", "rows", "devices"), [("token-weighted", 7, 2), ("batchnorm with a skip", 8, 3)])
@@ -65,3 +98,17 @@ def test_a_trace_has_the_transfers_own_times(monkeypatch):
     moved = [event for event in trace.events if event.action.peer is not None]
     assert len(moved) == 4 * 4
     assert all(event.end_s - event.start_s == pytest.approx(1e-6, rel=0.02) for event in moved)
+    assert trace.memory, "samples are moments of the device, which the host is ahead of"
+    compute = [event.end_s for event in trace.events if event.queue == COMPUTE_QUEUE]
+    assert all(0 <= sample.time_s <= trace.step_s for sample in trace.memory)
+    assert max(sample.time_s for sample in trace.memory) > max(compute) / 2
+
+
+def test_links_are_timed_by_the_events_around_messages(monkeypatch):
+    monkeypatch.setitem(streams._KINDS, "cpu", RecordedStreams())
+    team = ThreadTeam(2)
+    lines = team.everywhere(lambda device: profile_link(team.backend(device), CPU, (64, 1 << 16), 3))
+    recorded_s = 1e-6  # a copy is one operator
+    assert [latency_s for latency_s, _ in lines] == [pytest.approx(recorded_s)] * 2
+    found = measure_links(ThreadTeam(2), lambda _: CPU, (), (64, 1 << 16), 2)
+    assert all(s == pytest.approx(recorded_s) for times in found.alone.values() for s in times.values())

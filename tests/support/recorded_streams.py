@@ -72,12 +72,12 @@ class RecordedStreams(Streams):
             self._streams.append(Stream(len(self._streams), name))
             return self._streams[-1]
 
-    def named(self, name: Any, device: torch.device) -> Stream:
-        stream = super().named(name, device)
+    def named(self, name: Any, device: torch.device, *, urgent: bool = False) -> Stream:
+        stream = super().named(name, device, urgent=urgent)
         stream.name = name
         return stream
 
-    def new(self, device: torch.device) -> Stream:
+    def new(self, device: torch.device, urgent: bool) -> Stream:
         return self._made(None)
 
     def current(self, device: torch.device) -> Stream:
