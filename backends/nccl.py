@@ -109,9 +109,9 @@ class NcclBackend(Backend):
         wanted = 2 * (self.devices - 1) + (self.devices > 1)
         if NcclBackend._open + wanted > MOST_COMMUNICATORS:
             raise RequestError(
-                f"NCCL between {self.devices} ranks takes {wanted} communicators each, {NcclBackend._open} are "
-                f"open, and PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may wait for each other for "
-                "ever; use fewer ranks, close pipelines that are done, or use backend='gloo'"
+                f"{self.devices} ranks take {wanted} NCCL communicators each, {NcclBackend._open} are open and "
+                f"PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may wait for each other for ever; "
+                "use fewer ranks, close pipelines that are done, or use backend='gloo'"
             )
 
     def _connect(self, ranks: tuple[int, ...]) -> None:
