@@ -42,27 +42,27 @@ def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "rule", "said"),
     [
-        ("swapping", "order", "where message 0 from device 1 to 0 was due, there was message 1 from"),
-        ("blocking", "overlap", "device 0, 1 had not finished after 5 s"),
-        ("answering", "early receives", "RuntimeError: it is not this device's turn to receive"),
-        ("bounded", "in flight", "BufferError: 50 messages are in flight"),
-        ("in_turn", "waiting", "RuntimeError: an earlier receive was not waited for"),
-        ("solid", "shapes", "ValueError: there is nothing to send"),
-        ("rounding", "dtypes", r"a tensor \[3, 11\] of uint8, arrived with \d+ of 33 bytes changed"),
-        ("dense", "layouts", r"transposed from device ., a tensor \[10, 6\] of float32, arrived with \d+ of 240 bytes"),
-        ("eager", "reuse", "what device 0 overwrote after it had waited for the send"),
-        ("spilling", "bounds", "received from . into a part of a tensor, and more of it was written"),
-        ("disordered", "sums", r"a sum \[3, 5, 7\] of float64 on device . has other bits than on device ."),
-        ("forgetful", "sums", r"a sum \[\] of float32 on device . is off by"),
-        ("single", "sums in flight", "RuntimeError: another sum is under way"),
-        ("nameless", "death", "raised OSError and not WorkerError: something went wrong"),
+        ("Swapping", "order", "where message 0 from device 1 to 0 was due, there was message 1 from"),
+        ("Blocking", "overlap", "device 0, 1 had not finished after 5 s"),
+        ("Answering", "early receives", "RuntimeError: it is not this device's turn to receive"),
+        ("Bounded", "in flight", "BufferError: 50 messages are in flight"),
+        ("InTurn", "waiting", "RuntimeError: an earlier receive was not waited for"),
+        ("Solid", "shapes", "ValueError: there is nothing to send"),
+        ("Rounding", "dtypes", r"a tensor \[3, 11\] of uint8, arrived with \d+ of 33 bytes changed"),
+        ("Dense", "layouts", r"transposed from device ., a tensor \[10, 6\] of float32, arrived with \d+ of 240 bytes"),
+        ("Eager", "reuse", "what device 0 overwrote after it had waited for the send"),
+        ("Spilling", "bounds", "received from . into a part of a tensor, and more of it was written"),
+        ("Disordered", "sums", r"a sum \[3, 5, 7\] of float64 on device . has other bits than on device ."),
+        ("Forgetful", "sums", r"a sum \[\] of float32 on device . is off by"),
+        ("Single", "sums in flight", "RuntimeError: another sum is under way"),
+        ("Nameless", "death", "raised OSError and not WorkerError: something went wrong"),
     ],
 )
 def test_each_way_to_break_the_contract_is_told_by_one_rule_alone(broken, name, rule, said):
     findings = {
         one.rule.name: one.problem
         for one in conformance.examine(
-            broken.kind(name), 3 if name == "disordered" else 2, limit_s=5 if name == "blocking" else 60
+            broken.kind(name), 3 if name == "Disordered" else 2, limit_s=5 if name == "Blocking" else 60
         )
     }
     assert list(findings) == [rule.name for rule in conformance.RULES]
@@ -72,7 +72,7 @@ def test_each_way_to_break_the_contract_is_told_by_one_rule_alone(broken, name, 
 
 def test_a_check_that_fails_has_every_broken_rule_on_a_line(broken):
     with pytest.raises(conformance.ConformanceError) as refusal:
-        conformance.check(broken.kind("rounding"), 2)
+        conformance.check(broken.kind("Rounding"), 2)
     first, *lines = str(refusal.value).splitlines()
     assert first == f"backend 'rounding' breaks {len(lines)} of {len(conformance.RULES)} rules:"
     assert lines[0].startswith(

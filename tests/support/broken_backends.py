@@ -1,5 +1,6 @@
 """Backends that break one rule of the contract each, and keep all others."""
 
+import functools
 from collections import defaultdict, deque
 
 import torch
@@ -145,20 +146,14 @@ class Nameless(MemcpyBackend):
 
     def receive(self, buffers, peer):
         handle = super().receive(buffers, peer)
-        return Translating(handle)
 
+        def wait():
+            try:
+                handle.wait()
+            except Exception as error:
+                raise OSError("something went wrong") from error
 
-class Translating:
-    """A handle whose errors name nobody."""
-
-    def __init__(self, handle):
-        self.handle = handle
-
-    def wait(self):
-        try:
-            self.handle.wait()
-        except Exception as error:
-            raise OSError("something went wrong") from error
+        return Ending(wait)
 
 
 class Spilling(MemcpyBackend):
@@ -220,71 +215,12 @@ def _connect(cls, devices):
     return [cls(exchange, device) for device in range(devices)]
 
 
-def swapping(devices):
-    return _connect(Swapping, devices)
-
-
-def blocking(devices):
-    return _connect(Blocking, devices)
-
-
-def rounding(devices):
-    return _connect(Rounding, devices)
-
-
-def eager(devices):
-    return _connect(Eager, devices)
-
-
-def answering(devices):
-    return _connect(Answering, devices)
-
-
-def bounded(devices):
-    return _connect(Bounded, devices)
-
-
-def in_turn(devices):
-    return _connect(InTurn, devices)
-
-
-def solid(devices):
-    return _connect(Solid, devices)
-
-
-def dense(devices):
-    return _connect(Dense, devices)
-
-
-def single(devices):
-    return _connect(Single, devices)
-
-
-def nameless(devices):
-    return _connect(Nameless, devices)
-
-
-def spilling(devices):
-    return _connect(Spilling, devices)
-
-
-def disordered(devices):
-    return _connect(Disordered, devices)
-
-
-def forgetful(devices):
-    return _connect(Forgetful, devices)
-
-
 def unconnected(devices):
     raise OSError("no wire")
 
 
-def gone():
-    """A transport that is not here."""
-    return "there is no such wire on this machine"
-
-
 def kind(name: str) -> BackendKind:
-    """The kind of one of the functions above."""
-    return BackendKind(name, "broken on purpose", threads=globals()[name])
+    """The kind of one of the classes or functions above, by its name."""
+    broken = globals()[name]
+    threads = functools.partial(_connect, broken) if isinstance(broken, type) else broken
+    return BackendKind(name.lower(), "broken on purpose", threads=threads)
