@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from ..support.models import CASES
-from ..support.scaling import TAPPED, Alone, Momentum, Scaler, differences, in_fp16, tapped_batch
-from ..support.training import SGD, parameters, pipeline_of, unequal
+from ..support.scaling import TAPPED, Alone, Momentum, Scaler, differences, tapped_batch
+from ..support.training import SGD, parameters, pipeline_of, under_autocast, unequal
 
-CONV, GPT, WEIGHTED = (in_fp16(CASES[n]) for n in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted"))
+CONV, GPT, WEIGHTED = (
+    under_autocast(CASES[name], torch.float16)
+    for name in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted")
+)
 WIDE = {"init_scale": 2.0**19, "growth_interval": 2}
 """Overflows at first, and again when it has grown."""
 

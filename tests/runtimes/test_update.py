@@ -13,32 +13,28 @@ from panpipe.runtimes.state import StageState
 from panpipe.runtimes.update import Census, Update
 from torch import nn
 
+from ..support import scaling
 from ..support.models import CASES
 from ..support.training import SGD, gradients, parameters, pipeline_of, unequal
 
 CONV, GPT, WEIGHTED = (CASES[n] for n in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted"))
 
 
-def clipped_alone(case, alone, clip_norm, steps, rows=8):
-    """One process with ``clip_grad_norm_``; the norms."""
-    optimizer, norms = SGD(alone.parameters()), []
-    for index in range(steps):
-        reference_step(alone, case.step, case.batch(rows, torch.float32), microbatches=4, seed=3, index=index)
-        norms.append(torch.nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item())
-        optimizer.step()
-    return norms
+def plain(case, model, clip_norm):
+    """One process with ``clip_grad_norm_``."""
+    return scaling.Alone(case, model, SGD, clip_norm, enabled=False)
 
 
 @pytest.mark.parametrize("plan", [{}, {"split": True}, {"schedule_name": "v-half", "chunks": 2}])
 def test_clipping_is_torchs_to_the_last_bit(plan):
     torch.set_num_threads(1)
     pipe, alone = pipeline_of(CONV, 8, 4, optimizer=SGD, clip_norm=0.5, plan_options=plan)
-    found = []
+    one, batch = plain(CONV, alone, 0.5), CONV.batch(8, torch.float32)
     for _ in range(3):
-        pipe.step(CONV.batch(8, torch.float32))
-        found.append(pipe.grad_norm)
-    assert found == clipped_alone(CONV, alone, 0.5, 3)
-    assert found[0] > 0.5  # or nothing was clipped
+        pipe.step(batch)
+        one.step(batch)
+        assert pipe.grad_norm == one.norm
+        assert pipe.grad_norm > 0.5  # or nothing was clipped
     assert unequal(parameters(pipe.model), parameters(alone)) == []
     assert unequal(gradients(pipe.model), gradients(alone)) == []
 
@@ -46,11 +42,12 @@ def test_clipping_is_torchs_to_the_last_bit(plan):
 @pytest.mark.parametrize("case", [GPT, WEIGHTED])
 def test_a_tied_weight_counts_once(case):
     pipe, alone = pipeline_of(case, 8, 4, 3, optimizer=SGD, clip_norm=0.1)
+    one, batch = plain(case, alone, 0.1), case.batch(8, torch.float32)
     for _ in range(2):
-        pipe.step(case.batch(8, torch.float32))
-    norms = clipped_alone(case, alone, 0.1, 2)
-    assert pipe.grad_norm == pytest.approx(norms[-1], rel=1e-6)
-    assert norms[0] > 0.1
+        pipe.step(batch)
+        one.step(batch)
+        assert one.norm > 0.1
+    assert pipe.grad_norm == pytest.approx(one.norm, rel=1e-6)
     torch.testing.assert_close(parameters(pipe.model), parameters(alone), rtol=1e-5, atol=1e-6)
 
 
@@ -139,28 +136,21 @@ def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimize
         update.norm.item()
 
 
-def batches(case, sizes):
-    return [case.batch(rows, torch.float32) for rows in sizes]
-
-
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 6, 3)])
 @pytest.mark.parametrize("case", [CONV, WEIGHTED])
 def test_gradients_over_several_batches_are_those_of_their_union(case, sizes):
     pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=math.inf)
-    first, weights, total = parameters(pipe.model), [], {}
-    for index, batch in enumerate(batches(case, sizes)):
+    one, first = plain(case, alone, math.inf), parameters(pipe.model)
+    batches = [case.batch(rows, torch.float32) for rows in sizes]
+    for index, batch in enumerate(batches):
+        assert unequal(parameters(pipe.model), first) == []
         pipe.step(batch, update=index == len(sizes) - 1)
-        reference_step(alone, case.step, batch, microbatches=4, seed=3, index=index)
-        weight = sizes[index] if case is CONV else (batch["y"] > 8).sum().item()
-        weights.append(weight)
-        for name, gradient in gradients(alone).items():
-            total[name] = total.get(name, 0) + gradient * weight
-        if index < len(sizes) - 1:
-            assert unequal(parameters(pipe.model), first) == []
-    wanted = {name: gradient / sum(weights) for name, gradient in total.items()}
-    torch.testing.assert_close(gradients(pipe.model), wanted, rtol=1e-4, atol=1e-6)
+    weights = sizes if case is CONV else [(batch["y"] > 8).sum().item() for batch in batches]
+    one.step(*batches, weights=weights)
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)
     assert (pipe.steps, pipe.updates) == (3, 1)
-    pipe.step(case.batch(8, torch.float32))  # begins anew
-    reference_step(alone, case.step, case.batch(8, torch.float32), microbatches=4, seed=3, index=3)
     assert unequal(parameters(pipe.model), first) != []
+    for each in (pipe, one):
+        each.step(batches[0])  # begins anew
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)

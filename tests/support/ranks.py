@@ -36,7 +36,7 @@ from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
 from tests.support.scaling_ranks import in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
-from tests.support.training import SGD, accumulated_alone, in_bf16, on_team, parameters, unequal
+from tests.support.training import unequal
 
 
 def parity(team):
@@ -321,27 +321,6 @@ def plugged(team):
     """A case over whatever backend the team has."""
     found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
     return {"backend": team.kind.name, **attrs.asdict(found)}
-
-
-def updates(team):
-    """bf16 by autocast, with the gradients of two batches in one clipped update; the same in one process."""
-    found = {}
-    for name in ("batchnorm with a skip", "token-weighted"):
-        torch.manual_seed(0)
-        case = in_bf16(CASES[name])
-        pipe, alone = on_team(team, case, Training(0.05))
-        batch = case.batch(8, torch.float32)
-        for index in range(4):
-            pipe.step(batch, update=bool(index % 2))
-        norms = accumulated_alone(case, alone, SGD, 0.05, 2)
-        mine, wanted = parameters(pipe.model), parameters(alone)
-        here = [name for name, p in pipe.model.named_parameters() if not p.is_meta]
-        found[name] = {
-            "norm": [pipe.grad_norm, norms[-1]],
-            "distance": max((mine[key] - wanted[key]).abs().max().item() for key in here),
-            "dtypes": sorted({str(t.dtype) for pair in pipe._shapes.latest.layout.values() for t in pair}),
-        }
-    return found
 
 
 def scaling(team):

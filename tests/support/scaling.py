@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
 from panpipe.runtimes.reference import reference_of_replicas
 from torch import nn
 from torch.nn import functional as F
 
 from .models import Case
-from .training import case_of, gradients, parameters, unequal
+from .training import case_of, gradients, parameters, under_autocast, unequal
 
 LAYERS = 6
 Scaler = functools.partial(torch.amp.GradScaler, "cpu")
@@ -48,21 +47,10 @@ def tapped_batch(rows: int, dtype: torch.dtype, overflow: int | None = None) -> 
 
 
 def _tapped_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.float16):
-        return F.cross_entropy(model(batch["x"], batch["factors"]), batch["y"])
+    return F.cross_entropy(model(batch["x"], batch["factors"]), batch["y"])
 
 
-TAPPED = case_of(Tapped, _tapped_step, tapped_batch)
-
-
-def in_fp16(case: Case) -> Case:
-    """The case with its step under autocast."""
-
-    def step(model: nn.Module, batch: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.float16):
-            return case.step(model, batch)
-
-    return evolve(case, step=step)
+TAPPED = under_autocast(case_of(Tapped, _tapped_step, tapped_batch), torch.float16)
 
 
 class Alone:

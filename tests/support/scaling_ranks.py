@@ -13,7 +13,7 @@ from torch import nn
 from .models import CASES, Case
 from .replicas import batches
 from .scaling import LAYERS, TAPPED, Alone, Scaler, tapped_batch
-from .training import SGD, gradients, in_bf16, on_team, parameters
+from .training import SGD, gradients, on_team, parameters, under_autocast
 
 OPTIONS = {"init_scale": 2.0**10, "growth_interval": 2}
 
@@ -46,7 +46,9 @@ def in_bfloat16(team: Team) -> dict[str, Any]:
     found = {}
     for name in ("batchnorm with a skip", "token-weighted"):
         whole = batches(CASES[name], team.replicas, [8] * team.replicas, torch.float32)
-        found[name] = _trained(team, in_bf16(CASES[name]), [[whole], [whole, whole]], {"enabled": False}, 0.05)
+        found[name] = _trained(
+            team, under_autocast(CASES[name], torch.bfloat16), [[whole], [whole, whole]], {"enabled": False}, 0.05
+        )
     return found
 
 
@@ -67,7 +69,8 @@ def _trained(
         found["norm"].append([pipe.grad_norm, alone.norm])
         found["distance"].append(_distance(pipe.model, alone.model))
     bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items() if not p.is_meta}
-    return {**found, "updates": pipe.updates, "bits": bits}
+    dtypes = sorted({str(t.dtype) for pair in pipe._shapes.latest.layout.values() for t in pair})
+    return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
 
 
 def _weight(case: Case, parts: list[Any]) -> int:

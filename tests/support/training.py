@@ -8,7 +8,6 @@ from typing import Any
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.team import Team
 from panpipe.runtimes.training import Training
 from torch import nn
@@ -64,30 +63,11 @@ def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def in_bf16(case: Case) -> Case:
+def under_autocast(case: Case, dtype: torch.dtype) -> Case:
     """The case with its step under autocast."""
 
     def step(model: nn.Module, batch: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
             return case.step(model, batch)
 
     return evolve(case, step=step)
-
-
-def accumulated_alone(
-    case: Case, alone: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], clip_norm: float, updates: int,
-    batches: int = 2,
-) -> list[float]:  # fmt: skip
-    """One process, with the mean of the gradients of some equal batches in each clipped update; the norms."""
-    made, norms, index = optimizer(alone.parameters()), [], 0
-    for _ in range(updates):
-        total: dict[str, torch.Tensor] = {}
-        for _ in range(batches):
-            reference_step(alone, case.step, case.batch(8, torch.float32), microbatches=4, seed=3, index=index)
-            total = {name: total.get(name, 0) + gradient / batches for name, gradient in gradients(alone).items()}
-            index += 1
-        for name, parameter in alone.named_parameters():
-            parameter.grad = total.get(name)
-        norms.append(torch.nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item())
-        made.step()
-    return norms
