@@ -2,11 +2,7 @@
 
 import copy
 import functools
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import panpipe
@@ -23,12 +19,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import lr_scheduler
 
 from ..support.cuts import captured, even_plan
+from ..support.launch import results, torchrun_script
 from ..support.models import CASES, Case
 from ..support.optimizing import F32, everything, pipe_of, train, two_groups, warm_up
 from ..support.training import unequal
 
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
-SCRIPT = Path(__file__).parents[1] / "support" / "ranks.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resume.py"
 OTHERS = [{}, {"devices": 3}, {"schedule_name": "v-half", "chunks": 2}]
 
@@ -357,20 +353,9 @@ def test_state_that_belongs_to_no_parameter(tmp_path):
 # Over ranks
 
 
-def on_ranks(folder, stop, ranks, mesh=None):
+def on_ranks(folder, stop, ranks, **mesh):
     """A job over gloo that goes on from what is in the folder, up to a step; what each rank tells."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    place = {} if mesh is None else {"MESH": mesh}
-    done = subprocess.run(
-        [*command, str(SCRIPT), "resumed", str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STOP": str(stop), **place},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text())["resumed"] for rank in range(ranks)]
+    return results("resumed", folder, ranks, STOP=str(stop), **mesh)
 
 
 @pytest.mark.slow
@@ -383,7 +368,7 @@ def test_ranks_go_on_where_two_ranks_stopped(tmp_path, ranks, mesh):
     threads.resume(tmp_path / "a")
     assert train(threads, CONV, 2) == unbroken(CONV)[0][2:]
     assert unequal(everything(threads), unbroken(CONV)[2]) == []
-    found = on_ranks(tmp_path, 4, ranks, mesh)
+    found = on_ranks(tmp_path, 4, ranks, **({"MESH": mesh} if mesh else {}))
     for one in found:
         assert one["steps"] == 4
         assert one["rates"] == unbroken(CONV)[1]
@@ -399,15 +384,8 @@ def test_a_job_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
     """Ranks of the example die behind a checkpoint, are started again by torchrun, and come to the same numbers."""
 
     def losses(folder, **environment):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        done = subprocess.run(
-            [*command, "--max-restarts", "2", str(EXAMPLE), "--folder", str(folder), "--steps", "7", "--every", "2"],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        arguments = ("--folder", str(folder), "--steps", "7", "--every", "2")
+        done = torchrun_script(EXAMPLE, *arguments, restarts=2, **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return [line for line in done.stdout.splitlines() if line.startswith("step")]
 

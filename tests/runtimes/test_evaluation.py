@@ -16,6 +16,7 @@ from panpipe.core.derive import forward_only
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.core.perfetto import read_trace, trace_json
 from panpipe.core.plan import Prediction, plan_json
+from panpipe.runtimes.reference import reference_step
 from panpipe.runtimes.stage_run import StageRun
 from torch import nn
 from torch.nn import functional as F
@@ -125,13 +126,9 @@ def test_dropout_goes_on_in_training_mode_with_numbers_of_its_own():
     assert found[0] != found[1]
 
 
-def test_a_pipeline_captured_in_evaluation_mode_evaluates_in_training_mode_too():
-    def model():
-        return small_gpt()
-
-    case = case_of(model, gpt_step, lambda rows, dtype: tokens(rows))
-    pipe, alone = pipeline_of(case, 8, 4)
-    pipe.model.blocks[0].eval()  # one module alone
+def test_one_module_alone_may_be_in_evaluation_mode():
+    pipe, alone = pipeline_of(GPT, 8, 4)
+    pipe.model.blocks[0].eval()
     alone.blocks[0].eval()
     assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone, GPT.step, tokens(8), 4))
 
@@ -370,8 +367,6 @@ def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices
     pipe, alone = pipeline_of(case, 8, 4, devices, plan_options=options, optimizer=SGD)
     loss = pipe.step(words(8))
     optimizer = SGD(alone.parameters())
-    from panpipe.runtimes.reference import reference_step
-
     assert torch.equal(loss, reference_step(alone, towers_step, words(8), microbatches=4, seed=3))
     optimizer.step()
     for (name, mine), theirs in zip(pipe.model.named_parameters(), alone.parameters(), strict=True):

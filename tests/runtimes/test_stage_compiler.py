@@ -7,6 +7,8 @@ import warnings
 import panpipe
 import pytest
 import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.runtimes import stage_compiler
 from panpipe.runtimes.stage_compiler import CompilerChoice, StageCompiler
@@ -116,9 +118,7 @@ def pipeline(model=None, rows=8, **options):
     torch.manual_seed(0)
     model = model or Layers(4).double()
     batch = {"x": torch.randn(rows, 8, dtype=torch.float64)}
-    operators = panpipe.core.capture.operators.operators_of(
-        panpipe.core.capture.step.capture_step(model, step, {"x": batch["x"][: rows // 4]})
-    )
+    operators = operators_of(capture_step(model, step, {"x": batch["x"][: rows // 4]}))
     plan = even_plan(operators, 2, 4)
     return panpipe.pipeline(model, step, batch, plan=plan, optimizer=torch.optim.SGD, **options), batch
 
@@ -217,9 +217,7 @@ def test_tensors_that_lie_otherwise_than_they_were_traced_run_as_they_are():
         model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).double()
         for parameter in model.parameters():
             parameter.data.fill_(0.1)
-        operators = panpipe.core.capture.operators.operators_of(
-            panpipe.core.capture.step.capture_step(model, first, {"x": batch["x"][:4]})
-        )
+        operators = operators_of(capture_step(model, first, {"x": batch["x"][:4]}))
         pipe = panpipe.pipeline(
             model, first, batch, plan=even_plan(operators, 2, 2), optimizer=torch.optim.SGD, **options
         )

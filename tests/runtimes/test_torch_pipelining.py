@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from panpipe.core.schedule_csv import parse_schedule_csv
 
+from ..support.launch import torchrun_script
+
 SCRIPT = Path(__file__).parents[1] / "support" / "torch_ranks.py"
 STAGES = {"1f1b": 2, "interleaved-1f1b": 4, "zb-v": 4, "v-half": 4}
 MICROBATCHES = 6
@@ -29,10 +31,7 @@ def trained(tmp_path_factory) -> Path:
         made = command("schedule", name, *shape, "--csv", str(folder / f"{name}.csv"), "--json")
         assert made.returncode == 0, made.stderr
         (folder / f"{name}.json").write_text(made.stdout)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, str(SCRIPT), str(folder), *STAGES], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = torchrun_script(SCRIPT, str(folder), *STAGES)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

@@ -27,8 +27,15 @@ def torchrun(
         restarts: how often torchrun starts them again.
         more: of the environment.
     """
+    return torchrun_script(SCRIPT, jobs, str(folder), *backend, ranks=ranks, restarts=restarts, **more)
+
+
+def torchrun_script(
+    script: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A script of its own under torchrun; the rest as of :func:`torchrun`."""
     options = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
-    process = _launcher(options, jobs, folder, backend, more)
+    process = _launcher(options, (str(script), *arguments), more)
     out, err = process.communicate(timeout=TIMEOUT_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -39,18 +46,16 @@ def torchrun_on_nodes(job: str, folder: Path, nodes: int, ranks: int, **more: st
         meeting = f"127.0.0.1:{taken.getsockname()[1]}"
     options = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d")
     options += ("--rdzv-endpoint", meeting, "--rdzv-id", "panpipe", "--local-addr", "127.0.0.1")
-    started = [_launcher(options, job, folder, (), more) for _ in range(nodes)]
+    started = [_launcher(options, (str(SCRIPT), job, str(folder)), more) for _ in range(nodes)]
     for process in started:
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, err[-3000:]
     return [one[job] for one in found(folder, nodes * ranks)]
 
 
-def _launcher(
-    options: Sequence[str], jobs: str, folder: Path, backend: Sequence[str], more: Mapping[str, str]
-) -> subprocess.Popen[str]:
+def _launcher(options: Sequence[str], command: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), jobs, str(folder), *backend],
+        [sys.executable, "-m", "torch.distributed.run", *options, *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
