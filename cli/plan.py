@@ -159,8 +159,9 @@ def plan(
         return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
 
     request = PlanRequest(
-        costs_of, free, machine, microbatches, batch or 1, wanted, schedule == "auto", oracle_of(graph is not None),
-        mesh, free, wanted_recompute(recompute, free=free), memory_limit, budget, seed,
+        costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
+        oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
+        memory_limit=memory_limit, budget=budget, seed=seed,
     )  # fmt: skip
     try:
         with search_progress() as progress:

@@ -31,7 +31,6 @@ class PlanRequest:
 
     Args:
         costs_of: the operators with their costs where the batch of a step is cut into so many microbatches.
-        counts: whether ``costs_of`` asks the model again for another number of microbatches.
         machine: the devices.
         microbatches: of a step, over all replicas; None where their size is the search's choice.
         batch: samples of a step, where it is.
@@ -39,7 +38,8 @@ class PlanRequest:
         anneal: whether orders may be others than theirs.
         oracle: the last word on plans.
         mesh: as the command line has it (see ``wanted_meshes``).
-        free: whether a plan may have replicas unless told.
+        free: whether costs follow from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` asks the
+            model again for another number of microbatches, and a plan may have replicas unless told.
         recompute: see ``search_plans``.
         memory_limit: bytes that a device may hold, where less than its memory.
         budget: evaluations.
@@ -47,7 +47,6 @@ class PlanRequest:
     """
 
     costs_of: Callable[[int], PlanningCosts]
-    counts: bool
     machine: Cluster
     microbatches: int | None
     batch: int
@@ -118,7 +117,7 @@ class PlanRequest:
             other = evolve(other, recompute=None)
         if asked.parts == 1 or self.microbatches is None:
             return other
-        costs_of = self.costs_of if self.counts else lambda _: _in_parts(self.costs, asked.parts)
+        costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, asked.parts)
         return evolve(other, microbatches=self.microbatches * asked.parts, costs_of=costs_of)
 
 

@@ -41,26 +41,24 @@ def forward_order(
     missing = [[len(sources[stage])] * microbatches for stage in range(stages)]
     upcoming = [0] * stages
     orders: list[list[Action]] = [[] for _ in range(devices)]
-    own = [[stage for stage in reversed(range(stages)) if placement[stage] == device] for device in range(len(orders))]
+    own = [[stage for stage in reversed(range(stages)) if placement[stage] == device] for device in range(devices)]
     running: list[tuple[float, int, int, int]] = []
 
-    def start(device: int, now_s: float) -> None:
+    def starts(device: int, now_s: float) -> bool:
+        """Whether a device has something to do, which it begins."""
         for stage in own[device]:
             microbatch = upcoming[stage]
             if microbatch < microbatches and not missing[stage][microbatch]:
                 upcoming[stage] += 1
                 orders[device].append(Action(stage, Kind.F, microbatch))
                 heapq.heappush(running, (now_s + seconds[stage], device, stage, microbatch))
-                return
+                return True
+        return False
 
-    idle = set(range(len(orders)))
+    idle = set(range(devices))
     now_s = 0.0
     while True:
-        for device in sorted(idle):
-            count = len(orders[device])
-            start(device, now_s)
-            if len(orders[device]) > count:
-                idle.remove(device)
+        idle = {device for device in sorted(idle) if not starts(device, now_s)}
         if not running:
             return tuple(map(tuple, orders))
         now_s = running[0][0]

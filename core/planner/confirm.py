@@ -52,9 +52,7 @@ class SearchResult:
         return self.plans[0]
 
 
-def confirmed(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
-) -> SearchResult:  # fmt: skip
+def confirmed(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> SearchResult:
     """The best plans of some settings, by the oracle's word.
 
     Raises:

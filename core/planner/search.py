@@ -18,7 +18,7 @@ from .meter import Meter, Stopped
 from .moves import Ways
 from .setting import Setting
 from .starts import Starts
-from .walk import Walk, varied
+from .walk import Walk, ranked, varied
 
 
 @frozen
@@ -51,8 +51,6 @@ ANNEALINGS = (
 
 SPLITS = 0.15
 """Share of the moves that split backwards or make them whole, where that makes a difference."""
-
-
 RECOMPUTES = 0.04
 """Share of the moves that have a stage recompute or not, where some do or memory is short."""
 COOL = 10
@@ -93,7 +91,7 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
             _scout(scouted, starts, settings, freedom, meter, seed)
         if meter.until_fit:
             _judge_all(walks)
-            return _ranked(walks + scouted), False
+            return ranked(walks + scouted), False
         for walk in starts.own(budget):
             walks.append(walk)
             meter.spend(0)
@@ -114,7 +112,7 @@ def _ended(walks: list[Walk]) -> list[Walk]:
     """The walks, best first; looked at as they are where there was nothing to spend."""
     if all(walk.value == INFINITY for walk in walks):
         _judge_all(walks)
-    return _ranked(walks)
+    return ranked(walks)
 
 
 def _scout(
@@ -175,7 +173,3 @@ def _round(
         warmth = plan.warmth * min(moves / (COOL * max(walk.actions, 1)), 1.0)
         walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, warmth, ways)
         walk.rest()
-
-
-def _ranked(walks: list[Walk]) -> list[Walk]:
-    return sorted(walks, key=lambda walk: walk.value)

@@ -181,14 +181,15 @@ def varied(
     return kept
 
 
-def _ranked(walks: list[Walk]) -> list[Walk]:
+def ranked(walks: list[Walk]) -> list[Walk]:
+    """Best first."""
     return sorted(walks, key=lambda walk: walk.value)
 
 
 def frontier(walks: list[Walk]) -> Iterator[Walk]:
     """Of walks that fit, fastest first, those that hold less on the fullest device than every faster one."""
     least = INFINITY
-    for walk in _ranked([walk for walk in walks if walk.excess == 0]):
+    for walk in ranked([walk for walk in walks if walk.excess == 0]):
         most = max(walk.peaks)
         if most < least:
             least = most

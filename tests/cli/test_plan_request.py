@@ -34,8 +34,9 @@ def layers(count):
 def request(devices, memory, microbatches, mesh=None):
     graph = layers(8)
     return plan_request.PlanRequest(
-        lambda _: PlanningCosts(graph, {}, None, Work()), False, fully_connected(devices, memory, 100.0, 0.01),
-        microbatches, 1, FAMILIES, True, longest_path, mesh, False, "none", None, BUDGET, 0,
+        lambda _: PlanningCosts(graph, {}, None, Work()), fully_connected(devices, memory, 100.0, 0.01), microbatches,
+        batch=1, families=FAMILIES, anneal=True, oracle=longest_path, mesh=mesh, free=False, recompute="none",
+        memory_limit=None, budget=BUDGET, seed=0,
     )  # fmt: skip
 
 
