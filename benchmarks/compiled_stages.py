@@ -12,18 +12,18 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gpt
 import panpipe
 import torch
+from panpipe.cli.output import print_table
 from panpipe.core.capture.operators import operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
 from panpipe.core.planner import even_plan
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.machine import machine
+from recording import machine, record
 from torch import nn
 from torch.nn import functional
 
@@ -78,7 +78,7 @@ def turn(pipe: panpipe.Pipeline, batch: Batch, steps: int) -> float:
     return statistics.median(found)
 
 
-def row(name: str, block: Block, width: int, steps: int, rounds: int) -> str:
+def row(name: str, block: Block, width: int, steps: int, rounds: int) -> list[str]:
     pipes, seconds, batch = pipelines(block, width)
     for pipe in pipes:
         turn(pipe, batch, 2)
@@ -87,31 +87,26 @@ def row(name: str, block: Block, width: int, steps: int, rounds: int) -> str:
     ratio = statistics.median(after / before for before, after in turns)
     for pipe in pipes:
         pipe.close()
-    return f"| {name}, width {width} | {plain:.1f} | {compiled:.1f} | {ratio:.2f} | {seconds[1] - seconds[0]:.0f} |"
+    compiling_s = seconds[1] - seconds[0]
+    return [f"{name}, width {width}", f"{plain:.1f}", f"{compiled:.1f}", f"{ratio:.2f}", f"{compiling_s:.0f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", help="append the result to this Markdown file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
         row("GPT", functools.partial(gpt.Block, gelu=spelled_out_gelu), 256, options.steps, options.rounds),
         row("element by element", Elementwise, 512, options.steps, options.rounds),
     ]
-    text = "\n".join(
-        [
-            f"# Stages compiled by Inductor: {machine()}", "",
-            f"`python benchmarks/compiled_stages.py --steps {options.steps} --rounds {options.rounds}`, "
-            f"{time.strftime('%F')}. Two threads; ms a step, medians over turns taken in one run.", "",
-            "| model | plain | compiled | ratio | seconds to compile |", "| --- | --- | --- | --- | --- |", *rows, "",
-        ]
-    )  # fmt: skip
-    print(text)
-    if options.record is not None:
-        options.record.write_text(text, encoding="utf-8")
+    title = f"Stages compiled by Inductor, two threads, {options.rounds} rounds of {options.steps} steps"
+    header = ("model", "plain ms", "compiled ms", "ratio", "seconds to compile")
+    print_table(title, header, rows)
+    if options.record:
+        record(options.record, title, machine(), header, rows)
 
 
 if __name__ == "__main__":
