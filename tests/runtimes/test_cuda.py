@@ -87,14 +87,16 @@ def batch_of(width: int, rows: int, dtype: torch.dtype = torch.float32) -> dict[
     return {"x": torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).to(dtype)}
 
 
-def even_pipeline(width: int, rows: int, stages: int = 2, dtype: torch.dtype = torch.float32, **options):
+def even_pipeline(
+    width: int, rows: int, stages: int = 2, dtype: torch.dtype = torch.float32, count: int = 8, **options
+):  # fmt: skip
     """A pipeline on one GPU with a plan made by hand, warm."""
     batch = batch_of(width, rows, dtype)
     piece = {"x": batch["x"][: rows // MICROBATCHES].to("cuda:0")}
     capture, operators = panpipe.core.capture.step.capture_step, panpipe.core.capture.operators.operators_of
-    plan = even_plan(operators(capture(layers(width, dtype=dtype), step, piece, device="cuda")), stages, MICROBATCHES)
+    plan = even_plan(operators(capture(layers(width, count, dtype), step, piece, device="cuda")), stages, MICROBATCHES)
     pipe = panpipe.pipeline(
-        layers(width, dtype=dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
+        layers(width, count, dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
         share_devices=True, **options,
     )  # fmt: skip
     for _ in range(3):
@@ -148,7 +150,7 @@ def step_times(pipe, batch, steps):
 
 
 def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
-    pipe, batch = even_pipeline(8, 8)
+    pipe, batch = even_pipeline(8, 8, count=2)
     actions = max(len(actions) for actions in pipe.plan.device_actions)
     assert min(step_times(pipe, batch, 20)) / actions < 1e-3
 
