@@ -1,10 +1,10 @@
 """Backends by name and from other packages: a package is installed, found, checked and trained with."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import panpipe
@@ -56,25 +56,28 @@ def test_a_dtype_that_the_backend_lacks_is_refused_before_any_step():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the package, and with one whose backend raises while it is loaded."""
+    """A virtual environment with the package, and with one whose backend raises while it is loaded; where its packages
+    are, and its Python."""
     folder = tmp_path_factory.mktemp("installed")
     source = shutil.copytree(PACKAGE, folder / "source")  # building leaves files beside the package
+    venv.create(folder / "venv", symlinks=True)
+    (target,) = (folder / "venv").glob("lib/python*/site-packages")
+    python = folder / "venv" / "bin" / "python"
+    # What runs these tests is there as well: torch, panpipe itself, and what builds the package offline.
+    (target / "beside.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
-    target = folder / "site"
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", target, source], check=True)
+    subprocess.run([python, "-m", "pip", "install", *options, source], check=True)
     (target / "raising.py").write_text("raise OSError('no driver')\n")
     record = target / "raising-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n")
     (record / "entry_points.txt").write_text("[panpipe.backends]\nraising = raising:KIND\n")
-    return target
+    return target, python
 
 
 def test_an_installed_backend_is_found_beside_one_that_raises(installed):
-    done = subprocess.run(
-        [sys.executable, "-m", "panpipe.cli", "backends", "--json"], check=True, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-    )  # fmt: skip
+    command = [installed[1], "-m", "panpipe.cli", "backends", "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     told = json.loads(done.stdout)
     assert [one["name"] for one in told["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
     assert all(one["available"] for one in told["backends"] if one["name"] != "nccl")
@@ -84,7 +87,7 @@ def test_an_installed_backend_is_found_beside_one_that_raises(installed):
 
 
 def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
-    for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed)):
+    for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed[0])):
         assert one.returncode == 0, one.stderr
     for here in found(tmp_path):
         assert here["plugged"].pop("backend") == "sockets"
@@ -93,10 +96,8 @@ def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
 
 @pytest.mark.slow
 def test_an_installed_backend_keeps_the_contract(installed):
-    done = subprocess.run(
-        [sys.executable, "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"],
-        check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(installed)},
-    )  # fmt: skip
+    command = [installed[1], "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["conforms"] is True
