@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from ..backends.registry import find_backend
 from ..core.cluster import Cluster, Device, cluster_json
 from ..core.errors import RequestError
 from ..core.links.lines import LineFit, fit_line
@@ -63,7 +64,7 @@ def profile_links(
         The exit status.
     """
     if "RANK" not in os.environ:
-        return _start(ranks)
+        return _start(ranks, backend)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks is not None and ranks != size:
         raise RequestError(f"--ranks {ranks} in a job of {size} ranks: leave it out under torchrun")
@@ -81,13 +82,15 @@ def profile_links(
     return 0
 
 
-def _start(ranks: int | None) -> int:
-    """Run this command on ranks of this machine."""
+def _start(ranks: int | None, backend: str | None) -> int:
+    """Run this command on ranks of this machine; what they would all refuse is refused here, once."""
     if ranks is None or ranks < 2:
         raise RequestError(
             f"links are between ranks, and {'this is none' if ranks is None else f'--ranks is {ranks}'}: "
             "give --ranks 2 or more, or start panpipe with torchrun --module panpipe.cli"
         )
+    if backend is not None and find_backend(backend).ranks is None:
+        raise RequestError(f"links are between ranks, and backend '{backend}' connects threads: use --backend gloo")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     given = sys.argv[1:] if sys.argv[1:2] == ["profile"] else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}

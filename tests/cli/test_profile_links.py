@@ -77,9 +77,12 @@ def test_a_disturbance_of_half_the_rounds_changes_no_time():
         (["--backend", "gloo"], "--backend is for links"),
         (["links", "--ranks", "2", "--device", "abacus"], "there is no device 'abacus'"),
         (["links", "--ranks", "2", "--out", "/nowhere/cluster.json"], "there is no folder '/nowhere'"),
+        (["links", "--ranks", "2", "--backend", "pigeon"], "there is no backend 'pigeon': known are memcpy, gloo"),
+        (["links", "--ranks", "2", "--backend", "memcpy"], "backend 'memcpy' connects threads: use --backend gloo"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(capsys, arguments, said):
+def test_what_cannot_be_measured_is_refused_before_ranks_are_started(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(subprocess, "run", None)
     assert main(["profile", *arguments]) == 2
     assert said in capsys.readouterr().err
 
