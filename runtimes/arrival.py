@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..core.errors import RequestError, WorkerError
-from .watch import FAILURE_KEY, acknowledge, hosts_store, linger, uses_agent_store
+from .watch import FAILURE_KEY, acknowledge, hosts_store, linger, numbered, uses_agent_store
 
 ARRIVAL_S = 300.0
 """How long ranks wait for each other: one may still be reading its model while another has captured it."""
@@ -90,8 +90,7 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _absent(missing: Sequence[int], size: int, timeout_s: float) -> str:
-    names = ("ranks " if len(missing) > 1 else "rank ") + ", ".join(map(str, missing))
     return (
-        f"{names} of {size} did not arrive within {timeout_s:g} s: every rank calls panpipe.pipeline with the same "
-        "arguments; see what it does, or why it stopped"
+        f"{numbered(missing)} of {size} did not arrive within {timeout_s:g} s: every rank calls panpipe.pipeline with "
+        "the same arguments; see what it does, or why it stopped"
     )

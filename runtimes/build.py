@@ -15,13 +15,14 @@ from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
 from ..core.derive import Recompute, recomputing, synchronised
-from ..core.errors import RequestError
+from ..core.errors import PanpipeError, RequestError
 from ..core.mesh import Mesh
 from ..core.plan import Plan, read_plan
 from ..core.planner import Oracle
 from ..core.planner.score import with_costs
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
+from .agreement import check_same, model_in_words
 from .automatic import Planning, Report
 from .clocked import VirtualDevices
 from .compute import compute_device
@@ -97,9 +98,13 @@ def build_pipeline(
         torch.cuda.set_device(on if devices is None else of_rank(named, *rank))
     team = make_team(wanted, backend, kind, share_devices) if virtual is None else virtual_team(wanted, backend)
     try:
+        check_same(team, {
+            "microbatches": microbatches, "seed": seed, "an optimizer": optimizer is not None, "devices": named,
+            "share_devices": share_devices, "compile": compile and compile.name, **training.settings,
+            "microbatches of": largest.shape, **model_in_words(model, operators),
+        })  # fmt: skip
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
-        check_same(team, microbatches, training)
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
 
         def ready(plan: Plan) -> Pipeline:
@@ -122,9 +127,16 @@ def build_pipeline(
             pipe = best_rehearsed(planning, ready, example_batch)
         pipe.load(source)
         return pipe
-    except BaseException:
-        team.close()
+    except BaseException as failure:
+        _end(team, failure)
         raise
+
+
+def _end(team: Team, failure: BaseException) -> None:
+    """Close the team of a pipeline that cannot be built; the others learn what failed on this rank alone."""
+    if not isinstance(failure, PanpipeError):
+        team.fail(failure)
+    team.close()
 
 
 def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
@@ -145,21 +157,16 @@ def read_tensors(operators: Operators) -> list[str]:
     return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
-def check_same(team: Team, microbatches: int, training: Training) -> None:
-    """Refuse ranks that cut their batches into different numbers of microbatches, or train in different ways."""
-    found = team.everywhere(lambda _: {"microbatches": microbatches, **training.settings})
-    for number, other in enumerate(found):
-        name = next((name for name, value in other.items() if value != found[0][name]), None)
-        if name is not None:
-            raise RequestError(
-                f"rank {team.rank(number)} has {name}={other[name]} and rank {team.rank(0)} has "
-                f"{name}={found[0][name]}: every rank runs the same plan; give all of them the same"
-            )
-
-
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:
     """Refuse a plan that is not for this model, not sound, not the same everywhere, or, unless it may stand
     ``anywhere``, not on the first devices."""
+    hashes = team.everywhere(lambda _: plan.hash)
+    other = next((number for number, found in enumerate(hashes) if found != hashes[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"rank {team.rank(other)} has plan {hashes[other][:12]} and rank {team.rank(0)} has {hashes[0][:12]}: "
+            "every rank runs the same plan; give all of them the same file"
+        )
     if plan.graph_hash != operators.graph.hash:
         raise RequestError(
             f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) and the captured step is "
@@ -173,10 +180,3 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
             "in their order; plan for a cluster with its devices in this order, or start ranks with torchrun"
         )
     validate(plan)
-    hashes = team.everywhere(lambda _: plan.hash)
-    other = next((number for number, found in enumerate(hashes) if found != hashes[0]), None)
-    if other is not None:
-        raise RequestError(
-            f"rank {team.rank(other)} has plan {hashes[other][:12]} and rank {team.rank(0)} has {hashes[0][:12]}: "
-            "every rank runs the same plan; give all of them the same file"
-        )

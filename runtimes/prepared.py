@@ -137,12 +137,14 @@ class Preparations:
         """What a step of these microbatches needs, and a line for the user where a shape is new.
 
         Raises:
-            RequestError: the plan cannot run them.
+            RequestError: the plan cannot run them, or another rank was given another batch.
         """
-        compiled, remark = self._shapes.ready(pieces, spec)
-        self._let_go()
         first, last = pieces[0].shape, pieces[-1].shape
         key = first, sum(piece.shape is first for piece in pieces), last, len(pieces)
+        if key not in self._kept:
+            self._shapes.refuse_other_batches(pieces)
+        compiled, remark = self._shapes.ready(pieces, spec)
+        self._let_go()
         prepared = self._kept.use(key)
         if prepared is None:
             orders = self._order([messages_of(each.layout) for each in compiled], compiled)

@@ -1,8 +1,9 @@
 """The step compiled for every shape of microbatch that comes along; those used last are kept.
 
 A plan is made for the example's shape. For another one the step is captured anew, and the plan's cut carries over.
-All ranks see the same batches, so they capture, keep and let go of the same shapes without a word. Compiling can fail
-on one rank alone, whose stages it is; then all of them fail, or the others would wait for it in the step.
+All ranks see the same batches, so they capture, keep and let go of the same shapes without a word; where shapes come in
+a new order they compare their batches, because other ones would leave them waiting. Compiling can fail on one rank
+alone, whose stages it is; then all of them fail, or the others would wait for it in the step.
 """
 
 import time
@@ -16,8 +17,9 @@ from torch.utils import _pytree as pytree
 from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import Cut, carry_over
 from ..core.capture.operators import operators_of
-from ..core.capture.outputs import Outputs, RowOutputs
+from ..core.capture.outputs import parts_in_words
 from ..core.errors import RequestError, in_a_line
+from .agreement import check_same_batch
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape
 from .recent import Recent
@@ -61,7 +63,7 @@ class Shapes:
     def keep(self, shape: Shape, compiled: Compiled) -> None:
         """Keep what is compiled already: for the example."""
         self._kept.keep(shape, compiled)
-        self._latest, self._parts = compiled, _parts(compiled.operators.step.outputs)
+        self._latest, self._parts = compiled, parts_in_words(compiled.operators.step.outputs)
         self._told.add(shape)
 
     @property
@@ -69,6 +71,14 @@ class Shapes:
         """What is compiled for the shape that was used last."""
         assert self._latest is not None
         return self._latest
+
+    def refuse_other_batches(self, pieces: Sequence[Microbatch]) -> None:
+        """Refuse ranks that were given different batches; all of a replica call this at once.
+
+        Raises:
+            RequestError: as of `check_same_batch`.
+        """
+        check_same_batch(self._team, pieces)
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._kept
@@ -102,7 +112,7 @@ class Shapes:
         started = time.perf_counter()
         batch = pytree.tree_unflatten(list(piece.leaves), spec)
         operators, stages = carry_over(self._cut, operators_of(self._capture(batch, piece.shape)))
-        parts = _parts(operators.step.outputs)
+        parts = parts_in_words(operators.step.outputs)
         self._parts = self._parts or parts
         if parts != self._parts:
             raise RequestError(
@@ -149,12 +159,3 @@ class Shapes:
                 "give a larger max_shapes"
             )
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
-
-
-def _parts(outputs: Outputs) -> str:
-    """The parts of a step's result, in words."""
-    if isinstance(outputs, RowOutputs):
-        marks = [None if value is None else "tensor" for value in outputs.values]
-        return str(pytree.tree_unflatten(marks, outputs.nesting)).replace("'tensor'", "tensor")
-    weight = "" if outputs.weight is None else ", a weight"
-    return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)

@@ -102,6 +102,9 @@ class Team(ABC):
         if failure is not None:
             raise failure
 
+    def fail(self, failure: BaseException) -> None:  # noqa: B027 - of one process there are no others
+        """Tell all other processes that this one stops, and why: nobody shall wait for it."""
+
     @abstractmethod
     def backend(self, device: int) -> Backend:
         """The transport's end at a device of this process: to the others along its pipeline."""
@@ -226,7 +229,8 @@ class RankTeam(Team):
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
         self._own_group = not dist.is_initialized()
-        join(ARRIVAL_S if arrival_s is None else arrival_s)
+        self._arrival_s = ARRIVAL_S if arrival_s is None else arrival_s
+        join(self._arrival_s)
         self.kind = kind
         self._rank = dist.get_rank()
         self.mesh, groups = device_mesh(mesh)
@@ -240,6 +244,10 @@ class RankTeam(Team):
     @property
     def rank_here(self) -> int:
         return self._rank
+
+    def fail(self, failure: BaseException) -> None:
+        if not self._watch.reported:
+            self._watch.report(failure)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -261,13 +269,18 @@ class RankTeam(Team):
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
         by_rank: list[Any] = [None] * self.mesh.ranks
         with self._watched():
-            dist.all_gather_object(by_rank, work(self.local[0]))
+            mine = work(self.local[0])
+            with self._watch.awaiting("all", range(self.mesh.ranks), self._arrival_s):
+                dist.all_gather_object(by_rank, mine)
         return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
         results: list[Any] = [None] * self.size
+        ranks = self.mesh.replicas[self.replica]
         with self._watched():
-            dist.all_gather_object(results, work(self.local[0]), group=self._pipeline)
+            mine = work(self.local[0])
+            with self._watch.awaiting(f"replica {self.replica}", ranks, self._arrival_s):
+                dist.all_gather_object(results, mine, group=self._pipeline)
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:

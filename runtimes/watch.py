@@ -1,9 +1,12 @@
 """When one rank stops, all stop, within seconds, with the name of that rank and its reason.
 
-1. A rank that fails writes its reason to the job's store before it goes; the first reason counts.
+1. A rank that fails writes its reason to the job's store before it goes, be it of an error in the user's own code; the
+   first reason counts.
 2. A rank that is killed is missed by those who talk to it, and they write that. Where the transport does not say whom
    it missed, as in a collective, the heartbeats tell: every rank's goes to the store twice a second.
-3. Every rank looks for a reason as often, from a thread: its main thread may be waiting in a transfer that nothing else
+3. A rank that does not come to a collective that all the others have come to is named by a time-out: it may wait for
+   them elsewhere, and be well.
+4. Every rank looks for a reason as often, from a thread: its main thread may be waiting in a transfer that nothing else
    can interrupt. Who has read it notes that, and the rank that keeps the store stays until all others have.
 """
 
@@ -13,7 +16,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -59,6 +64,11 @@ def linger(store: Any, ranks: Iterable[int]) -> None:
     beats, deadline = _Heartbeats(store, ranks), time.monotonic() + LINGER_S
     while time.monotonic() < deadline and any(not store.check([_told(rank)]) for rank in beats.not_silent()):
         time.sleep(_POLL_S / 5)
+
+
+def numbered(ranks: Sequence[int]) -> str:
+    """Ranks in words: ``rank 1``, ``ranks 1, 2``."""
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
 
 
 def _told(rank: int) -> str:
@@ -116,6 +126,9 @@ class FailureWatch:
     Args:
         rank: this rank.
         size: how many there are.
+
+    Attributes:
+        reported: whether this rank has told that it stops.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -125,7 +138,9 @@ class FailureWatch:
         # Connections of their own: the main thread may hold the shared one, and wait in the second.
         self._store, self._reports = (self._connection(default) for _ in range(2))
         self._stopped = threading.Event()
-        self._reported = False
+        self.reported = False
+        self._first: str | None = None
+        self._meetings: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
@@ -141,18 +156,48 @@ class FailureWatch:
         A rank that missed a killed one stops too, and may be gone before its other neighbours look: they miss it, and
         learn here whom it had missed.
         """
+        if self._first is not None:
+            return self._first
         store = self._reports
         try:
             reason = self._reason(failure)
-            self._reported = True
-            first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
+            self.reported = True
+            self._first = first = store.compare_set(FAILURE_KEY, "", reason).decode()
             acknowledge(store, self._rank)
             if hosts_store(self._rank):
                 linger(store, self._others)
         except RuntimeError:
-            self._reported = True
+            self.reported = True
             return _STORE_GONE[uses_agent_store()]
         return first
+
+    @contextmanager
+    def awaiting(self, group: str, ranks: Iterable[int], timeout_s: float) -> Iterator[None]:
+        """In here ranks wait for each other: who does not come in time is told to all, and this rank stops.
+
+        Args:
+            group: what tells these ranks from others that meet; they count their meetings.
+            ranks: all of them.
+            timeout_s: how long, from when this one comes.
+        """
+        self._meetings[group] += 1
+        keys = {rank: f"panpipe/came/{group}/{self._meetings[group]}/{rank}" for rank in ranks}
+        self._reports.set(keys[self._rank], "")
+        timer = threading.Timer(timeout_s, self._report_absent, (keys, timeout_s))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _report_absent(self, keys: Mapping[int, str], timeout_s: float) -> None:
+        missing = [rank for rank, key in keys.items() if not self._reports.check([key])]
+        if missing:
+            self.report(WorkerError(
+                f"{numbered(missing)} did not come within {timeout_s:g} s to where rank {self._rank} waits: every rank "
+                "of a pipeline takes the same batches and calls the same methods in the same order; see what it does"
+            ))  # fmt: skip
 
     def _reason(self, failure: BaseException) -> str:
         if isinstance(failure, WorkerError):
@@ -162,20 +207,23 @@ class FailureWatch:
             suspects = self._others if isinstance(failure, RuntimeError) else ()
         silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
         if silent:
-            names = ("ranks " if len(silent) > 1 else "rank ") + ", ".join(map(str, silent))
-            return f"{names} stopped answering: {failure}"
+            return f"{numbered(silent)} stopped answering: {failure}"
         if isinstance(failure, WorkerError):
             return str(failure)
         return f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
 
     def _leave(self) -> None:
-        """End a process that a failure ends: the interpreter takes seconds to free captured graphs, more on a busy
-        machine than the others are to wait."""
-        if self._reported and getattr(sys, "last_value", None) is not None:
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+        """End a process that a failure ends, wherever it was raised: the others learn of it, and the interpreter takes
+        seconds to free captured graphs, more on a busy machine than they are to wait."""
+        failure = getattr(sys, "last_value", None)
+        if failure is None:
+            return
+        if not self.reported:
+            self.report(failure)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -198,7 +246,7 @@ class FailureWatch:
                 if self._stopped.is_set():
                     return
                 reason = _STORE_GONE[uses_agent_store()]
-            if self._stopped.wait(_GRACE_S if self._reported else 0):
+            if self._stopped.wait(_GRACE_S if self.reported else 0):
                 return
             sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")
             sys.stderr.flush()

@@ -75,6 +75,15 @@ class RowOutputs:
 Outputs = StepOutputs | RowOutputs
 
 
+def parts_in_words(outputs: Outputs) -> str:
+    """The parts of a step's result, in words."""
+    if isinstance(outputs, RowOutputs):
+        marks = [None if value is None else "tensor" for value in outputs.values]
+        return str(pytree.tree_unflatten(marks, outputs.nesting)).replace("'tensor'", "tensor")
+    weight = "" if outputs.weight is None else ", a weight"
+    return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)
+
+
 def step_outputs(program: Any, printed: Printed) -> StepOutputs:
     """Find the parts of a step's result in the graph that was exported of it.
 

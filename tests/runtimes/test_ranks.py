@@ -15,7 +15,7 @@ from ..support.parity import EVERYWHERE, PLANS, SOME
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
-    jobs = ("parity", "lower", "ownership", "python", "shapes", "traced")
+    jobs = ("parity", "lower", "ownership", "python", "shapes", "traced", "differing")
     return results_of(jobs, tmp_path_factory.mktemp("two"), 2)
 
 
@@ -91,6 +91,36 @@ def test_every_rank_gets_the_whole_trace(two):
     kinds = {(device, action[1:].rstrip("0123456789<>")) for device, _, action, *_ in first["events"]}
     assert {(0, "F"), (1, "F"), (0, "B"), (1, "B"), (0, "SEND_F"), (1, "RECV_F"), (1, "SEND_B")} <= kinds
     assert all(start <= end for *_, start, end in first["events"])
+
+
+def test_ranks_that_were_given_different_things_are_all_told_so(two):
+    first, second = two["differing"]
+    assert first == second
+    for about, said in {
+        "equal": "nothing",
+        "seed": "rank 1 has seed=1 and rank 0 has seed=0: every rank calls panpipe.pipeline with the same",
+        "absent": "rank 1 has no b and rank 0 has b=2",
+        "frozen": "rank 1 has embedding.weight=32×16 torch.float32, frozen and rank 0 has embedding.weight=32×16 torch",
+        "mode": "rank 1 has blocks.0.training=False and rank 0 has blocks.0.training=True",
+        "rows": "rank 1 has a batch of 6 samples, microbatches of (2×12 torch.int64, 2×12 torch.int64) and rank 0 a",
+        "values": "rank 1 has other values in batch['y'] than rank 0: the ranks of a pipeline compute parts of one",
+        "afterwards": "nothing",
+    }.items():
+        assert first[about].startswith(said), first[about]
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_different_things_end_by_a_time_out(tmp_path):
+    for one in alone("apart_in_shapes", tmp_path, PANPIPE_ARRIVAL_S="3"):
+        assert one.returncode == 1
+        assert "rank 0 did not come within 3 s to where rank 1 waits" in one.stderr
+
+
+@pytest.mark.slow
+def test_an_error_of_the_users_own_is_told_to_the_others(tmp_path):
+    left, stopped = alone("raising", tmp_path, OUTSIDE="1")
+    assert (left.returncode, stopped.returncode) == (1, 1)
+    assert "rank 1 stopped: OSError: no such sample" in left.stderr
 
 
 def test_when_one_rank_fails_the_others_stop_and_name_it(tmp_path):

@@ -21,14 +21,15 @@ import panpipe
 import panpipe.runtimes.shapes
 from panpipe.core.perfetto import trace_json
 from panpipe.core.plan import parse_plan, plan_json
+from panpipe.runtimes.agreement import check_same, model_in_words
 from panpipe.runtimes.buckets import Bucket
-from panpipe.runtimes.build import check_same
 from panpipe.runtimes.devices import of_rank
 from panpipe.runtimes.stage_run import StageRun
 from panpipe.runtimes.training import Training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.support.cuts import captured
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
@@ -330,7 +331,7 @@ def scaling(team):
     return {
         "place": place,
         "cases": scaled(team),
-        "refusal": refusal(lambda: check_same(team, 4, Training(scaler=other))),
+        "refusal": refusal(lambda: check_same(team, Training(scaler=other).settings)),
     }
 
 
@@ -362,13 +363,49 @@ def resumed(team):
     return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
 
 
+def differing(team):
+    """What is said to ranks that were given different things, and a step behind all of that."""
+    name, other = "tied gpt with dropout", team.local == (1,)
+    case, operators = CASES[name], captured(CASES[name], torch.float32, 8, 4)
+
+    def freeze(model):
+        next(model.parameters()).requires_grad_(not other)
+
+    def model(change):
+        change(found := case.model(torch.float32))
+        return refusal(lambda: check_same(team, {"seed": 0, **model_in_words(found, operators)}))
+
+    def step(batch):
+        return refusal(lambda: build(team, name, torch.float32, 8, None, 4).step(batch))
+
+    return {
+        "equal": model(lambda model: None),
+        "seed": refusal(lambda: check_same(team, {"seed": int(other)})),
+        "absent": refusal(lambda: check_same(team, {"a": 1} if other else {"a": 1, "b": 2})),
+        "frozen": model(freeze),
+        "mode": model(lambda model: model.blocks[0].train(not other)),
+        "rows": step(tokens(6 if other else 8)),
+        "values": step({**tokens(8), "y": (tokens(8)["y"] + other) % 32}),
+        "afterwards": step(tokens(8)),
+    }
+
+
+def apart_in_shapes(team):
+    """Rank 1 gets a batch of a new shape; rank 0 gets another one, and steps."""
+    pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+    pipe.step(tokens(8))
+    pipe.step(tokens(6 if team.local == (1,) else 8))
+
+
 def raising(team):
-    """Rank 1 fails by an error of its own."""
+    """Rank 1 fails by an error of its own: in a step, or where the environment says so in the user's code."""
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
     for step in range(1000):
         batch = CASES[name].batch(8, torch.float32)
         if step == 3 and team.local == (1,):
+            if "OUTSIDE" in os.environ:
+                raise OSError("no such sample")
             batch["y"] = batch["y"] + 10_000
         pipe.step(batch)
 
