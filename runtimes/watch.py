@@ -162,7 +162,8 @@ class FailureWatch:
         try:
             reason = self._reason(failure)
             self.reported = True
-            self._first = first = store.compare_set(FAILURE_KEY, "", reason).decode()
+            first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
+            self._first = first
             acknowledge(store, self._rank)
             if hosts_store(self._rank):
                 linger(store, self._others)
