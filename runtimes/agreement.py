@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -100,7 +101,7 @@ def check_same_batch(team: Team, pieces: Sequence[Microbatch]) -> None:
         if their_shapes != found[0][0]:
             raise RequestError(f"rank {ranks[0]} has {their_shapes} and rank {ranks[1]} {found[0][0]}: {rule}")
         for place, (one, other) in enumerate(zip(theirs, found[0][1], strict=True)):
-            if not torch.allclose(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=1e-5, equal_nan=True):
+            if not numpy.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
                 name = _leaf_names(pieces[0])[place]
                 raise RequestError(f"rank {ranks[0]} has other values in {name} than rank {ranks[1]}: {rule}")
 
