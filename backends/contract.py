@@ -23,6 +23,7 @@ class Handle(Protocol):
 
         Raises:
             WorkerError: the device at the other end stopped; raised within 10 s, with ``device N`` or ``rank N`` in it.
+                A transport that would wait on says so (`BackendKind.misses_the_dead`).
         """
 
 

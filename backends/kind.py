@@ -29,6 +29,8 @@ class BackendKind:
             which is there for agreeing on how to connect. A kind has one of the two, or both.
         dtypes: what it moves; None for all. float32 and float64 are always among them.
         device_types: where the tensors may be.
+        misses_the_dead: whether those who wait for a rank whose process died raise WorkerError; where they would wait
+            on, a pipeline's ranks still miss it, by connections beside the transport.
         missing: why it cannot be used on this machine; None where it can.
         limits: what users should know of it on this machine, where it can be used; None for nothing.
     """
@@ -39,6 +41,7 @@ class BackendKind:
     ranks: Callable[[Any], Backend] | None = field(default=None, kw_only=True)
     dtypes: frozenset[torch.dtype] | None = field(default=None, kw_only=True)
     device_types: frozenset[str] = field(default=frozenset({"cpu"}), kw_only=True)
+    misses_the_dead: bool = field(default=True, kw_only=True)
     missing: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
     limits: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
 

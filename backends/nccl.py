@@ -256,5 +256,5 @@ def limits() -> str | None:
 
 KIND = BackendKind(
     "nccl", "NCCL between ranks with a GPU each, a communicator for each pair and direction; has not run on a GPU yet",
-    ranks=NcclBackend, device_types=frozenset({"cuda"}), missing=missing, limits=limits,
+    ranks=NcclBackend, device_types=frozenset({"cuda"}), misses_the_dead=False, missing=missing, limits=limits,
 )  # fmt: skip

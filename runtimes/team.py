@@ -29,6 +29,7 @@ from ..core.errors import RequestError, WorkerError
 from ..core.mesh import Mesh
 from .arrival import ARRIVAL_S, join
 from .groups import device_mesh
+from .lifeline import Lifeline
 from .watch import FailureWatch
 
 T = TypeVar("T")
@@ -237,6 +238,10 @@ class RankTeam(Team):
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
         self._watch = FailureWatch(self._rank, self.mesh.ranks)
+        self._lifeline: Lifeline | None = None
+        if self.mesh.ranks > 1:
+            store = dist.distributed_c10d._get_default_store()
+            self._lifeline = Lifeline(store, self._rank, self.mesh.ranks, self._watch.report)
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
@@ -313,6 +318,8 @@ class RankTeam(Team):
         return self._replicas
 
     def close(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.leave()
         self._watch.stop()
         self._backend.close()
         if self._replicas is not None:

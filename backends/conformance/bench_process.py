@@ -14,7 +14,7 @@ from ..contract import Backend
 from ..kind import BackendKind
 from .bench import Bench
 from .payload import DTYPES, BrokenRuleError
-from .rules import RULES
+from .rules import RULES, rules_of
 
 
 @frozen
@@ -57,7 +57,7 @@ def serve(job: Job, local: Sequence[int], line: Connection) -> None:
         bench = Bench(end, dtypes=dtypes, where=_place(job, end.device), alone=job.ranks)
         with speaking:
             line.send((end.device, job.first - 1, None))
-        for number in range(job.first, len(RULES)):
+        for number in range(job.first, len(rules_of(job.kind))):
             problem = _problem(number, bench)
             with speaking:
                 line.send((end.device, number, problem))

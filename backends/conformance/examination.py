@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from ...core.errors import RequestError
 from ..kind import BackendKind
 from .bench_process import Job, serve
-from .rules import RULES, Rule
+from .rules import RULES, Rule, rules_of
 
 DEVICES = 3
 LIMIT_S = 30.0
@@ -94,7 +94,7 @@ def examine(
     findings: list[Finding] = []
     for workers in kind.runs:
         found: list[Finding] = []
-        while len(found) < len(RULES):  # behind a broken rule nobody knows what is in flight: begin anew
+        while len(found) < len(rules_of(kind)):  # behind a broken rule nobody knows what is in flight: begin anew
             with tempfile.TemporaryDirectory() as folder:
                 meeting = str(Path(folder, "meeting"))
                 job = Job(kind, workers == "ranks", devices, where, len(found), meeting)
@@ -126,7 +126,7 @@ class _Examination:
         self._start()
         try:
             self._await_start()
-            while self.job.first + len(found) < len(RULES):
+            while self.job.first + len(found) < len(rules_of(self.job.kind)):
                 found.append(self._outcome(self.job.first + len(found), self.limit_s))
                 if found[-1] is not None:
                     break

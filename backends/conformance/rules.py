@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...core.errors import WorkerError
 from ..contract import Handle
+from ..kind import BackendKind
 from .bench import Bench
 from .payload import BrokenRuleError, expect, payload, same
 from .sums import add_up, add_up_in_flight
@@ -244,3 +245,8 @@ def _rules() -> Iterator[Rule]:
 
 RULES = tuple(_rules())
 """All rules; the last one ends a device."""
+
+
+def rules_of(kind: BackendKind) -> tuple[Rule, ...]:
+    """Those that a backend says it keeps: all, but of one that does not miss the dead the last."""
+    return RULES if kind.misses_the_dead else RULES[:-1]

@@ -175,6 +175,31 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
 @pytest.mark.parametrize(
     ("mesh", "ranks", "victim", "where"),
     [
+        ("pp=2", 2, 1, "B"),
+        *(pytest.param("pp=3", 3, victim, "F", marks=pytest.mark.slow) for victim in range(3)),
+        pytest.param("pp=2,dp=2", 4, 2, "REDUCE", marks=pytest.mark.slow),
+    ],
+)
+def test_a_transport_that_waits_on_for_a_killed_rank_ends_with_its_name_as_well(tmp_path, mesh, ranks, victim, where):
+    """As NCCL does. Nothing of the transport's fails here; what all ranks see is a connection beside it that breaks."""
+    assert_all_name(
+        victim, tmp_path, alone("dying", tmp_path, ranks, backend="deaf", MESH=mesh, VICTIM=str(victim), WHERE=where)
+    )
+
+
+def test_a_rank_killed_while_another_one_plans_is_named(tmp_path):
+    assert_all_name(1, tmp_path, alone("thinking", tmp_path))
+
+
+def test_ranks_that_leave_one_after_another_over_it_are_not_missed(tmp_path):
+    """The first of them without closing anything: it ends as it is through."""
+    for rank, one in enumerate(alone("leaving", tmp_path, 3, backend="deaf")):
+        assert (rank, one.returncode, one.stderr) == (rank, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "victim", "where"),
+    [
         ("pp=2,dp=2", 4, 3, "REDUCE"),
         *(
             pytest.param("pp=2,dp=2", 4, victim, where, marks=pytest.mark.slow)

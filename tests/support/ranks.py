@@ -29,6 +29,7 @@ from panpipe.runtimes.training import Training
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.support import deaf
 from tests.support.cuts import captured
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.models import CASES, PYTHON
@@ -220,6 +221,29 @@ def dying(team):
     for _ in range(1000):
         evaluating = place == "EVALUATE" and pipe.steps == 2
         (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
+
+
+def thinking(team):
+    """Rank 1 is killed while rank 0 is busy for long, as with a plan, and talks to nobody."""
+
+    def choose():
+        time.sleep(60)
+
+    if team.local == (1,):
+        time.sleep(0.5)
+        Path(sys.argv[2], "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    team.decide(choose)
+
+
+def leaving(team):
+    """All ranks are through and go, half a second apart, the last in number without a word; rank 0 has the store."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    pipe.step(CASES[name].batch(8, torch.float32))
+    time.sleep(0.5 * (team.size - 1 - team.local[0]))
+    if team.local[0] == team.size - 1:
+        sys.exit()
 
 
 def dying_once(team):
@@ -418,7 +442,8 @@ def main() -> None:
     torch.set_num_threads(1)
     jobs, folder, *backend = sys.argv[1:]
     mesh = os.environ.get("MESH")
-    team = make_team(parse_mesh(mesh) if mesh else None, *backend or [None])
+    named = {"deaf": deaf.KIND}
+    team = make_team(parse_mesh(mesh) if mesh else None, *(named.get(name, name) for name in backend))
     found = {job: globals()[job](team) for job in jobs.split(",")}
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     team.close()
