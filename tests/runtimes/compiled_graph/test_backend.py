@@ -12,22 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.compiled_graph import backend
 from panpipe.runtimes.compiled_graph.backend import panpipe_backend
 from torch import nn
 from torch.nn import functional as F
 
 WIDTH = 6
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    torch._dynamo.reset()
-    backend._said.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

@@ -1,29 +1,17 @@
 """Loops of users around ``torch.compile(model, backend="panpipe")``: precision, accumulation, several models."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from panpipe.core.capture.randomness import KeyedRandom, random_key
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.compiled_graph import backend
 from panpipe.runtimes.compiled_graph.backend import panpipe_backend
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, MICROBATCHES = 6, 4
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    torch._dynamo.reset()
-    backend._said.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

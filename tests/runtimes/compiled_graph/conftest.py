@@ -1,0 +1,18 @@
+"""What every test of compiled models begins with."""
+
+import warnings
+
+import pytest
+import torch
+from panpipe.runtimes.compiled_graph import backend
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Nothing compiled or said before, and no warnings."""
+    torch._dynamo.reset()
+    backend._said.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
