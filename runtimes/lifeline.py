@@ -122,7 +122,7 @@ class Lifeline:
         for peer in [*self._peers]:
             with suppress(OSError):  # it may have left already
                 peer.sendall(_FAREWELL)
-        for end in (*self._peers, *([] if self._server is None else [self._server])):
+        for end in self._ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         self._thread.join(_CONNECT_S)
@@ -130,8 +130,12 @@ class Lifeline:
 
     def let_go(self) -> None:
         """Close this process's connections without a word."""
-        for end in (*self._peers, *([] if self._server is None else [self._server])):
+        for end in self._ends:
             end.close()
+
+    @property
+    def _ends(self) -> list[socket.socket]:
+        return [*self._peers, *([] if self._server is None else [self._server])]
 
 
 _OPEN: WeakSet[Lifeline] = WeakSet()

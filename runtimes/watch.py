@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -140,7 +139,6 @@ class FailureWatch:
         self._stopped = threading.Event()
         self.reported = False
         self._first: str | None = None
-        self._meetings: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
@@ -177,14 +175,13 @@ class FailureWatch:
         """In here ranks wait for each other: who does not come in time is told to all, and this rank stops.
 
         Args:
-            group: what tells these ranks from others that meet; they count their meetings.
+            group: what tells these ranks from others that meet; the store counts who came how often.
             ranks: all of them.
             timeout_s: how long, from when this one comes.
         """
-        self._meetings[group] += 1
-        keys = {rank: f"panpipe/came/{group}/{self._meetings[group]}/{rank}" for rank in ranks}
-        self._reports.set(keys[self._rank], "")
-        timer = threading.Timer(timeout_s, self._report_absent, (keys, timeout_s))
+        keys = {rank: f"panpipe/came/{group}/{rank}" for rank in ranks}
+        meeting = self._reports.add(keys[self._rank], 1)
+        timer = threading.Timer(timeout_s, self._report_absent, (keys, meeting, timeout_s))
         timer.daemon = True
         timer.start()
         try:
@@ -192,8 +189,8 @@ class FailureWatch:
         finally:
             timer.cancel()
 
-    def _report_absent(self, keys: Mapping[int, str], timeout_s: float) -> None:
-        missing = [rank for rank, key in keys.items() if not self._reports.check([key])]
+    def _report_absent(self, keys: Mapping[int, str], meeting: int, timeout_s: float) -> None:
+        missing = [rank for rank, key in keys.items() if self._reports.add(key, 0) < meeting]
         if missing:
             self.report(WorkerError(
                 f"{numbered(missing)} did not come within {timeout_s:g} s to where rank {self._rank} waits: every rank "
