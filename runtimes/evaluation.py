@@ -25,7 +25,6 @@ from torch.utils import _pytree as pytree
 from ..core.capture.breaks import StepFunction
 from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import Cut
-from ..core.capture.randomness import random_key
 from ..core.capture.step import capture_step
 from ..core.derive import forward_only
 from ..core.errors import RequestError
@@ -212,9 +211,7 @@ class Evaluator:
     def _inputs(self, prepared: Prepared, pieces: list[Microbatch], joined: JoinedRows | None) -> StepInputs:
         # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
         first, index = self._team.replica * self._plan.microbatches, -1 - self.count
-        same = random_key(self.seed, index, 0)
-        keys = [random_key(self.seed, index, first + m) if prepared.random else same for m in range(len(pieces))]
         return StepInputs(
-            pieces, keys, torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
+            pieces, prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
             taken=None if joined is None else joined.take,
         )  # fmt: skip

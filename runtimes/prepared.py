@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..core.actions import Action, Kind
 from ..core.capture.outputs import StepOutputs
+from ..core.capture.randomness import random_key
 from ..core.costs import StageEdge
 from ..core.derive import first_microbatches, reordered, with_edges
 from ..core.lowering import Lowered, lower
@@ -104,6 +105,19 @@ class Prepared:
         """Parts of a microbatch's result in front of what is written into text: loss, weight, metrics; 0 of a function
         that returns rows."""
         return 2 + len(self.metrics) if isinstance(self.compiled[0].operators.step.outputs, StepOutputs) else 0
+
+    def keys(self, seed: int, index: int, first: int) -> list[torch.Tensor]:
+        """Every microbatch's key to its random numbers; one for all where none are drawn.
+
+        Args:
+            seed: of all random numbers.
+            index: of the step.
+            first: number of the first microbatch among those of all replicas.
+        """
+        count = len(self.compiled)
+        if not self.random:
+            return [random_key(seed, index, 0)] * count
+        return [random_key(seed, index, first + m) for m in range(count)]
 
     @property
     def _distinct(self) -> Sequence[Compiled]:

@@ -7,7 +7,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..core.capture.randomness import random_key
 from ..core.plan import Plan
 from ..core.trace import Trace
 from .batch_results import BatchResults, weight_of
@@ -180,9 +179,8 @@ class StepRunner:
     def _inputs(
         self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None
     ) -> StepInputs:
-        one = random_key(self.seed, index, 0)
         first = self._team.replica * self._plan.microbatches
-        keys = [random_key(self.seed, index, first + m) if prepared.random else one for m in range(len(pieces))]
+        keys = prepared.keys(self.seed, index, first)
         weights = [row[1] for row in prepared.parts]
         samples = self._samples()
         shares = [
