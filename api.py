@@ -18,6 +18,7 @@ from .core.mesh import Mesh, MeshShape, parse_mesh
 from .core.plan import Plan
 from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
+from .runtimes.budget import check_seconds
 from .runtimes.build import build_pipeline
 from .runtimes.devices import Names
 from .runtimes.launch import mesh_in_simulator
@@ -57,6 +58,7 @@ def pipeline(
     scaler: GradScaler | None = None,
     compile: str | Compile | None = None,
     scheduler: SchedulerFactory | None = None,
+    plan_seconds: float | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -133,6 +135,9 @@ def pipeline(
             behind every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups
             must be the same in every stage. ``learning_rates`` of the pipeline tells; ``optimizers`` are for schedulers
             that you step, by epochs or by a metric.
+        plan_seconds: the most seconds that automatic planning takes after the capture; a line reports what the limit
+            cut. None is no limit: how much is searched and measured follows from the model, so that the same request is
+            planned alike whatever the speed of the machine.
         report: told what planning is doing.
 
     Returns:
@@ -151,6 +156,7 @@ def pipeline(
     chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
     if microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
+    check_seconds(plan_seconds)
     wanted = _mesh(mesh)
     training = Training(clip_norm, scaler, scheduler)
     compiling = CompilerChoice.of(compile)
@@ -189,6 +195,7 @@ def pipeline(
         share_devices=share_devices,
         training=training,
         compile=compiling,
+        plan_seconds=plan_seconds,
         report=report,
     )
 

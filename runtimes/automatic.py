@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
 from ..core.capture.operators import Operators, tensor_bytes
@@ -31,6 +31,7 @@ from ..core.planner.choose import choose_schedule
 from ..core.planner.choose import plan as search_plan
 from ..core.planner.thinner import thinner_cut
 from ..core.schedules.problem import ScheduleFamily
+from .budget import Budget
 from .compiled import compile_stages
 from .compute import compute_device
 from .corrected import corrected_graph
@@ -43,10 +44,6 @@ from .stage_compiler import StageCompiler
 from .stage_profile import profile_stages
 from .team import Team
 
-CUT_EVALUATIONS = 20_000
-"""Evaluations of the search for cuts, for each number of stages a device."""
-ORDER_EVALUATIONS = 100_000
-"""Evaluations of the search for a schedule of measured stages."""
 CORRECTIONS = 1
 """How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
@@ -74,6 +71,7 @@ class Planning:
         report: told what is going on.
         recompute: the stages that do; None for those that the planner chooses.
         compiler: compiles what stage programs are made of.
+        budget: what may be spent; by default counts alone limit it.
     """
 
     operators: Operators
@@ -92,6 +90,7 @@ class Planning:
     report: Report = lambda _: None
     recompute: Recompute | None = None
     compiler: StageCompiler | None = None
+    budget: Budget = field(default=Factory(lambda planning: Budget(planning.team), takes_self=True))
 
     def plans(self) -> tuple[list[Plan], OpGraph]:
         """Measure, search and choose.
@@ -121,6 +120,8 @@ class Planning:
         found: list[Plan] = []
         failure: InfeasibleError | None = None
         for chunks in range(1, min(self.max_chunks, operators // devices) + 1):
+            if found and not self.budget.allows(f"{chunks} stages a device"):
+                break
             try:
                 found += sorted(self.plans_for(chunks, graph, cluster), key=step_s)[:1]
             except InfeasibleError as error:
@@ -153,7 +154,9 @@ class Planning:
         count = chunks * self.team.size
         plans: list[Plan] = []
         tried: list[Stages] = []
-        for _ in range(1 + CORRECTIONS):
+        for number in range(1 + CORRECTIONS):
+            if number and not self.budget.allows("correcting cuts by measured stages"):
+                break
             self.report(f"cutting into {count} stages")
             stages = self.cut(graph, cluster, chunks)
             if stages is None or stages in tried:
@@ -186,10 +189,12 @@ class Planning:
             try:
                 found = search_plan(
                     graph, cluster, self.microbatches, families=self.families if families is None else families,
-                    anneal=self.anneal, oracle=self.cut_oracle, recompute=self.recompute, budget=CUT_EVALUATIONS,
+                    anneal=self.anneal, oracle=self.cut_oracle, recompute=self.recompute,
+                    budget=self.budget.cut_evaluations(self.microbatches), seconds=self.budget.left_s,
                     min_chunks=chunks, max_chunks=chunks, parameter_sizes=self.sizes, replicas=self.replicas,
                     message=message,
                 )  # fmt: skip
+                self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
             except RequestError:
                 return None
             return tuple(stage.nodes for stage in found.stages)
@@ -208,9 +213,11 @@ class Planning:
             try:
                 plan = choose_schedule(
                     graph, stages, costs, cluster, self.microbatches, families=self.families, anneal=self.anneal,
-                    oracle=self.oracle, recompute=self.recompute, budget=ORDER_EVALUATIONS,
+                    oracle=self.oracle, recompute=self.recompute,
+                    budget=self.budget.order_evaluations(self.microbatches), seconds=self.budget.left_s,
                     parameter_sizes=self.sizes, replicas=self.replicas, message=message,
                 )  # fmt: skip
+                self.budget.searched(f"the search for the orders of {len(stages)} stages")
                 return evolve(plan, mesh=self.team.mesh)
             except (InfeasibleError, RequestError):
                 return None

@@ -24,6 +24,7 @@ from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
 from .agreement import check_same, model_in_words
 from .automatic import Planning, Report
+from .budget import Budget
 from .clocked import VirtualDevices
 from .compute import compute_device
 from .devices import Names, of_rank, parse_devices, place
@@ -46,6 +47,7 @@ def build_pipeline(
     max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
     share_devices: bool = False, training: Training | None = None, compile: CompilerChoice | None = None,
+    plan_seconds: float | None = None,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -62,6 +64,7 @@ def build_pipeline(
         devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
         share_devices: whether several may be on one.
         compile: how what stages are made of is compiled; None where operators run one by one.
+        plan_seconds: the most that automatic planning takes after the capture (see :class:`Budget`).
 
     Raises:
         RequestError: something asked for is wrong.
@@ -122,7 +125,7 @@ def build_pipeline(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
                 max_chunks=max_chunks, cluster=cluster, report=report or (lambda _: None), recompute=recompute,
-                compiler=compiler,
+                compiler=compiler, budget=Budget(team, plan_seconds),
             )  # fmt: skip
             pipe = best_rehearsed(planning, ready, example_batch)
         pipe.load(source)

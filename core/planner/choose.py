@@ -121,6 +121,7 @@ def choose_schedule(
     recompute: Recompute | None = "none",
     memory_limit: float | None = None,
     budget: int | None = None,
+    seconds: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     parameter_sizes: Mapping[str, int] | None = None,
@@ -133,8 +134,8 @@ def choose_schedule(
         graph: what the stages cut.
         stages: names of the operators of each stage, as many as devices or a multiple.
         costs: measured, one for each stage; of its programs alone.
-        cluster, microbatches, families, oracle, anneal, recompute, memory_limit, budget, seed, progress: as in
-            :func:`search_plans`.
+        cluster, microbatches, families, oracle, anneal, recompute, memory_limit, budget, seconds, seed, progress: as
+            in :func:`search_plans`.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
         replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
         message: what a message costs its ends beside its way.
@@ -158,7 +159,7 @@ def choose_schedule(
     setting = evolve(one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas, message), fixed=fixed)
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
-    meter = _meter([setting], budget, None, progress)
+    meter = _meter([setting], budget, seconds, progress)
     return confirmed([setting], freedom, meter, oracle, seed).best
 
 

@@ -1,0 +1,62 @@
+"""What automatic planning may spend."""
+
+import pytest
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.budget import Budget
+from panpipe.runtimes.team import ThreadTeam
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_budget_without_limit_allows_what_counts_say_whatever_the_time():
+    clock = Clock()
+    budget = Budget(ThreadTeam(2), clock=clock)
+    clock.now += 1e9
+    assert budget.allows("rehearsing")
+    assert budget.repeats("rehearsing", 1e6, 7) == 7
+    assert budget.left_s is None
+    assert budget.cut == []
+
+
+def test_budget_repeats_as_often_as_the_time_left_allows_and_records_what_it_cut():
+    clock = Clock()
+    budget = Budget(ThreadTeam(2), 10.0, clock)
+    clock.now += 4
+    assert budget.repeats("measuring", 0.5, 5) == 5
+    assert budget.cut == []
+    assert budget.repeats("rehearsing", 2.0, 5) == 3
+    assert budget.repeats("rehearsing", 100.0, 5) == 1
+    clock.now += 7
+    assert not budget.allows("cutting anew")
+    assert budget.repeats("turns", 1.0, 4, least=0) == 0
+    assert budget.cut == ["rehearsing", "cutting anew", "turns"]
+    assert budget.left_s is not None
+    assert 0 < budget.left_s < 0.1
+
+
+def test_budget_records_a_search_that_ran_out_of_time_once():
+    clock = Clock()
+    budget = Budget(ThreadTeam(1), 1.0, clock)
+    budget.searched("the search")
+    assert budget.cut == []
+    clock.now += 2
+    budget.searched("the search")
+    budget.searched("the search")
+    assert budget.cut == ["the search"]
+
+
+def test_budget_gives_fewer_evaluations_to_larger_steps():
+    budget = Budget(ThreadTeam(4))
+    assert budget.cut_evaluations(8) > budget.cut_evaluations(64) >= 2000
+    assert budget.order_evaluations(8) > budget.cut_evaluations(8)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "10", True])
+def test_budget_refuses_a_limit_that_is_none(seconds):
+    with pytest.raises(RequestError, match=r"plan_seconds is .*: give a number of seconds above 0"):
+        Budget(ThreadTeam(1), seconds)
