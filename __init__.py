@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .core.plan import plan_json as plan_json
     from .core.plan import read_plan as read_plan
     from .core.report import Check as Check
+    from .core.report import Checked as Checked
     from .core.report import ReportFacts as ReportFacts
     from .core.report import write_report as write_report
     from .core.schedules.problem import Schedule as Schedule
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Check": "core.report",
+    "Checked": "core.report",
     "InfeasibleError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",

@@ -1,8 +1,19 @@
 """What a report can tell beside its plan and traces."""
 
+from enum import StrEnum
+
 from attrs import field, frozen
 
 from ..idle import IdleTime
+
+
+class Checked(StrEnum):
+    """What a check is about."""
+
+    RESULT = "result"
+    """What was computed. Where it fails, the program that computed it has failed."""
+    PREDICTION = "prediction"
+    """What was said before. Where it fails, the prediction missed; what was computed is right all the same."""
 
 
 @frozen
@@ -13,11 +24,23 @@ class Check:
         name: what, in a few words: ``loss equals one process``.
         value: what was found, as text: ``0 of 0 bits differ``.
         verdict: True passed, False failed, None for a figure that nothing was asked of.
+        about: a result, or a prediction.
     """
 
     name: str
     value: str
     verdict: bool | None = None
+    about: Checked = Checked.RESULT
+
+    @property
+    def failed(self) -> bool:
+        """Whether a result is wrong."""
+        return self.verdict is False and self.about is Checked.RESULT
+
+    @property
+    def missed(self) -> bool:
+        """Whether a prediction missed."""
+        return self.verdict is False and self.about is Checked.PREDICTION
 
 
 @frozen

@@ -126,7 +126,8 @@ function checks() {
   show("checks");
   for (const check of DATA.checks) {
     const [state, mark, word] = check.verdict === null ? ["told", "·", "noted"]
-      : check.verdict ? ["passed", "✓", "passed"] : ["failed", "✗", "failed"];
+      : check.verdict ? ["passed", "✓", "passed"]
+      : check.about === "prediction" ? ["missed", "!", "missed"] : ["failed", "✗", "failed"];
     byId("check-list").append(element("li", { class: state },
       element("span", { class: "mark", title: word, "aria-label": word }, mark),
       element("span", {}, check.name), element("span", { class: "value" }, check.value)));

@@ -10,7 +10,7 @@ from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
 from panpipe.core.mesh import Mesh
 from panpipe.core.plan import Plan, Prediction, Stage, TiedWeight
-from panpipe.core.report import Check, ReportFacts, report_html, write_report
+from panpipe.core.report import Check, Checked, ReportFacts, report_html, write_report
 from panpipe.core.report.operators import condensed
 from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
@@ -128,7 +128,8 @@ def inputs(devices: int, microbatches: int = 8) -> dict:
         one_process_step_s=0.52,
         checks=(
             Check("loss equals one process", "0 of 60 steps differ", True),
-            Check("predicted step within 10 %", "2.3 %", False),
+            Check("gradients equal one process", "0.2 relative", False),
+            Check("predicted step within 10 %", "12.3 %", False, Checked.PREDICTION),
             Check("samples a second", "104"),
         ),
         notes=("Both workers ran on one machine.",),
@@ -178,7 +179,8 @@ def test_it_holds_every_action_and_figure(devices):
     assert data["step"]["error"] == pytest.approx(given["predicted"].step_s / 0.313 - 1)
     assert data["limits"] == [320_000_000] * devices
     assert len(data["losses"]) == 60
-    assert [check["verdict"] for check in data["checks"]] == [True, False, None]
+    assert [check["verdict"] for check in data["checks"]] == [True, False, False, None]
+    assert [check["about"] for check in data["checks"]] == ["result", "result", "prediction", "result"]
     assert {kind["kind"] for kind in data["comparison"]["kinds"]} == {e.action.kind for e in given["predicted"].events}
 
 
