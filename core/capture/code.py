@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor, fx
 
 from .fusing import Fusion, Fusions, Piece, fused, running_order
-from .layouts import function_of
+from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
 from .products import Product, products_of
 
@@ -60,7 +60,7 @@ def compile_program(
         fusions: takes the groups of operators that run as one; None where each runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"restrided": restrided}
     kept = {*outputs, *handed_over}
     pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
     last = _last_uses(pieces, outputs)
@@ -94,6 +94,7 @@ def compile_program(
         else:
             made = (piece,)
             lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece))}")
+        lines += [line for node in made if node in last for line in _checked(node, names, scope)]
         lines += [line for node in made for line in sinks.get(node, ())]
         lines += _gone([*piece.all_input_nodes, *made], position, last, names, scope)
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
@@ -108,6 +109,15 @@ def _gone(
     """The line that lets go of those that nothing reads from here on."""
     done = [names[n] for n in dict.fromkeys(nodes) if last.get(n, position) == position and names[n] not in scope]
     return [f"    del {', '.join(done)}"] if done else []
+
+
+def _checked(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> list[str]:
+    """The line that gives a result the strides that it was traced with, where its kernel may return others."""
+    strides = strides_to_check(node)
+    if strides is None:
+        return []
+    name, wanted = names[node], _argument(strides, names, scope)
+    return [f"    if {name}.stride() != {wanted}: {name} = restrided({name}, {wanted})"]
 
 
 def _group(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
@@ -125,7 +135,8 @@ def _call(
     if over is not None:
         arguments.append(f"{over[1]}={names[over[2]]}")
     function = f"f{position}"
-    scope[function] = function_of(node.target if over is None else over[0])
+    target: Any = node.target if over is None else over[0]
+    scope[function] = getattr(target, "_op", target)
     return f"{function}({', '.join(arguments)})"
 
 

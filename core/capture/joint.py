@@ -9,6 +9,7 @@ I whole: its parameters' gradients come with little work, and W would need all i
 import contextlib
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from attrs import define
@@ -73,26 +74,36 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
 def dropout_as_eager(graph: fx.Graph) -> None:
     """Have the backward of dropout round as eager PyTorch does on a CPU, where the mask itself carries the scale.
 
-    The mask stays a byte an element between forward and backward.
+    The mask stays a byte an element between forward and backward. The product has the strides that the operator was
+    traced with, whatever the gradient's are: its readers were traced for these.
 
     Args:
         graph: a joint graph; changed in place.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         gradient, mask, scale = node.args
-        value = gradient.meta["val"]
+        value, wanted = gradient.meta["val"], node.meta["val"]
         if value.device.type != "cpu" or not scale:
             continue
-        with graph.inserting_before(node):
-            for target, args, kwargs in (
-                (aten._to_copy.default, (mask,), {"dtype": value.dtype}),
-                (aten.div.Scalar, (None, 1 / scale), {}),
-                (aten.mul.Tensor, (gradient, None), {}),
-            ):
-                mask = graph.call_function(target, tuple(mask if a is None else a for a in args), kwargs)
-                mask.meta = {**node.meta, "val": value}
-        node.replace_all_uses_with(mask)
+        with graph.inserting_before(node), value.fake_mode:
+            scaled = _inserted(graph, node, aten._to_copy.default, mask, dtype=value.dtype)
+            scaled = _inserted(graph, node, aten.div.Scalar, scaled, 1 / scale)
+            product = _inserted(graph, node, aten.mul.Tensor, gradient, scaled)
+            if product.meta["val"].stride() != wanted.stride():
+                # Where operands disagree, a product has the strides of the first; where those of neither are wanted,
+                # the program restrides it.
+                product.args = (scaled, gradient)
+                product.meta["val"] = wanted
+        node.replace_all_uses_with(product)
         graph.erase_node(node)
+
+
+def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call with its fake result, in the place and with the notes of another node."""
+    made = graph.call_function(target, args, kwargs)
+    values = fx.map_arg(args, lambda node: node.meta["val"])
+    made.meta = {**like.meta, "val": target(*values, **kwargs)}
+    return made
 
 
 def _by_meaning(graph: fx.Graph) -> JointGraph:

@@ -4,9 +4,10 @@ from .diffusion import DIFFUSION
 from .entry import Entry
 from .language import LANGUAGE
 from .plain import PLAIN
+from .sequences import SEQUENCES
 from .vision import VISION
 
-ZOO: dict[str, Entry] = {entry.name: entry for entry in (*LANGUAGE, *VISION, *DIFFUSION, *PLAIN)}
+ZOO: dict[str, Entry] = {entry.name: entry for entry in (*LANGUAGE, *SEQUENCES, *VISION, *DIFFUSION, *PLAIN)}
 """By name."""
 
 TENTH = ("Long skips", "Halting", "ELECTRA", "GRU", "Quantized", "Moving centre", "DenseNet", "ALBERT")

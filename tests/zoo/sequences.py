@@ -1,0 +1,85 @@
+"""Long sequences and time series from transformers: transposed layouts, late numbers, local attention."""
+
+from typing import Any
+
+import torch
+
+from .entry import Entry, classes, generator, tokens
+from .language import LENGTH, ROPE, VOCABULARY, Batch, _built, _causal, own_loss
+
+CHANNELS, HORIZON = 2, 4
+LONG = 16
+
+
+def series(length: int) -> Any:
+    """Past and future values of shape (rows, time, channels)."""
+
+    def batch(rows: int) -> Batch:
+        drawn = torch.randn(rows, length + HORIZON, CHANNELS, generator=generator())
+        return {"past_values": drawn[:, :length].contiguous(), "future_values": drawn[:, length:].contiguous()}
+
+    return batch
+
+
+def dated(length: int) -> Any:
+    """A series of one channel with features of the time, and which of its values were seen."""
+
+    def batch(rows: int) -> Batch:
+        drawn = torch.randn(rows, length + HORIZON, generator=generator())
+        time = torch.linspace(0, 1, length + HORIZON)[None, :, None].repeat(rows, 1, 2)
+        return {
+            "past_values": drawn[:, :length].contiguous(),
+            "past_time_features": time[:, :length].contiguous(),
+            "past_observed_mask": (drawn[:, :length] > -1.5).float(),
+            "future_values": drawn[:, length:].contiguous(),
+            "future_time_features": time[:, length:].contiguous(),
+        }
+
+    return batch
+
+
+def long_text(rows: int) -> Batch:
+    """Padded text of a length that is no multiple of an attention window, and a class for each row."""
+    ids = tokens(rows, LONG - 3, VOCABULARY)
+    mask = torch.ones_like(ids)
+    mask[::2, -4:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": classes(rows, 3)}
+
+
+def long_translation(rows: int) -> Batch:
+    """A source with a mask, and a target."""
+    source = long_text(rows)
+    return {**source, "labels": tokens(rows, LENGTH - 3, VOCABULARY)}
+
+
+PATCHED = {
+    "num_input_channels": CHANNELS, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16,
+    "prediction_length": HORIZON,
+}  # fmt: skip
+DATED = {
+    "prediction_length": HORIZON, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 2, "d_model": 16,
+    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0, "use_cache": False,
+}  # fmt: skip
+LONG_T5 = {
+    "vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "local_radius": 3,
+    "global_block_size": 4, "pad_token_id": 0, "decoder_start_token_id": 0, "use_cache": False,
+}  # fmt: skip
+
+SEQUENCES: tuple[Entry, ...] = (
+    _built("PatchTST", "PatchTSTForPrediction", "PatchTSTConfig", own_loss, series(16),
+           "BatchNorm of a transposed input", num_hidden_layers=2, num_attention_heads=2, ffn_dim=32,
+           attention_dropout=0.1, ff_dropout=0.1, path_dropout=0.1, **PATCHED),
+    _built("PatchTSMixer", "PatchTSMixerForPrediction", "PatchTSMixerConfig", own_loss, series(16),
+           "BatchNorm of a transposed input", num_layers=2, norm_mlp="BatchNorm", mode="mix_channel", **PATCHED),
+    _causal("Qwen3-Next", "Qwen3NextConfig", head_dim=4, linear_key_head_dim=4, linear_value_head_dim=4,
+            linear_num_key_heads=2, linear_num_value_heads=2, mlp_only_layers=[0, 1, 2],
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            shows="convolutions of transposed sequences", **ROPE),
+    _built("LongT5", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation, "local attention",
+           **LONG_T5),
+    _built("LongT5, global", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation,
+           "local attention with global blocks", encoder_attention_type="transient-global", **LONG_T5),
+    _built("Time series transformer", "TimeSeriesTransformerForPrediction", "TimeSeriesTransformerConfig", own_loss,
+           dated(10), **DATED),
+)  # fmt: skip
