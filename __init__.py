@@ -1,9 +1,11 @@
 """panpipe: automatic pipeline parallelism for PyTorch. One plan, predicted and then run."""
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from .api import pipeline as pipeline
     from .core.compare import compare as compare
     from .core.costs import StageCosts as StageCosts
@@ -74,10 +76,12 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("panpipe")
     if name not in _HOME:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(_HOME)}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOME)
+    return sorted([*_HOME, "__version__"])

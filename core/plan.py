@@ -82,7 +82,7 @@ class Prediction:
     evaluations: int = 1
 
 
-@frozen(slots=False)
+@frozen(slots=False, repr=False)
 class Plan:
     """What runs where and in which order.
 
@@ -122,6 +122,20 @@ class Plan:
         identity = as_plain(self)
         del identity["prediction"]
         return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        """What a person looks for in it; the whole of it is `plan_json`."""
+        predicted = "no prediction"
+        if self.prediction is not None:
+            peak = max(self.prediction.peak_memory_bytes, default=0.0)
+            predicted = (
+                f"predicted: {self.prediction.step_s:.4g} s a step, {peak / 2**20:.4g} MiB on the fullest device"
+            )
+        replicas = f" × {self.mesh.data} replicas" if self.mesh.data > 1 else ""
+        return (
+            f"<Plan of {self.model}: {self.schedule}, {len(self.stages)} stages on {self.devices} devices{replicas}, "
+            f"{self.microbatches} microbatches; {predicted}>"
+        )
 
     @property
     def devices(self) -> int:

@@ -39,11 +39,15 @@ class Lifeline:
         rank: this rank.
         size: how many there are; two at least.
         missed: told, in a thread, of ranks whose process died.
+        left: called in that thread when rank 0 leaves.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, missed: Callable[[WorkerError], object]) -> None:
-        self._others, self._missed = size - 1, missed
-        self._left = threading.Event()
+    def __init__(
+        self, store: Any, rank: int, size: int, missed: Callable[[WorkerError], object],
+        left: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._others, self._missed, self._rank_0_left = size - 1, missed, left
+        self._left, self._met = threading.Event(), threading.Event()
         self._peers: dict[socket.socket, int] = {}
         self._server: socket.socket | None = None
         self._token = b""
@@ -92,13 +96,16 @@ class Lifeline:
                 said = _read(peer, _TOKEN_BYTES + _RANK_BYTES)
                 if said[:_TOKEN_BYTES] == self._token:
                     self._peers[peer] = int.from_bytes(said[_TOKEN_BYTES:])
-                else:
-                    peer.close()
+                    continue
+                peer.close()
+                if self._left.is_set():
+                    return
 
     def _look(self) -> None:
         if self._server is not None:
             with suppress(OSError):  # some never called: those that did are looked after
                 self._accept(self._server)
+        self._met.set()
         with selectors.DefaultSelector() as selector:
             for peer in self._peers:
                 selector.register(peer, selectors.EVENT_READ)
@@ -109,6 +116,8 @@ class Lifeline:
                     with suppress(OSError):
                         said = key.fileobj.recv(1)
                     selector.unregister(key.fileobj)
+                    if said and self._peers[key.fileobj] == 0:
+                        self._rank_0_left()
                     if not said and not self._left.is_set():
                         rank = self._peers[key.fileobj]
                         self._missed(WorkerError(f"rank {rank} stopped answering: its process ended"))
@@ -119,6 +128,8 @@ class Lifeline:
             return
         self._left.set()
         atexit.unregister(self.leave)
+        if self._server is not None and not self._met.is_set():
+            self._take_last_calls(self._server)
         for peer in [*self._peers]:
             with suppress(OSError):  # it may have left already
                 peer.sendall(_FAREWELL)
@@ -127,6 +138,12 @@ class Lifeline:
                 end.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         self._thread.join(_CONNECT_S)
         self.let_go()
+
+    def _take_last_calls(self, server: socket.socket) -> None:
+        """Have the thread take the calls that came already: they shall hear that this rank leaves."""
+        with suppress(OSError):  # it took the last one meanwhile
+            socket.create_connection(("localhost", server.getsockname()[1]), timeout=_CONNECT_S).close()
+        self._met.wait(_CONNECT_S)
 
     def let_go(self) -> None:
         """Close this process's connections without a word."""

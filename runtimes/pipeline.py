@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -12,10 +12,10 @@ from ..core.capture.carry_over import cut_of
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
 from ..core.capture.step import capture_step
-from ..core.errors import RequestError
+from ..core.errors import PanpipeError, RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
-from ..core.wording import first_of
+from ..core.wording import counted, first_of
 from .clocked import Clock
 from .compiled import compile_stages
 from .compute import compute_device
@@ -73,6 +73,7 @@ class Pipeline(Resumable):
         training: Training | None = None, compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         training = training or Training()
+        self._closed = False
         self.plan = plan
         self.model = model
         self.steps = self.updates = 0
@@ -240,12 +241,38 @@ class Pipeline(Resumable):
         Raises:
             RequestError: something cannot be written there.
         """
+        self._refuse_closed()
         self._stages.have_values()
         save_checkpoint(Path(folder), self.model, self._team)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close threads and connections; again does no harm. What trains, evaluates or saves is refused from then on.
+
+        A script that ends without it is closed at its end.
+        """
+        self._closed = True
         self._team.close()
+
+    def __repr__(self) -> str:
+        """The plan, how far training is, and what this process holds."""
+        held = ", ".join(map(str, sorted(self._states))) or "none"
+        where = ", ".join(dict.fromkeys(str(device) for device in self._team.where.values()))
+        state = "closed" if self._closed else f"{counted(self.steps, 'step')} trained"
+        return f"<Pipeline {state}; stages here: {held}, on {where}\n  {self.plan!r}>"
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    def __exit__(self, _: Any, failure: BaseException | None, __: Any) -> None:
+        """Close; the other processes learn of a failure that is this one's alone."""
+        if failure is not None and not isinstance(failure, PanpipeError | SystemExit):
+            self._team.fail(failure)
+        self.close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RequestError("the pipeline is closed: call close() after the last step, or build another pipeline")
 
     # One step
 
@@ -272,6 +299,7 @@ class Pipeline(Resumable):
         return self._team.everywhere(lambda device: records[device])
 
     def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
+        self._refuse_closed()
         self._stages.have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         done = self._evaluator.run(asked, pieces, spec)
@@ -282,9 +310,11 @@ class Pipeline(Resumable):
         return done
 
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
+        self._refuse_closed()
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
-            self._stages.have_values()
+            self._refuse_closed()
+        self._stages.have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:

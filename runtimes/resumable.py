@@ -1,5 +1,6 @@
 """What a pipeline shows of its optimizers, and how its training is saved and goes on."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .team import Team
 from .training_state import TrainingState
 
 
-class Resumable:
+class Resumable(ABC):
     """The part of a pipeline that outlives it.
 
     Attributes:
@@ -35,6 +36,10 @@ class Resumable:
     _stages: LocalStages
     _runner: StepRunner
     _evaluator: Evaluator
+
+    @abstractmethod
+    def _refuse_closed(self) -> None:
+        """Refuse what needs the other processes, after `close`."""
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -108,6 +113,7 @@ class Resumable:
         Raises:
             RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
         """
+        self._refuse_closed()
         write_checkpoint(Path(folder), self.state_dict(), self._team)
 
     def resume(self, folder: str | Path) -> None:
@@ -123,4 +129,5 @@ class Resumable:
         Raises:
             RequestError: there is no whole checkpoint, or one of another model, optimizer or scheduler.
         """
+        self._refuse_closed()
         read_checkpoint(Path(folder), self, self._training_state, self._team)

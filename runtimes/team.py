@@ -9,6 +9,7 @@ replica by replica::
                         replica 1: device 0 ── device 1       and one over the replicas of each device
 """
 
+import atexit
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from ..core.mesh import Mesh
 from .arrival import ARRIVAL_S, join
 from .groups import device_mesh
 from .lifeline import Lifeline
-from .watch import FailureWatch
+from .watch import FailureWatch, failure_at_exit
 
 T = TypeVar("T")
 
@@ -241,10 +242,13 @@ class RankTeam(Team):
         self._lifeline: Lifeline | None = None
         if self.mesh.ranks > 1:
             store = dist.distributed_c10d._get_default_store()
-            self._lifeline = Lifeline(store, self._rank, self.mesh.ranks, self._watch.report)
+            watch = self._watch
+            self._lifeline = Lifeline(store, self._rank, self.mesh.ranks, watch.report, watch.expect_end_of_store)
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
+        self._closed = False
+        atexit.register(self._close_at_exit)  # before the threads' own: what is registered last runs first
 
     @property
     def rank_here(self) -> int:
@@ -317,7 +321,16 @@ class RankTeam(Team):
     def replicas_of(self, device: int) -> Backend | None:
         return self._replicas
 
+    def _close_at_exit(self) -> None:
+        """Close what a script left open; where a failure ends the process, the watch reports it and ends it at once."""
+        if failure_at_exit() is None:
+            self.close()
+
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
         if self._lifeline is not None:
             self._lifeline.leave()
         self._watch.stop()

@@ -19,10 +19,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
+from ..backends.gloo import lost
 from ..core.errors import WorkerError
 
 FAILURE_KEY = "panpipe/failure"
@@ -48,6 +50,27 @@ def uses_agent_store() -> bool:
 def hosts_store(rank: int) -> bool:
     """Whether the job's store ends with this rank."""
     return rank == 0 and not uses_agent_store()
+
+
+def failure_at_exit() -> BaseException | None:
+    """The exception that ends this process, as the interpreter notes it before it calls what runs at exit."""
+    return getattr(sys, "last_value", None)
+
+
+def print_uncaught_in_a_line(rank: int) -> None:
+    """Have a process that ends because another one did print one line: every rank would print the same stack."""
+    before = sys.excepthook
+    if getattr(before, "panpipe", False):
+        return
+
+    def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(failure, WorkerError):
+            sys.stderr.write(f"panpipe: {failure}; rank {rank} stops too\n")
+        else:
+            before(kind, failure, trace)
+
+    hook.panpipe = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 def acknowledge(store: Any, rank: int) -> None:
@@ -139,9 +162,11 @@ class FailureWatch:
         self._stopped = threading.Event()
         self.reported = False
         self._first: str | None = None
+        self._store_may_end = False
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
+        print_uncaught_in_a_line(rank)
 
     def _connection(self, default: Any) -> Any:
         store = default.clone() if hasattr(default, "clone") else default
@@ -204,17 +229,25 @@ class FailureWatch:
             # A collective fails where another rank died, and does not say which.
             suspects = self._others if isinstance(failure, RuntimeError) else ()
         silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
+        cause = failure.__cause__ if isinstance(failure, WorkerError) and failure.__cause__ is not None else failure
         if silent:
-            return f"{numbered(silent)} stopped answering: {failure}"
+            return f"{numbered(silent)} stopped answering: {lost(cause)}"
         if isinstance(failure, WorkerError):
             return str(failure)
+        if isinstance(failure, RuntimeError) and lost(failure) != " ".join(str(failure).split()):
+            return f"{numbered(self._others)} stopped answering rank {self._rank}: {lost(failure)}"
         return f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
 
     def _leave(self) -> None:
         """End a process that a failure ends, wherever it was raised: the others learn of it, and the interpreter takes
-        seconds to free captured graphs, more on a busy machine than they are to wait."""
-        failure = getattr(sys, "last_value", None)
+        seconds to free captured graphs, more on a busy machine than they are to wait.
+
+        Without a failure the thread ends here. The interpreter ends daemon threads by unwinding their stacks, and where
+        one is inside a call of the store, C++ aborts: ``terminate called without an active exception``.
+        """
+        failure = failure_at_exit()
         if failure is None:
+            self.stop()
             return
         if not self.reported:
             self.report(failure)
@@ -224,10 +257,15 @@ class FailureWatch:
         os._exit(1)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching; again does no harm."""
         atexit.unregister(self._leave)
         self._stopped.set()
         self._thread.join()
+
+    def expect_end_of_store(self) -> None:
+        """The rank that keeps the store has left without a failure: the store's end is none."""
+        if hosts_store(0):
+            self._store_may_end = True
 
     def _look(self) -> None:
         store = self._store
@@ -241,7 +279,7 @@ class FailureWatch:
                 if hosts_store(self._rank):
                     linger(store, self._others)
             except RuntimeError:
-                if self._stopped.is_set():
+                if self._stopped.is_set() or self._store_may_end:
                     return
                 reason = _STORE_GONE[uses_agent_store()]
             if self._stopped.wait(_GRACE_S if self.reported else 0):

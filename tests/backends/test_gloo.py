@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from panpipe.backends.gloo import _Sent, _Sum
+from panpipe.backends.gloo import _Sent, _Sum, lost
 
 
 class Work:
@@ -52,3 +53,16 @@ def test_a_sum_that_is_watched_tells_when_it_was_over_before_anybody_waits():
     assert sums[0].ended_ns == told
     assert sums[1].ended_ns is None  # which nobody watched
     assert all(tensor.tolist() == [3.0] * 3 for tensor in tensors)
+
+
+@pytest.mark.parametrize(("raw", "words"), [
+    ("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137",
+     "its connection closed"),
+    ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection reset by peer", "its connection closed"),
+    ("[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to "
+     "complete", "no answer came in time"),
+    ("[../third_party/gloo/gloo/x.cc:1] out of   buffers", "out of buffers"),
+    ("an error\nof another kind", "an error of another kind"),
+])  # fmt: skip
+def test_failures_of_gloo_are_put_into_plain_words(raw, words):
+    assert lost(RuntimeError(raw)) == words

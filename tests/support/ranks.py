@@ -223,6 +223,16 @@ def dying(team):
         (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
 
 
+def raising_in_context(team):
+    """Rank 1 cannot read its third batch, inside the context of a pipeline, and nothing is raised in the pipeline."""
+    name = "tied gpt with dropout"
+    with build(team, name, torch.float32, 8, None, 4) as pipe:
+        for number in range(100):
+            if number == 2 and team.local == (1,):
+                raise OSError("no such sample")
+            pipe.step(CASES[name].batch(8, torch.float32))
+
+
 def thinking(team):
     """Rank 1 is killed while rank 0 is busy for long, as with a plan, and talks to nobody."""
 
