@@ -1,18 +1,24 @@
 """Models that come with panpipe, by name: the published architectures, from transformers' classes, without weights.
 
-Nothing is downloaded and nothing of the size of the weights is allocated: parameters are on the meta device.
+Nothing is downloaded and nothing of the size of the weights is allocated: parameters are on the meta device. torch is
+imported only to make one: a mistyped name is refused at once.
 """
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-import torch
 from attrs import frozen
-from torch import nn
 
 from ..core.errors import RequestError
+from ..core.nearest import nearest
 
-Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]
+if TYPE_CHECKING:
+    from torch import nn
+
+    Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]
 
 
 @frozen
@@ -23,20 +29,20 @@ class Bundled:
         classes: name of the configuration's and of the model's class in transformers.
         config: arguments of the configuration, as published.
         sequence: tokens of a sample as it was trained; None for what has no tokens.
-        dtype: of the parameters, as published.
+        dtype: of the parameters, as published: a name of ``torch``'s.
         source: where the numbers stand.
     """
 
     classes: tuple[str, str]
     config: dict[str, Any]
     sequence: int | None
-    dtype: torch.dtype
+    dtype: str
     source: str
 
 
 def _gpt2(layers: int, heads: int, hidden: int) -> Bundled:
     config = {"n_layer": layers, "n_head": heads, "n_embd": hidden, "use_cache": False}
-    return Bundled(("GPT2Config", "GPT2LMHeadModel"), config, 1024, torch.float32, "GPT-2 report, table 2")
+    return Bundled(("GPT2Config", "GPT2LMHeadModel"), config, 1024, "float32", "GPT-2 report, table 2")
 
 
 def _llama(layers: int, heads: int, groups: int, hidden: int, inner: int, **others: Any) -> Bundled:
@@ -45,7 +51,7 @@ def _llama(layers: int, heads: int, groups: int, hidden: int, inner: int, **othe
         "hidden_size": hidden, "intermediate_size": inner, "vocab_size": 32000, "max_position_embeddings": 4096,
         "use_cache": False, "tie_word_embeddings": False, **others,
     }  # fmt: skip
-    return Bundled(("LlamaConfig", "LlamaForCausalLM"), config, 4096, torch.bfloat16, "Llama 2, arXiv 2307.09288")
+    return Bundled(("LlamaConfig", "LlamaForCausalLM"), config, 4096, "bfloat16", "Llama 2, arXiv 2307.09288")
 
 
 BUNDLED = {
@@ -59,13 +65,13 @@ BUNDLED = {
     "bert-large": Bundled(
         ("BertConfig", "BertForMaskedLM"),
         {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 1024, "intermediate_size": 4096},
-        512, torch.float32, "BERT, arXiv 1810.04805, section 3",
+        512, "float32", "BERT, arXiv 1810.04805, section 3",
     ),
     "vit-large": Bundled(
         ("ViTConfig", "ViTForImageClassification"),
         {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 1024, "intermediate_size": 4096,
          "num_labels": 1000},
-        None, torch.float32, "ViT-L/16, arXiv 2010.11929, table 1",
+        None, "float32", "ViT-L/16, arXiv 2010.11929, table 1",
     ),
 }  # fmt: skip
 """By name."""
@@ -76,7 +82,32 @@ IMAGE = 224
 _ATTENTION = "panpipe_sdpa"
 
 
-def make(name: str, batch: int, sequence: int | None = None) -> Made:
+def check_model_name(name: str) -> None:
+    """Refuse a name that no model has, without importing torch or the model's module.
+
+    Raises:
+        RequestError: it is neither bundled nor written ``module:factory``, or no such module is found.
+    """
+    module, colon, attribute = name.partition(":")
+    if name in BUNDLED:
+        return
+    if not (module and colon and attribute):
+        raise RequestError(
+            f"'{name}' is no model: {nearest(name, BUNDLED)}; or write module:factory, such as examples.gpt2:make"
+        )
+    here, top = os.getcwd(), module.partition(".")[0]
+    sys.path.insert(0, here)
+    try:
+        known = top in sys.modules or find_spec(top) is not None
+    except (ImportError, ValueError):
+        known = False
+    finally:
+        sys.path.remove(here)
+    if not known:
+        raise RequestError(f"cannot import '{module}' for '{name}': there is no module '{top}'; run where it is found")
+
+
+def make(name: str, batch: int, sequence: int | None = None) -> "Made":
     """Model on meta, step and example batch.
 
     Args:
@@ -98,6 +129,8 @@ def make(name: str, batch: int, sequence: int | None = None) -> Made:
         raise RequestError(
             f"'{name}' is made of classes of transformers, which is not installed: pip install 'panpipe[examples]'"
         ) from None
+    import torch
+
     length = sequence or bundled.sequence or 0
     config = getattr(transformers, bundled.classes[0])(**bundled.config)
     for limit in ("max_position_embeddings", "n_positions"):
@@ -105,7 +138,7 @@ def make(name: str, batch: int, sequence: int | None = None) -> Made:
             setattr(config, limit, max(length, getattr(config, limit)))
     config._attn_implementation = _attention(transformers)
     with torch.device("meta"):
-        model = getattr(transformers, bundled.classes[1])(config).to(bundled.dtype).train()
+        model = getattr(transformers, bundled.classes[1])(config).to(getattr(torch, bundled.dtype)).train()
     if getattr(model, "loss_type", None) is None:  # its name does not tell which it is
         model.loss_type = "ForCausalLM"
     return model, *(_images(batch) if bundled.sequence is None else _tokens(batch, length))
@@ -123,15 +156,19 @@ def _attention(transformers: Any) -> str:
     return _ATTENTION
 
 
-def _tokens(batch: int, length: int) -> tuple[Callable[[nn.Module, Any], Any], Any]:
-    def step(model: nn.Module, batch: Any) -> Any:
+def _tokens(batch: int, length: int) -> "tuple[Callable[[nn.Module, Any], Any], Any]":
+    import torch
+
+    def step(model: "nn.Module", batch: Any) -> Any:
         return model(input_ids=batch["tokens"], labels=batch["tokens"]).loss
 
     return step, {"tokens": torch.zeros(batch, length, dtype=torch.int64)}
 
 
-def _images(batch: int) -> tuple[Callable[[nn.Module, Any], Any], Any]:
-    def step(model: nn.Module, batch: Any) -> Any:
+def _images(batch: int) -> "tuple[Callable[[nn.Module, Any], Any], Any]":
+    import torch
+
+    def step(model: "nn.Module", batch: Any) -> Any:
         return model(pixel_values=batch["images"], labels=batch["labels"]).loss
 
     images = torch.zeros(1, 3, IMAGE, IMAGE).expand(batch, -1, -1, -1)

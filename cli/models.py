@@ -42,9 +42,7 @@ def load_factory(name: str) -> Factory:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise RequestError(
-            f"'{name}' is no model: write module:factory, such as examples.gpt2:make, or one of {', '.join(BUNDLED)}"
-        )
+        raise RequestError(f"'{name}' is no model: write module:factory, such as examples.gpt2:make")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -17,6 +17,7 @@ from ..core.planner.infeasible import NothingFits
 from ..core.schedules.problem import ScheduleFamily
 from ..core.schedules.registry import families, find_family
 from ..core.throughput import Work
+from .bundled import check_model_name
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
@@ -149,6 +150,8 @@ def plan(
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     device_limits(machine, memory_limit)
+    if model is not None:
+        check_model_name(model)
     wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
@@ -165,7 +168,7 @@ def plan(
     )  # fmt: skip
     try:
         with search_progress() as progress:
-            result = request.search(seconds=seconds, progress=progress)
+            result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
     except NothingFits as nothing:
         refuse(nothing, request, json=json)
     if result.stopped:

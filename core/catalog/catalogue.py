@@ -4,7 +4,6 @@ A file has the tables ``devices``, ``links``, ``nodes`` and ``clusters``, any of
 that several numbers are from. An entry that is ``like`` another has that one's fields, but for those that it gives.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from attrs import evolve, field, frozen
 from ..device_type import DeviceType
 from ..documents import check_format, converter, reasons
 from ..errors import RequestError
+from ..nearest import nearest
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType
 
@@ -21,8 +21,6 @@ FORMAT = "panpipe.catalog/1"
 SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
 ANY_NODE = "any"
 """The node of devices that have none of their own."""
-FEW = 16
-"""So many names are all told; of more, the nearest."""
 
 Entry = TypeVar("Entry")
 
@@ -200,24 +198,12 @@ def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:
     for known, entry in entries.items():
         if wanted in [_plain(other) for other in (known, *getattr(entry, "aliases", ()))]:
             return entry
-    raise RequestError(f"there is no {what} '{name}': {nearest(name, entries)}")
+    raise RequestError(f"there is no {what} '{name}': {nearest(name, entries, 'panpipe catalog')}")
 
 
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to tell of a name that is not known: those that look like it, or all, or of many those that are nearest."""
-    names = {other.casefold(): other for other in known}
-    close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(names[other] for other in close)}"
-    if len(names) <= FEW:
-        return f"known are {', '.join(names.values())}"
-    near = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.0)
-    return f"the nearest of {len(names)} names are {', '.join(names[other] for other in near)}; see panpipe catalog"
-
-
 def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: str) -> str:
-    return nearest(name, [*data.get(section, {}), *getattr(catalogue, section)])
+    return nearest(name, [*data.get(section, {}), *getattr(catalogue, section)], "panpipe catalog")

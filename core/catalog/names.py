@@ -12,8 +12,9 @@ from attrs import evolve
 
 from ..cluster import Cluster
 from ..errors import RequestError
+from ..nearest import nearest
 from .build import build
-from .catalogue import ANY_NODE, Catalogue, nearest
+from .catalogue import ANY_NODE, Catalogue
 from .parts import PARAMETERS, Group
 
 GROUP = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([^+:]+)", re.IGNORECASE)
@@ -60,8 +61,9 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
 
 def _unknown(catalogue: Catalogue, name: str) -> str:
     known = [*catalogue.clusters, *catalogue.devices, *(node for node in catalogue.nodes if node != ANY_NODE)]
+    told = nearest(name, dict.fromkeys(known), "panpipe catalog")
     return (
-        f"there is no cluster '{name}': {nearest(name, dict.fromkeys(known))}; or write NODESxDEVICESxTYPE as in "
+        f"there is no cluster '{name}': {told}; or write NODESxDEVICESxTYPE as in "
         "4x8xA100-80GB, cpu:N (local:N) for N workers of this host, or the path of a cluster file"
     )
 

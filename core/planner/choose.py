@@ -49,6 +49,7 @@ def search_plans(
     replicas: Replicas | None = None,
     until_fit: bool = False,
     message: MessageLine = FREE,
+    alternatives: bool = False,
 ) -> SearchResult:
     """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
     found that memory allows.
@@ -73,6 +74,7 @@ def search_plans(
             device and one size of microbatches.
         until_fit: end with the first plans that fit: a small part of the whole search, which finds one where this does.
         message: what a message costs its ends beside its way.
+        alternatives: whether the result holds slower plans that need less memory, too.
 
     Raises:
         RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
@@ -91,7 +93,7 @@ def search_plans(
     settings = [evolve(setting, message=message) for setting in settings]
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
     meter = _meter(settings, budget, seconds, progress, until_fit)
-    return confirmed(settings, freedom, meter, oracle, seed)
+    return confirmed(settings, freedom, meter, oracle, seed, alternatives)
 
 
 def plan(

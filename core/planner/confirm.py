@@ -17,7 +17,7 @@ from .oracle import longest_path
 from .score import Oracle
 from .search import search
 from .setting import Setting
-from .walk import frontier
+from .walk import Walk, frontier
 
 MESSAGES = 4
 """Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does
@@ -29,6 +29,8 @@ SEARCHES = 3
 leaves room for what was missing."""
 MORE_ROOM = 1.05
 """How many times what was missing."""
+CONTINUED = 0.4
+"""Share of the budget of a further search: it goes on from what was found."""
 
 
 @frozen
@@ -36,8 +38,8 @@ class SearchResult:
     """What a search found.
 
     Args:
-        plans: with their predictions: the fastest first, then those that hold less on their fullest device than every
-            faster one, each slower than the one before.
+        plans: with their predictions: the fastest first, then, where they are asked for, those that hold less on their
+            fullest device than every faster one, each slower than the one before.
         evaluations: places that were evaluated.
         stopped: whether time or an interrupt cut the search short.
     """
@@ -52,46 +54,88 @@ class SearchResult:
         return self.plans[0]
 
 
-def confirmed(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> SearchResult:
-    """The best plans of some settings, by the oracle's word.
+def confirmed(
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = False
+) -> SearchResult:  # fmt: skip
+    """The best plan of some settings, by the oracle's word; with ``alternatives`` slower ones that hold less, too.
 
     Raises:
         RequestError: no family is made for any setting.
         NothingFits: nothing found fits in memory; the message names the device that binds.
     """
-    found = _all_searched(settings, freedom, meter, oracle, seed)
-    if not (found.fits or found.stopped or meter.until_fit or oracle is longest_path):
+    task = _Task(freedom, meter, oracle, seed, alternatives)
+    if not task.exact:
+        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
+    found = task.searched_with_room(settings)
+    if not (found.fits or found.stopped or meter.until_fit or task.exact):
         # What the search counts decided where it went on; the part of it that ends with what fits may know better.
         scout = evolve(meter, spent=0, until_fit=True)
-        more = _all_searched(settings, freedom, scout, oracle, seed)
+        more = evolve(task, meter=scout).searched_with_room(settings)
         meter.spent += scout.spent
         found = evolve(found, candidates=(*found.candidates, *more.candidates))
     return found.result(meter.spent)
 
 
-def _all_searched(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
-) -> "_Found":  # fmt: skip
-    found = _searched(settings, freedom, meter, oracle, seed)
-    return found if oracle is longest_path else _with_room(found, settings, freedom, meter, oracle, seed)
+@frozen
+class _Task:
+    """What stays the same over the searches for one result; arguments as of :func:`confirmed`."""
+
+    freedom: Freedom
+    meter: Meter
+    oracle: Oracle
+    seed: int
+    alternatives: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether the search counts as the oracle does."""
+        return self.oracle is longest_path
+
+    def searched_with_room(self, settings: Sequence[Setting]) -> "_Found":
+        """Search; and again where the plan that leads by what the search counts does not fit by what the oracle
+        counts."""
+        found = self.searched(settings)
+        rooms, meter = (0.0,) * len(settings[0].memory), self.meter
+        budget = meter.budget if meter.until_fit else int(CONTINUED * meter.budget)
+        for _ in range(0 if self.exact else SEARCHES - 1):
+            if found.stopped or not found.misled:
+                break
+            missing = _missing(found.leader, len(rooms))
+            rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
+            if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
+                break
+            meter.budget = meter.spent + budget
+            roomy = [evolve(each, rooms=rooms) for each in settings]
+            begun = () if meter.until_fit else _in_settings(found.walks, found.settings, roomy)
+            more = self.searched(roomy, begun)
+            found = evolve(more, candidates=(*found.candidates, *more.candidates))
+        return found
+
+    def searched(self, settings: Sequence[Setting], begun: Sequence[Walk] = ()) -> "_Found":
+        """Search, and have the oracle score what is best."""
+        walks, stopped = search(settings, self.freedom, self.meter, self.seed, begun)
+        if not walks:
+            raise RequestError(
+                f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
+                "microbatches: give other families or another number of microbatches"
+            )
+        leading = walks[0]
+        leading.tidy()
+        first = rescored(walks, self.oracle, 1 if self.exact else RESCORED)
+        best = min(first, key=lambda candidate: candidate.rank)
+        found = [best]
+        if self.alternatives or best.rank[0] > 0:
+            known = {id(walk): candidate for walk, candidate in zip(walks, first, strict=False)}
+            slower = [walk for walk in frontier(walks) if walk.step_s > leading.step_s]
+            found += [known.get(id(walk)) or scored(walk, self.oracle) for walk in slower]
+        misled = leading.excess == 0 and first[0].rank[0] > 0
+        return _Found(tuple(found), first[0], misled, stopped, walks, settings)
 
 
-def _with_room(
-    found: "_Found", settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int
-) -> "_Found":  # fmt: skip
-    """Search again where the plan that leads by what the search counts does not fit by what the oracle counts."""
-    rooms, budget = (0.0,) * len(settings[0].memory), meter.budget
-    for _ in range(SEARCHES - 1):
-        if found.stopped or not found.misled:
-            break
-        missing = _missing(found.leader, len(rooms))
-        rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
-        if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
-            break
-        meter.budget = meter.spent + budget
-        more = _searched([evolve(each, rooms=rooms) for each in settings], freedom, meter, oracle, seed)
-        found = evolve(more, candidates=(*found.candidates, *more.candidates))
-    return found
+def _in_settings(walks: Sequence[Walk], before: Sequence[Setting], now: Sequence[Setting]) -> list[Walk]:
+    """Walks from the same places in other settings."""
+    other = {id(old): new for old, new in zip(before, now, strict=True)}
+    return [evolve(walk, setting=other[id(walk.setting)], best=walk.best.copy()) for walk in walks]
 
 
 def _missing(candidate: Candidate, devices: int) -> list[float]:
@@ -112,12 +156,15 @@ class _Found:
         leader: the best by what the search itself counts.
         misled: whether that fits by what the search counts, and not by what the oracle does.
         stopped: see :class:`SearchResult`.
+        walks, settings: of the search.
     """
 
     candidates: tuple[Candidate, ...]
     leader: Candidate
     misled: bool
     stopped: bool
+    walks: Sequence[Walk]
+    settings: Sequence[Setting]
 
     @property
     def fits(self) -> bool:
@@ -129,27 +176,6 @@ class _Found:
         plans = _descending(self.candidates)
         refuse_above(plans[0], evaluations)
         return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
-
-
-def _searched(settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int) -> _Found:
-    """Search, and have the oracle score what is best."""
-    if oracle is not longest_path:
-        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
-    walks, stopped = search(settings, freedom, meter, seed)
-    if not walks:
-        raise RequestError(
-            f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
-            "microbatches: give other families or another number of microbatches"
-        )
-    leading = walks[0]
-    leading.tidy()
-    first = rescored(walks, oracle, 1 if oracle is longest_path else RESCORED)
-    known = {id(walk): candidate for walk, candidate in zip(walks, first, strict=False)}
-    others = [
-        known.get(id(walk)) or scored(walk, oracle) for walk in frontier(walks) if walk.step_s > leading.step_s
-    ]  # fmt: skip
-    best = min(first, key=lambda candidate: candidate.rank)
-    return _Found((best, *others), first[0], leading.excess == 0 and first[0].rank[0] > 0, stopped)
 
 
 def _descending(found: Sequence[Candidate]) -> list[Candidate]:

@@ -6,7 +6,6 @@ what is there what is due first in some rhythm, and never begins what it could n
 """
 
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 from attrs import frozen
@@ -126,9 +125,8 @@ class _Stages:
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         count = self._setting.microbatches
-        ways = sum(1 for _ in patterns(task))
         found: list[tuple[float, int, Integers, Integers, np.ndarray]] = []
-        for number, state in enumerate(islice(patterns(task), 0, None, -(-ways // orders))):
+        for number, state in enumerate(patterns(task, orders)):
             coded = np.zeros((self._setting.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
             lengths = np.zeros(self._setting.devices, dtype=np.int64)
             value, _ = decode(

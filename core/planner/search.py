@@ -10,9 +10,10 @@ Nothing here reads a clock: a budget counts evaluations, and the same request gi
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..schedules.decode import INFINITY
+from .anneal import EXCESS
 from .freedom import Freedom
 from .meter import Meter, Stopped
 from .moves import Ways
@@ -63,7 +64,9 @@ SCOUTING = 0.5
 """Share of a smaller budget for it."""
 
 
-def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0) -> tuple[list[Walk], bool]:
+def search(
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0, begun: Sequence[Walk] = ()
+) -> tuple[list[Walk], bool]:  # fmt: skip
     """Search for the fastest step among settings.
 
     Where no start fits, a small part of the search looks for one thing that does; the rest goes on from there, too. A
@@ -74,11 +77,14 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
         freedom: see :class:`Freedom`.
         meter: what may be spent.
         seed: of all random numbers.
+        begun: walks of an earlier search, in these settings now, to go on from; none to begin with schedules.
 
     Returns:
         The walks, of which the best is first; and whether time or an interrupt cut the search short. No walks where no
         family is made for any setting.
     """
+    if begun:
+        return _continued(list(begun), settings, freedom, meter, seed)
     walks: list[Walk] = []
     scouted: list[Walk] = []
     starts, budget = Starts(settings, freedom), meter.left
@@ -97,15 +103,37 @@ def search(settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: in
             meter.spend(0)
         walks += _fitting(scouted)
         scouted.clear()
-        rounds, left = _rounds(settings, freedom), meter.left
-        for number, each in enumerate(rounds):
-            allowance = left * each.share / max(sum(other.share for other in rounds), 1e-9)
-            _round(varied(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
+        _all_rounds(walks, _rounds(settings, freedom), meter, seed)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
         return _ended(walks + _fitting(scouted)), True
     return _ended(walks), False
+
+
+def _continued(
+    walks: list[Walk], settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
+) -> tuple[list[Walk], bool]:  # fmt: skip
+    """Anneal on from walks whose limits changed: from those that fit now, and from fast ones that hold a little too
+    much."""
+    _judge_all(walks)
+    most, each = ANNEALINGS[0].keep, ANNEALINGS[0].each
+    fast = varied(walks, most, each, key=lambda walk: walk.step_s * (1 + EXCESS * walk.excess))
+    chosen = fast + [walk for walk in varied(walks, most, each) if walk not in fast]
+    first, *others = ANNEALINGS if freedom.anneal else _rounds(settings, freedom)[-1:]
+    rounds = (evolve(first, keep=2 * most, each=2 * each), *others)
+    try:
+        _all_rounds(chosen, rounds, meter, seed)
+    except (Stopped, KeyboardInterrupt):
+        return ranked(walks), True
+    return ranked(walks), False
+
+
+def _all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int) -> None:
+    left = meter.left
+    for number, each in enumerate(rounds):
+        allowance = left * each.share / max(sum(other.share for other in rounds), 1e-9)
+        _round(varied(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
 
 
 def _ended(walks: list[Walk]) -> list[Walk]:

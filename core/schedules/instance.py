@@ -1,6 +1,7 @@
 """A problem with a placement, in the arrays that the compiled search reads."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
@@ -84,16 +85,28 @@ class Instance:
     def schedule(self, name: str, orders: Integers, lengths: Integers, fused: "np.ndarray") -> Schedule:
         """The schedule of decoded orders."""
         stages, count = len(self.placement), self.problem.microbatches
-        rows = []
-        for order, length in zip(orders.tolist(), lengths.tolist(), strict=True):
-            row = []
-            for code in order[:length]:
-                kind, rest = divmod(code, stages * count)
-                stage, microbatch = divmod(rest, count)
-                what = Kind.B if kind == INPUT and fused[stage] else (Kind.F, Kind.I, Kind.W)[kind]
-                row.append(Action(stage, what, microbatch))
-            rows.append(tuple(row))
+        by_kind = _actions(stages, count)
+        backward = [
+            action
+            for stage, whole in enumerate(fused.tolist())
+            for action in by_kind[Kind.B if whole else Kind.I][stage * count : (stage + 1) * count]
+        ]
+        coded = (*by_kind[Kind.F], *backward, *by_kind[Kind.W])
+        rows = [
+            tuple(coded[code] for code in order[:length])
+            for order, length in zip(orders.tolist(), lengths.tolist(), strict=True)
+        ]
         return Schedule(name, tuple(self.placement.tolist()), count, tuple(rows))
+
+
+@lru_cache(maxsize=16)
+def _actions(stages: int, count: int) -> dict[Kind, list[Action]]:
+    """The compute actions of each kind, stage by stage; shared by all orders of that size."""
+    places = [(stage, microbatch) for stage in range(stages) for microbatch in range(count)]
+    return {
+        kind: [Action(stage, kind, microbatch) for stage, microbatch in places]
+        for kind in (Kind.F, Kind.I, Kind.B, Kind.W)
+    }
 
 
 def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:

@@ -7,6 +7,7 @@ import warnings
 from functools import cache
 
 from ..errors import RequestError
+from ..nearest import nearest
 from ..plugins import load_plugins
 from . import (
     building_block,
@@ -68,9 +69,9 @@ def find_family(name: str) -> ScheduleFamily:
     """The family of that name.
 
     Raises:
-        RequestError: there is none; the message lists those known.
+        RequestError: there is none; the message has the nearest names.
     """
     known = families()
     if name not in known:
-        raise RequestError(f"there is no schedule '{name}': known are {', '.join(known)}")
+        raise RequestError(f"there is no schedule '{name}': {nearest(name, known)}")
     return known[name]

@@ -55,36 +55,49 @@ def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
         yield hooked_placement(devices)
 
 
-def patterns(task: Instance) -> Iterator[State]:
-    """Actions due in the rhythm of the busiest device, at several paces; memory shared out by how long it is held."""
+def patterns(task: Instance, most: int | None = None) -> Iterator[State]:
+    """Actions due in the rhythm of the busiest device, at several paces; memory shared out by how long it is held.
+
+    Args:
+        task: the instance.
+        most: how many are wanted, evenly spread over all there are; all of them if None.
+    """
     period = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())
     splits = [task.too_large_to_split]
     if np.any(task.backward < task.times[INPUT] + task.times[WEIGHT]) and not splits[0].all():
         splits.append(np.ones(len(task.placement), dtype=np.bool_))
     limited = bool(np.isfinite(task.limits[0]))
-    for fused in splits:
-        for forward, back in _rhythms(task, period, limited):
-            for behind in W_BEHIND if not fused.all() else W_BEHIND[:1]:
-                for rounding in CAP_ROUNDING if limited else CAP_ROUNDING[:1]:
-                    caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
-                    keys = np.stack([forward, back, back + behind * period])
-                    yield State(task, keys, np.full(3, 0.5), caps, fused.copy())
+    chosen = [
+        (fused, rhythm, behind, rounding)
+        for fused in splits
+        for rhythm in _rhythms(task, limited)
+        for behind in (W_BEHIND if not fused.all() else W_BEHIND[:1])
+        for rounding in (CAP_ROUNDING if limited else CAP_ROUNDING[:1])
+    ]
+    for fused, rhythm, behind, rounding in chosen[:: 1 if most is None else -(-len(chosen) // most)]:
+        forward, back = _timed(task, period, rhythm)
+        caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
+        yield State(task, np.stack([forward, back, back + behind * period]), np.full(3, 0.5), caps, fused.copy())
 
 
-def _rhythms(task: Instance, period: float, limited: bool) -> Iterator[tuple[Floats, Floats]]:
-    """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
-    turn = np.arange(task.problem.microbatches) * period
-    devices = task.problem.devices
-    few = PACES if limited and task.problem.chunks > 1 else PACES[:1]
+def _rhythms(task: Instance, limited: bool) -> list[tuple[float, ...] | int]:
+    """The paces, and the sizes of groups that go round the devices together."""
+    devices, chunks = task.problem.devices, task.problem.chunks
+    looped = chunks > 1 and tuple(task.placement) == looped_placement(devices, chunks)
+    few = PACES if limited and chunks > 1 else PACES[:1]
     paces: list[tuple[float, ...]] = [(out, home, out, home) for out, home in few]
-    if limited and task.problem.chunks == 2 and tuple(task.placement) != looped_placement(devices, 2):
+    if limited and chunks == 2 and not looped:
         paces = list(dict.fromkeys([*paces, *FOLDED_PACES]))
-    for pace in paces:
-        forward, back = _due(task, *pace)
-        yield forward[:, None] + turn, back[:, None] + turn
-    if task.problem.chunks > 1 and tuple(task.placement) == looped_placement(devices, task.problem.chunks):
-        for group in dict.fromkeys((devices, -(-devices // 2))):
-            yield _grouped(task, period, group)
+    return [*paces, *(dict.fromkeys((devices, -(-devices // 2))) if looped else ())]
+
+
+def _timed(task: Instance, period: float, rhythm: tuple[float, ...] | int) -> tuple[Floats, Floats]:
+    """When F and I of every stage and microbatch are due, (stages, microbatches) each."""
+    if isinstance(rhythm, int):
+        return _grouped(task, period, rhythm)
+    turn = np.arange(task.problem.microbatches) * period
+    forward, back = _due(task, *rhythm)
+    return forward[:, None] + turn, back[:, None] + turn
 
 
 def _grouped(task: Instance, period: float, group: int) -> tuple[Floats, Floats]:

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from panpipe.cli.bundled import BUNDLED, make
 from panpipe.core.errors import RequestError
 
@@ -21,7 +22,7 @@ def test_a_bundled_model_has_the_published_parameters_and_no_memory_for_them(nam
     parameters = {id(p): p for p in model.parameters()}.values()
     assert sum(p.numel() for p in parameters) == PARAMETERS[name]
     assert all(p.is_meta for p in parameters)
-    assert {p.dtype for p in parameters} == {BUNDLED[name].dtype}
+    assert {p.dtype for p in parameters} == {getattr(torch, BUNDLED[name].dtype)}
     assert model.training
     assert all(len(tensor) == 3 for tensor in batch.values())
 

@@ -130,7 +130,7 @@ def test_csv_is_written(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("zb", *SMALL), "there is no schedule 'zb': known are gpipe, 1f1b"),
+        (("zb", *SMALL), "there is no schedule 'zb': did you mean zb-"),
         (("1f1b", "--devices", 0, "--microbatches", 2), "devices is 0"),
         (("1f1b", "--devices", 2, "--microbatches", 0), "microbatches is 0"),
         (("1f1b", *SMALL, "--chunks", 2), "1f1b with 2 chunks"),
