@@ -87,7 +87,7 @@ class SimulatedDevices:
         self.report("planning")
         return search_plans(
             work, self.cluster, families=self.families, anneal=self.anneal, oracle=simulated,
-            recompute=self.recompute, max_chunks=self.max_chunks,
+            recompute=self.recompute, max_chunks=self.max_chunks, alternatives=False,
         ).best  # fmt: skip
 
     def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:

@@ -94,12 +94,12 @@ class PlanRequest:
 
     def alone(self, devices: int) -> Plan:
         """The best plan for the first so many devices alone."""
-        return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW)).best
+        return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW), alternatives=False).best
 
     def fitting(self, asked: Asked) -> Plan | None:
         """A plan that fits what is asked for instead; None where the beginning of that search finds none."""
         try:
-            return self.instead(asked).search(until_fit=True).best
+            return self.instead(asked).search(until_fit=True, alternatives=False).best
         except (InfeasibleError, RequestError):
             return None
 

@@ -49,7 +49,7 @@ def search_plans(
     replicas: Replicas | None = None,
     until_fit: bool = False,
     message: MessageLine = FREE,
-    alternatives: bool = False,
+    alternatives: bool = True,
 ) -> SearchResult:
     """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
     found that memory allows.
@@ -107,7 +107,7 @@ def plan(
     """
     count = 1 if replicas is None else len(replicas)
     work = counted(graph, cluster, microbatches * count, parameter_sizes)
-    return search_plans(work, cluster, replicas=replicas, **choices).best
+    return search_plans(work, cluster, replicas=replicas, alternatives=False, **choices).best
 
 
 def choose_schedule(
@@ -162,7 +162,7 @@ def choose_schedule(
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     meter = _meter([setting], budget, seconds, progress)
-    return confirmed([setting], freedom, meter, oracle, seed).best
+    return confirmed([setting], freedom, meter, oracle, seed, alternatives=False).best
 
 
 def _meter(

@@ -38,7 +38,7 @@ class SearchResult:
     """What a search found.
 
     Args:
-        plans: with their predictions: the fastest first, then, where they are asked for, those that hold less on their
+        plans: with their predictions: the fastest first, then, unless it alone was asked for, those that hold less on their
             fullest device than every faster one, each slower than the one before.
         evaluations: places that were evaluated.
         stopped: whether time or an interrupt cut the search short.
@@ -55,9 +55,9 @@ class SearchResult:
 
 
 def confirmed(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = False
+    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = True
 ) -> SearchResult:  # fmt: skip
-    """The best plan of some settings, by the oracle's word; with ``alternatives`` slower ones that hold less, too.
+    """The best plans of some settings, by the oracle's score; without ``alternatives`` the fastest alone.
 
     Raises:
         RequestError: no family is made for any setting.

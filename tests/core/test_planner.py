@@ -121,7 +121,7 @@ def test_an_oracle_of_its_own_has_the_last_word():
 
 
 def test_runners_up_hold_less_and_take_longer():
-    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=5000, alternatives=True)
+    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=5000)
     plans = [plan.prediction for plan in found.plans]
     assert len(plans) > 1
     for one, other in pairwise(plans):
