@@ -1,6 +1,5 @@
 """The front door: what ``panpipe.pipeline`` does, with the simulator as the planner's oracle."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,19 @@ from .backends.kind import BackendKind
 from .core.capture.breaks import StepFunction
 from .core.catalog import find_cluster
 from .core.cluster import Cluster
-from .core.derive import Recompute
+from .core.derive import Recompute, check_agrees
 from .core.errors import RequestError
 from .core.mesh import Mesh, MeshShape, parse_mesh
-from .core.plan import Plan
+from .core.plan import Plan, read_plan
 from .core.planner import longest_path
 from .core.schedules.registry import families, find_family
 from .runtimes.budget import check_seconds
 from .runtimes.build import build_pipeline
 from .runtimes.devices import Names
-from .runtimes.launch import mesh_in_simulator
+from .runtimes.launch import mesh_for, mesh_in_simulator, rank_of_job
 from .runtimes.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.pipeline import Pipeline
+from .runtimes.progress import Progress, check_progress, shown
 from .runtimes.shapes import MAX_SHAPES
 from .runtimes.stage_compiler import Compile, CompilerChoice
 from .runtimes.training import Training
@@ -32,6 +32,8 @@ from .simulators.oracle import simulated
 from .virtual import SimulatedDevices
 
 TARGETS = ("devices", "simulator")
+MICROBATCHES = 8
+"""Of an automatic plan, unless a number is given."""
 
 
 def pipeline(
@@ -40,7 +42,7 @@ def pipeline(
     example_batch: Any,
     *,
     optimizer: OptimizerFactory | None = None,
-    microbatches: int = 8,
+    microbatches: int | None = None,
     plan: Plan | str | Path = "auto",
     schedule: str = "auto",
     mesh: Mesh | DeviceMesh | str | int | None = None,
@@ -59,7 +61,8 @@ def pipeline(
     compile: str | Compile | None = None,
     scheduler: SchedulerFactory | None = None,
     plan_seconds: float | None = None,
-    report: Callable[[str], None] | None = None,
+    plan_cache: bool = True,
+    progress: bool | Progress = True,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
 
@@ -79,8 +82,9 @@ def pipeline(
             stage belongs to it. It may return None where it takes none. It is also called with stand-ins, to see what
             the optimizer keeps. Each stage has an optimizer of its own, so those that compute the loss again, or that
             change a parameter otherwise when others are beside it, are refused.
-        microbatches: how many a batch is cut into.
-        plan: ``"auto"``, a Plan, or the path of one.
+        microbatches: how many a batch is cut into; those of a plan that is given, else 8.
+        plan: ``"auto"``, a Plan, or the path of one. Where ``microbatches``, ``schedule``, ``mesh`` or ``recompute``
+            are given as well and are not those of the plan, it is refused.
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
         mesh: devices along the pipeline and, with ranks, replicas of it: ``"pp=4"`` or 4, ``"pp=4,dp=2"``, a Mesh, or
             torch's ``DeviceMesh`` with dimensions named ``pp`` and ``dp``. The dimension written last has neighbouring
@@ -105,8 +109,9 @@ def pipeline(
             depend on the seed and the module's name, never on the plan. The path of a ``.safetensors`` file, of a
             ``model.safetensors.index.json``, or of a folder with either: read for everything that the step reads,
             on meta or not, one tensor at a time.
-        recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, in front
-            of the backward, instead of holding its saved tensors. By default those of the plan.
+        recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, before
+            the backward, instead of holding its saved tensors. By default those of the plan, or what the planner
+            chooses.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; of every rank under ``torchrun``, on the rank's own host. The model's tensors are moved there, as
             ``Module.to`` moves them. By default everything is where the model is; threads on GPUs take one each. Random
@@ -138,7 +143,11 @@ def pipeline(
         plan_seconds: the most seconds that automatic planning takes after the capture; a line reports what the limit
             cut. None is no limit: how much is searched and measured follows from the model, so that the same request is
             planned alike whatever the speed of the machine.
-        report: told what planning is doing.
+        plan_cache: whether an automatic plan is kept on disk (in ``$PANPIPE_CACHE``, by default
+            ``~/.cache/panpipe``) and taken from there the next time: for the same model, shapes, arguments, machine and
+            versions. False plans anew and keeps nothing.
+        progress: shows on standard error, on rank 0, what planning is doing; False shows nothing, and a function is
+            called as ``progress(phase, done, total)``, with 0 and 0 where a phase does not count its parts.
 
     Returns:
         The pipeline; its ``step(batch)`` trains.
@@ -154,10 +163,15 @@ def pipeline(
     if target not in TARGETS:
         raise RequestError(f"there is no target '{target}': known are {', '.join(TARGETS)}")
     chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
-    if microbatches < 1:
+    if microbatches is not None and microbatches < 1:
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     check_seconds(plan_seconds)
+    check_progress(progress)
     wanted = _mesh(mesh)
+    given = _given(plan)
+    if given is not None:
+        check_agrees(given, microbatches, schedule, recompute)
+        mesh_for(given, wanted)
     training = Training(clip_norm, scaler, scheduler)
     compiling = CompilerChoice.of(compile)
     if compiling is not None and target == "simulator":
@@ -168,36 +182,46 @@ def pipeline(
     virtual = None
     if target == "simulator":
         virtual = SimulatedDevices(
-            machine, chosen, schedule == "auto", _virtual_devices(wanted), max_chunks, optimizer, recompute,
-            report or (lambda _: None),
-        )  # fmt: skip
-    return build_pipeline(
-        model,
-        step,
-        example_batch,
-        optimizer=optimizer,
-        microbatches=microbatches,
-        plan=plan,
-        mesh=wanted,
-        backend=backend,
-        cluster=machine,
-        families=chosen,
-        anneal=schedule == "auto",
-        oracle=simulated,
-        cut_oracle=longest_path,
-        max_chunks=max_chunks,
-        seed=seed,
-        max_shapes=max_shapes,
-        weights=weights,
-        recompute=recompute,
-        virtual=virtual,
-        devices=devices,
-        share_devices=share_devices,
-        training=training,
-        compile=compiling,
-        plan_seconds=plan_seconds,
-        report=report,
-    )
+            machine, chosen, schedule == "auto", _virtual_devices(wanted), max_chunks, optimizer, recompute
+        )
+    with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:
+        return build_pipeline(
+            model,
+            step,
+            example_batch,
+            optimizer=optimizer,
+            microbatches=given.microbatches if given is not None else microbatches or MICROBATCHES,
+            plan=given,
+            mesh=wanted,
+            backend=backend,
+            cluster=machine,
+            families=chosen,
+            anneal=schedule == "auto",
+            oracle=simulated,
+            cut_oracle=longest_path,
+            max_chunks=max_chunks,
+            seed=seed,
+            max_shapes=max_shapes,
+            weights=weights,
+            recompute=recompute,
+            virtual=virtual,
+            devices=devices,
+            share_devices=share_devices,
+            training=training,
+            compile=compiling,
+            plan_seconds=plan_seconds,
+            plan_cache=plan_cache,
+            report=report,
+        )
+
+
+def _given(plan: Plan | str | Path) -> Plan | None:
+    """The plan that a user gives; None for an automatic one."""
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | Path):
+        raise RequestError(f"plan is {plan!r}: give 'auto', a Plan, or the path of a plan file")
+    return None if plan == "auto" else read_plan(plan)
 
 
 def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> Mesh | MeshShape | DeviceMesh | None:

@@ -4,7 +4,7 @@ Simulators and runtimes know nothing of each other. Here they meet: a runtime's 
 simulator comes to them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -25,6 +25,7 @@ from .core.schedules.problem import ScheduleFamily
 from .core.trace import Trace
 from .runtimes.clocked import Clock
 from .runtimes.optimizers import OptimizerFactory, state_share
+from .runtimes.progress import Report
 from .simulators.oracle import simulated
 from .simulators.run import simulate
 
@@ -41,7 +42,6 @@ class SimulatedDevices:
         max_chunks: the most stages that a device may hold in it.
         optimizer: whose state the devices hold.
         recompute: the stages that do in such a plan; None for those that the planner chooses.
-        report: told what planning is doing.
     """
 
     cluster: Cluster | None
@@ -51,7 +51,6 @@ class SimulatedDevices:
     max_chunks: int
     optimizer: OptimizerFactory | None
     recompute: Recompute | None
-    report: Callable[[str], None]
 
     def clock(self, plan: Plan, operators: Operators) -> Clock:
         """The simulator's, by the costs that the plan was predicted from, or analytic ones (a ``VirtualDevices``)."""
@@ -66,7 +65,7 @@ class SimulatedDevices:
 
         return run
 
-    def planned(self, operators: Operators, microbatches: int) -> Plan:
+    def planned(self, operators: Operators, microbatches: int, report: Report) -> Plan:
         """A plan by analytic costs (a ``VirtualDevices``)."""
         if self.cluster is None:
             raise _no_cluster("plan='auto' has none to plan for")
@@ -76,7 +75,7 @@ class SimulatedDevices:
                 f"mesh has {self.devices} devices and the cluster {count}: a plan for target 'simulator' uses all of "
                 f"them; leave mesh out, or give a cluster of {self.devices}"
             )
-        self.report("deriving the costs of operators")
+        report("deriving the costs of operators")
         graphs = self._graphs(operators, self.cluster)
         placed = operators.step.parameters.items()
         work = Workload(
@@ -84,7 +83,7 @@ class SimulatedDevices:
             kinds=kinds_of(tuple(graphs), self.cluster),
             parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
         )  # fmt: skip
-        self.report("planning")
+        report("planning")
         return search_plans(
             work, self.cluster, families=self.families, anneal=self.anneal, oracle=simulated,
             recompute=self.recompute, max_chunks=self.max_chunks, alternatives=False,

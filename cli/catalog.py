@@ -15,12 +15,12 @@ from ..core.catalog.find import cluster_in
 from ..core.chart.topology import topology_svg
 from ..core.cluster import Cluster, cluster_json
 from ..core.device_type import DeviceType
-from ..core.documents import as_plain, read_text
+from ..core.documents import as_plain, read_text, write_text
 from ..core.errors import RequestError
 from ..core.sourced import joined
 from ..core.topology import PathClass, Topology, path_classes, topology_of
 from ..core.wording import counted
-from .output import bytes_text, note, print_json, print_table, seconds_text, write_text
+from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import draw, rate_text
 
 ASSUMED = "~"

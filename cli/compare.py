@@ -10,11 +10,11 @@ from ..core.actions import COMM_KINDS
 from ..core.compare import Comparison, KindSummary, worst_actions
 from ..core.compare import compare as compare_traces
 from ..core.derive import forward_only
-from ..core.documents import as_plain
+from ..core.documents import as_plain, write_text
 from ..core.errors import RequestError
 from ..core.perfetto import read_trace
 from ..core.plan import read_plan
-from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, write_text
+from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5
 """How many single differences are printed for people; ``--json`` gives all."""

@@ -98,15 +98,3 @@ def check_writable(*paths: Path | None) -> None:
             reason = "permission denied; give a path that you may write"
         if reason is not None:
             raise RequestError(f"cannot write '{path}': {reason}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named.
-
-    Raises:
-        RequestError: it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.cluster import Cluster
+from ..core.documents import write_text
 from ..core.errors import RequestError
 from ..core.mesh import least_by_position
 from ..core.partition import device_limits
@@ -21,7 +22,7 @@ from .bundled import check_model_name
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
-from .output import check_writable, note, print_json, write_text
+from .output import check_writable, note, print_json
 from .plan_answer import PlanAnswer
 from .plan_choices import of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
 from .plan_request import PlanRequest
@@ -150,7 +151,7 @@ def plan(
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     device_limits(machine, memory_limit)
-    if model is not None:
+    if model is not None and graph is None:
         check_model_name(model)
     wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):

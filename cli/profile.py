@@ -16,10 +16,11 @@ from ..core.analytic.calibration import Calibration, Residual, Sample, calibrate
 from ..core.catalog import catalogue, find_device
 from ..core.catalog.device_file import Numbers, device_file
 from ..core.device_type import NUMBER_TYPES, DeviceType
+from ..core.documents import write_text
 from ..core.errors import RequestError
 from ..core.sourced import Source
 from ..runtimes.machine import machine
-from .output import check_writable, note, print_json, print_table, seconds_text, write_text
+from .output import check_writable, note, print_json, print_table, seconds_text
 
 GPU_SCALE = 64
 """How much larger a GPU's bundled operators are than a core's."""

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from ..backends.registry import find_backend
 from ..core.cluster import Cluster, Device, cluster_json
+from ..core.documents import write_text
 from ..core.errors import RequestError
 from ..core.links.lines import LineFit, fit_line
 from ..core.links.shared import SharedLinks, groups_to_measure, shared_links
@@ -23,7 +24,7 @@ from ..runtimes.launch import make_team
 from ..runtimes.link_measurements import measure_links
 from ..runtimes.link_profile import memory_of_each
 from ..runtimes.machine import machine
-from .output import bytes_text, note, print_json, print_table, seconds_text, write_text
+from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import rate_text
 
 

@@ -10,7 +10,7 @@ from ..core.actions import Kind
 from ..core.cluster import Cluster, fully_connected
 from ..core.costs import StageCosts
 from ..core.derive import forward_only
-from ..core.documents import as_plain
+from ..core.documents import as_plain, write_text
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan import Plan
 from ..core.wording import plan_size
@@ -18,7 +18,7 @@ from ..simulators.optimizer import OptimizerStep
 from .clusters import find_cluster
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
-from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text, write_text
+from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
 from .plan_files import PlanFile, read_plan_or_schedule
 from .uniform import equal_stages, uniform_times
 

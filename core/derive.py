@@ -50,23 +50,32 @@ def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
     return plan if _talking(wanted) == _talking(plan.edges) else evolve(plan, edges=wanted, prediction=None)
 
 
-def recomputing(plan: Plan, recompute: Recompute | None) -> Plan:
-    """The plan with these stages recomputing; without its prediction, which was made for others; itself where none
-    changes.
+def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None) -> None:
+    """Refuse a plan that contradicts what is asked for along with it.
 
     Args:
-        plan: a plan.
-        recompute: None leaves the plan as it is.
+        plan: that was given.
+        microbatches: of a step; None where that was not asked for.
+        schedule: a family's name, or ``auto`` for any.
+        recompute: the stages that do; None where that was not asked for.
 
     Raises:
-        RequestError: it is not written so, or names a stage that the plan does not have.
+        RequestError: the first contradiction.
     """
-    if recompute is None:
-        return plan
-    stages = recomputed_stages(recompute, len(plan.stages))
-    if stages == plan.memory.recompute:
-        return plan
-    return evolve(plan, memory=evolve(plan.memory, recompute=stages), prediction=None)
+
+    def refuse(what: str, asked: object, has: object) -> None:
+        raise RequestError(f"{what} is {asked} and the plan has {has}: leave {what} out, or plan again with it")
+
+    if microbatches is not None and microbatches != plan.microbatches:
+        refuse("microbatches", microbatches, plan.microbatches)
+    if schedule not in ("auto", plan.schedule.partition("(")[0]):
+        refuse("schedule", f"'{schedule}'", f"'{plan.schedule}'")
+    if recompute is not None and (stages := recomputed_stages(recompute, len(plan.stages))) != plan.memory.recompute:
+        refuse("recompute", _stages_text(stages), _stages_text(plan.memory.recompute))
+
+
+def _stages_text(stages: Sequence[int]) -> str:
+    return f"stages {list(stages)}" if stages else "no stages"
 
 
 def synchronised(plan: Plan) -> Plan:

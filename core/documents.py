@@ -14,6 +14,9 @@ from .errors import RequestError
 
 T = TypeVar("T")
 
+MOST_BYTES = 256 << 20
+"""Of a file that is read, unless its reader says otherwise: plans for a thousand devices have a few."""
+
 converter = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
 converter.register_unstructure_hook(Action, str)
 converter.register_structure_hook(Action, lambda text, _: parse_action(text))
@@ -62,6 +65,8 @@ def from_json(text: str, format_name: str, kind: type[T], origin: str) -> T:
     """
     try:
         data = json.loads(text)
+    except RecursionError:
+        raise RequestError(f"{origin} is nested deeper than any {format_name}: write it again with panpipe") from None
     except json.JSONDecodeError as error:
         raise RequestError(
             f"{origin} is not a whole JSON file (line {error.lineno}: {error.msg}): write it again with panpipe"
@@ -101,17 +106,35 @@ def check_format(found: object, wanted: str, origin: str) -> None:
     raise RequestError(f'{origin} is not a {family} file: it must state "format": "{wanted}", and states {found!r}')
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | Path, most_bytes: int = MOST_BYTES) -> str:
     """Read a file that the user named.
 
     Raises:
-        RequestError: there is no such file, or it is not text.
+        RequestError: there is no such file, it is not text, or it has more than ``most_bytes``.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise RequestError(
+                f"'{path}' has more than {most_bytes >> 20} MiB, which is too much to read: give another"
+            )
+        return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RequestError(f"cannot read '{path}': {reason}; give the path of a readable file") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None
 
 
 def as_plain(value: Any) -> Any:

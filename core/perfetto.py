@@ -28,6 +28,8 @@ FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
 LINK_CATEGORY = "link"
 LINK_RATE = "bytes_per_s"
+MOST_BYTES = 4 << 30
+"""Of a trace that is read: a long step on many devices has millions of events."""
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -243,7 +245,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _load(path: str | Path) -> dict[str, Any]:
-    text = read_text(path)
+    text = read_text(path, MOST_BYTES)
     try:
         data = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
     except ValueError as error:

@@ -14,7 +14,7 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from .actions import Action
 from .cluster import Cluster
 from .costs import StageCosts, StageEdge
-from .documents import as_plain, converter, from_json, read_text, to_json
+from .documents import as_plain, converter, from_json, read_text, to_json, write_text
 from .mesh import Mesh
 
 FORMAT = "panpipe.plan/1"
@@ -146,6 +146,23 @@ class Plan:
     def placement(self) -> tuple[int, ...]:
         """Device of every stage."""
         return tuple(stage.device for stage in self.stages)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a file that `load`, ``panpipe.pipeline(plan=...)`` and the command line read.
+
+        Raises:
+            RequestError: it cannot be written there.
+        """
+        write_text(path, plan_json(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan file.
+
+        Raises:
+            RequestError: it cannot be read, or is no plan of this version.
+        """
+        return read_plan(path)
 
     def stages_on(self, device: int) -> tuple[Stage, ...]:
         """The stages that a device holds, in order."""

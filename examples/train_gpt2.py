@@ -97,7 +97,6 @@ def main() -> None:
     begun = time.perf_counter()
     pipe = panpipe.pipeline(
         model, step, data[0], optimizer=optimizer, microbatches=MICROBATCHES, plan=arguments.plan,
-        report=lambda text: say(f"  [dim]{time.perf_counter() - begun:5.1f} s  {text}[/]"),
     )  # fmt: skip
     predicted = panpipe.simulate(pipe.plan)
     say(f"  [dim]{time.perf_counter() - begun:5.1f} s  plan: {pipe.plan.schedule}, {len(pipe.plan.stages)} stages, "

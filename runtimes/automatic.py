@@ -10,7 +10,7 @@
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ from .message_profile import measured_message_line
 from .microbatches import Microbatch
 from .operator_profile import profile_operators
 from .optimizers import OptimizerFactory, state_share
+from .progress import Report, silent
 from .stage_compiler import StageCompiler
 from .stage_profile import profile_stages
 from .team import Team
@@ -47,7 +48,6 @@ from .team import Team
 CORRECTIONS = 1
 """How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
 
-Report = Callable[[str], None]
 Stages = tuple[tuple[str, ...], ...]
 
 
@@ -68,7 +68,7 @@ class Planning:
         optimizer: makes each stage's optimizer.
         max_chunks: most stages a device.
         cluster: the machine; measured if None.
-        report: told what is going on.
+        report: called with what is going on.
         recompute: the stages that do; None for those that the planner chooses.
         compiler: compiles what stage programs are made of.
         budget: what may be spent; by default counts alone limit it.
@@ -87,7 +87,7 @@ class Planning:
     optimizer: OptimizerFactory | None
     max_chunks: int = 2
     cluster: Cluster | None = None
-    report: Report = lambda _: None
+    report: Report = silent
     recompute: Recompute | None = None
     compiler: StageCompiler | None = None
     budget: Budget = field(default=Factory(lambda planning: Budget(planning.team), takes_self=True))

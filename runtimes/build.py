@@ -1,6 +1,6 @@
 """From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,28 @@ from ..core.capture.breaks import StepFunction
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
-from ..core.derive import Recompute, recomputing, synchronised
+from ..core.derive import Recompute, synchronised
 from ..core.errors import PanpipeError, RequestError
 from ..core.mesh import Mesh
-from ..core.plan import Plan, read_plan
+from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.score import with_costs
 from ..core.schedules.problem import ScheduleFamily
 from ..core.validate import validate
+from ..core.wording import plan_size
 from .agreement import check_same, model_in_words
-from .automatic import Planning, Report
+from .automatic import Planning
 from .budget import Budget
 from .clocked import VirtualDevices
 from .compute import compute_device
 from .devices import Names, of_rank, parse_devices, place
+from .earlier_plan import EarlierPlans
 from .heap import SMALL, keep_freed_memory
 from .launch import MeshWish, make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .microbatches import split_batch
 from .optimizers import OptimizerFactory
 from .pipeline import Pipeline
+from .progress import Report, silent
 from .rehearsal import best_rehearsed
 from .stage_compiler import CompilerChoice, StageCompiler
 from .team import Team
@@ -42,12 +45,12 @@ from .weights import ModuleInit, weights_from
 
 def build_pipeline(
     model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
-    microbatches: int, plan: Plan | str | Path, mesh: MeshWish, backend: str | BackendKind | None,
+    microbatches: int, plan: Plan | None, mesh: MeshWish, backend: str | BackendKind | None,
     cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
-    max_chunks: int, seed: int, max_shapes: int, report: Report | None, weights: str | Path | ModuleInit | None = None,
+    max_chunks: int, seed: int, max_shapes: int, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
     share_devices: bool = False, training: Training | None = None, compile: CompilerChoice | None = None,
-    plan_seconds: float | None = None,
+    plan_seconds: float | None = None, plan_cache: bool = False, report: Report = silent,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -65,16 +68,16 @@ def build_pipeline(
         share_devices: whether several may be on one.
         compile: how what stages are made of is compiled; None where operators run one by one.
         plan_seconds: the most that automatic planning takes after the capture (see :class:`Budget`).
+        plan_cache: whether automatic plans are kept on disk.
+        report: called with what is going on.
 
     Raises:
         RequestError: something asked for is wrong.
         InfeasibleError: no plan fits in memory.
     """
     training = training or Training()
-    given = None if plan == "auto" else plan if isinstance(plan, Plan) else read_plan(plan)
-    if given is not None:
-        given = _predicted_again(given, recomputing(given, recompute), oracle)
-        microbatches = given.microbatches
+    given = plan
+    report("capturing the step")
     pieces, spec = split_batch(example_batch, microbatches)
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
@@ -93,7 +96,7 @@ def build_pipeline(
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
     if given is None and virtual is not None:
-        given = virtual.planned(operators, microbatches)
+        given = virtual.planned(operators, microbatches, report)
     wanted = mesh_for(given, mesh)
     if wanted is None and named is not None and world_size() is None:
         wanted = Mesh(len(named))
@@ -124,15 +127,33 @@ def build_pipeline(
             planning = Planning(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
-                max_chunks=max_chunks, cluster=cluster, report=report or (lambda _: None), recompute=recompute,
+                max_chunks=max_chunks, cluster=cluster, report=report, recompute=recompute,
                 compiler=compiler, budget=Budget(team, plan_seconds),
             )  # fmt: skip
-            pipe = best_rehearsed(planning, ready, example_batch)
+            options = {"compile": compile and compile.name, "update": training.settings, "devices": named}
+            pipe = _automatic(planning, ready, example_batch, EarlierPlans(planning, options, plan_cache))
         pipe.load(source)
         return pipe
     except BaseException as failure:
         _end(team, failure)
         raise
+
+
+def _automatic(
+    planning: Planning, ready: Callable[[Plan], Pipeline], example_batch: Any, earlier: EarlierPlans
+) -> Pipeline:  # fmt: skip
+    """The pipeline of the plan that an earlier run made, or of one that is made now."""
+    found = earlier.find()
+    if found is not None:
+        return ready(found)
+    pipe = best_rehearsed(planning, ready, example_batch)
+    earlier.keep(pipe.plan)
+    cut, step = planning.budget.cut, pipe.plan.prediction
+    if cut:
+        planning.report(f"plan_seconds={planning.budget.seconds:g} cut short: {', '.join(cut)}")
+    predicted = "" if step is None else f", predicted step {step.step_s * 1e3:.4g} ms"
+    planning.report(f"planned: {pipe.plan.schedule}, {plan_size(pipe.plan)}{predicted}")
+    return pipe
 
 
 def _end(team: Team, failure: BaseException) -> None:

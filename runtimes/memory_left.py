@@ -21,14 +21,18 @@ def machine_bytes() -> int:
 
 def bytes_left() -> int | None:
     """Bytes of data that this process may still take under its own limit (``ulimit -d``); None where it has none."""
+    limit = data_limit()
+    return None if limit is None else int(_USABLE * max(limit - data_bytes(), 0))
+
+
+def data_limit() -> int | None:
+    """The limit of this process on its data (``ulimit -d``), in bytes; None where it has none."""
     if sys.platform != "linux":
         return None
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft == resource.RLIM_INFINITY:
-        return None
-    return int(_USABLE * max(soft - data_bytes(), 0))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def data_bytes() -> int:

@@ -1,7 +1,11 @@
 """What all tests share: one thread per process, so that sums are the same everywhere; and GPUs only where there are."""
 
+import os
+
 import pytest
 import torch
+
+os.environ["PANPIPE_CACHE"] = ""  # no test takes the plan of another one, nor any from the user's own folder
 
 
 @pytest.fixture(autouse=True, scope="session")

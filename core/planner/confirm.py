@@ -38,8 +38,8 @@ class SearchResult:
     """What a search found.
 
     Args:
-        plans: with their predictions: the fastest first, then, unless it alone was asked for, those that hold less on their
-            fullest device than every faster one, each slower than the one before.
+        plans: with their predictions: the fastest first, then, unless it alone was asked for, those that hold less on
+            their fullest device than every faster one, each slower than the one before.
         evaluations: places that were evaluated.
         stopped: whether time or an interrupt cut the search short.
     """

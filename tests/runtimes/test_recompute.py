@@ -3,9 +3,12 @@
 import panpipe
 import pytest
 import torch
+from attrs import evolve
 from panpipe.core.actions import Kind
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
+from panpipe.core.derive import recomputed_stages
+from panpipe.core.plan import MemoryPolicy
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.team import ThreadTeam
 from torch import nn
@@ -78,10 +81,15 @@ class PowerIteration(nn.Module):
 def trained(recompute, make, step, batch, microbatches=4):
     torch.manual_seed(0)
     model = make()
-    pipe = panpipe.pipeline(model, step, batch, plan=even(model, step, batch, microbatches), recompute=recompute)
+    plan = with_recompute(even(model, step, batch, microbatches), recompute)
+    pipe = panpipe.pipeline(model, step, batch, plan=plan)
     losses = [pipe.step(batch).item() for _ in range(2)]
     gradients = {name: p.grad for name, p in model.named_parameters()}
     return losses, gradients, dict(model.named_buffers()), pipe
+
+
+def with_recompute(plan, recompute):
+    return evolve(plan, memory=MemoryPolicy(recompute=recomputed_stages(recompute, len(plan.stages))))
 
 
 def even(model, step, batch, microbatches):
@@ -113,7 +121,7 @@ def test_buffers_are_read_as_they_were_and_written_once(case):
 
 def test_recompute_is_an_action_of_its_own_in_the_trace():
     case = CASES["batchnorm with a skip"]
-    plan = even_plan(captured(case, F32, 8, 4), 2, 4)
+    plan = with_recompute(even_plan(captured(case, F32, 8, 4), 2, 4), [1])
     pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=[1])
     _, trace = pipe.trace_step(case.batch(8, F32))
     again = [str(event.action) for event in trace.events if event.action.kind is Kind.RECOMPUTE]
