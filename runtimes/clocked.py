@@ -25,6 +25,7 @@ from ..core.plan import Plan
 from ..core.trace import Trace
 from .executor import Bound
 from .mail import Mail
+from .progress import Report
 
 Clock = Callable[[Plan, Perform], Trace]
 """Runs a step of a plan, has every action performed in its time, and returns the trace of it."""
@@ -40,8 +41,13 @@ class VirtualDevices(Protocol):
             RequestError: there is nothing to time it by.
         """
 
-    def planned(self, operators: Operators, microbatches: int) -> Plan:
+    def planned(self, operators: Operators, microbatches: int, report: Report) -> Plan:
         """A plan of a captured step.
+
+        Args:
+            operators: of the step.
+            microbatches: how many it has.
+            report: called with what planning is doing.
 
         Raises:
             RequestError: there is nothing to plan by.
