@@ -17,11 +17,13 @@ from unittest import mock
 import torch
 from attrs import define
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import RequestError
 from .nesting import Nesting, taken_apart
+from .values import LateNumber, NeedsValue
 
 _library = torch.library.Library("panpipe_python", "DEF")
 _library.define("call(Tensor[] given, int number) -> Tensor[]")
@@ -78,6 +80,8 @@ def own_functions() -> Iterator[None]:
         tensors, given = taken_apart((args, kwargs))
         if inside or not tensors:
             return original(function, *args, **kwargs)
+        if any(type(leaf) is LateNumber for leaf in pytree.tree_leaves((args, kwargs))):
+            raise NeedsValue(f"{function.__name__} needs the value of a number that it is given")
         number = next(_numbers)
         _calls[number] = call = _Call(function, functools.partial(original, function), given)
         inside = True

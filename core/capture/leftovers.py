@@ -188,7 +188,7 @@ def _holds_fakes(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and type(value) not in (bool, LateNumber)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from typing import Any
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from .nesting import Nesting, taken_apart, tensors_of
@@ -16,6 +18,7 @@ from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
 from .stand_ins import stand_in_for
 from .storages import state_of
+from .values import LateNumber
 
 
 @frozen
@@ -129,6 +132,7 @@ class ModuleRegions:
                 "often when captured; call it as often each time"
             )
         call = calls[number]
+        _refuse_captured_attributes(self._who(name), module)
         tensors, given = taken_apart((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
@@ -137,8 +141,13 @@ class ModuleRegions:
             args, kwargs = given.filled(values)
             state = dict(zip(names, values[len(tensors) :], strict=True))
             state.update({key: state[key].clone() for key in call.written})
-            with _reparametrize_module(bare, state):
-                found = tensors_of(bare(*args, **kwargs))
+            with _reparametrize_module(bare, state, tie_weights=True):
+                found, result = taken_apart(bare(*args, **kwargs))
+            if (difference := call.result.difference(result)) is not None:
+                raise RequestError(
+                    f"{self._who(name)} returns {difference}, which it returned for the example: what leaves it beside "
+                    "tensors must not depend on their values; return a tensor"
+                )
             return [*found, *(state[key] for key in call.written)]
 
         reads = [*tensors, *parameters.values(), *buffers.values()]
@@ -150,6 +159,25 @@ class ModuleRegions:
         return call.result.filled(found[:count])
 
 
+def _refuse_captured_attributes(who: str, module: nn.Module) -> None:
+    """Refuse a module that reads what the step computed from an attribute that it was given before the call.
+
+    Raises:
+        RequestError: it has such an attribute.
+    """
+    for one in module.modules():
+        for key, value in vars(one).items():
+            if key not in ("_parameters", "_buffers", "_modules") and any(map(_captured, pytree.tree_leaves(value))):
+                raise RequestError(
+                    f"{who} is given what the step computed as its attribute '{key}', and stays Python: "
+                    "pass it as an argument"
+                )
+
+
+def _captured(value: Any) -> bool:
+    return isinstance(value, FakeTensor) or type(value) is LateNumber
+
+
 def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
     """What a call returns, with stand-ins in place of all values."""
     tensors, given = taken_apart((args, kwargs))
@@ -157,7 +185,7 @@ def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
     def try_it() -> _Call:
         args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
         state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
-        with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state):
+        with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
             return _watched(who, bare, bare.forward, random, args, kwargs)[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread

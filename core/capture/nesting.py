@@ -8,8 +8,13 @@ from attrs import frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .values import LateNumber
+
 _TENSOR = object()
 """Stands for a tensor among the leaves."""
+
+_NUMBER = object()
+"""Stands for a number that is known late; its value comes in a tensor."""
 
 
 @frozen
@@ -18,17 +23,33 @@ class Nesting:
 
     Args:
         spec: its structure.
-        leaves: its leaves, with a mark for every tensor.
+        leaves: its leaves, with a mark for every tensor, and for every number that is known late.
     """
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """The nesting with these tensors, in order; there may be more of them."""
+        """The nesting with these tensors, in order; there may be more of them. Late numbers get their values."""
         remaining = iter(tensors)
-        whole = [next(remaining) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        whole = [
+            next(remaining) if leaf is _TENSOR else next(remaining).item() if leaf is _NUMBER else leaf
+            for leaf in self.leaves
+        ]
         return pytree.tree_unflatten(whole, self.spec)
+
+    def difference(self, other: "Nesting") -> str | None:
+        """What another nesting has instead of this one's constants, in words; None where they are equal."""
+        if self.spec != other.spec:
+            return "another structure"
+        for mine, its in zip(self.leaves, other.leaves, strict=True):
+            if type(mine) in _CONSTANTS and repr(mine) != repr(its):
+                return f"{its!r} and not {mine!r}"
+        return None
+
+
+_CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.Size)
+"""Types of leaves that are compared, by how they print: a float that is no number equals none."""
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -37,10 +58,15 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def taken_apart(value: Any) -> tuple[list[Tensor], Nesting]:
-    """A nesting's tensors, and the rest."""
+    """A nesting's tensors, those of late numbers among them, and the rest."""
     flat, spec = pytree.tree_flatten(value)
-    leaves = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat)
-    return tensors_of(flat), Nesting(spec, leaves)
+    found: list[Tensor] = []
+    leaves: list[Any] = []
+    for leaf in flat:
+        late, tensor = type(leaf) is LateNumber, isinstance(leaf, Tensor)
+        leaves.append(_NUMBER if late else _TENSOR if tensor else leaf)
+        found += [leaf.tensor if late else leaf] if late or tensor else []
+    return found, Nesting(spec, tuple(leaves))
 
 
 def numbers_as_tensors(value: Any) -> Any:

@@ -98,7 +98,7 @@ class TailRegion:
             state = dict(zip(self.state, values[count + len(leaves) :], strict=True))
             state.update({key: state[key].clone() for key in self.written})
             replay = Replay(self.tail.record, received, self.line)
-            with _reparametrize_module(bare, state), numbered(bare, regions, replay):
+            with _reparametrize_module(bare, state, tie_weights=True), numbered(bare, regions, replay):
                 result = step(bare, given.filled(values[count:]))
             return [*tensors_of(numbers_as_tensors(result)), *(state[key] for key in self.written)]
 

@@ -1,5 +1,6 @@
 """One microbatch through the stages of a step by hand, with no team: forward one after the other, then back."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def by_stages(
     stages = [names[i * len(names) // cuts : (i + 1) * len(names) // cuts] for i in range(cuts)]
     runs = stage_runs(model, operators, stages, recompute)
     leaves = tuple(pytree.tree_leaves(batch if real is None else real))
-    key, seed = random_key(0, 0, 0), torch.ones(())
+    key, seed = random_key(0, 0, 0), torch.ones((), dtype=operators.values[operators.step.outputs.loss].dtype)
     sent: dict[tuple[int, int], list[Tensor]] = {}
     returned: dict[tuple[int, int], list[Tensor]] = {}
     loss = None
@@ -90,3 +91,21 @@ def in_one_process(
         loss = step(model, batch)
         loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def compare(
+    model: nn.Module, step: Callable[[nn.Module, Any], Tensor], batch: Any, cuts: int, *, real: Any = None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Loss, gradients and buffers by stages equal those of one process; arguments are those of `by_stages`."""
+    alone = copy.deepcopy(model)
+    wanted, gradients = in_one_process(alone, step, batch if real is None else real)
+    loss, found = by_stages(model, step, batch, cuts, real=real, **options)
+    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
+    for name, gradient in gradients.items():
+        if gradient is None or found[name] is None:
+            assert gradient is found[name], name
+            continue
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+    for name, buffer in alone.named_buffers():
+        torch.testing.assert_close(model.get_buffer(name), buffer, rtol=1e-9, atol=1e-9)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .entry import Entry, classes, generator, tokens
-from .language import LENGTH, ROPE, VOCABULARY, Batch, _built, _causal, own_loss
+from .language import ENCODER, LENGTH, ROPE, VOCABULARY, Batch, _built, _causal, own_loss
 
 CHANNELS, HORIZON = 2, 4
 LONG = 16
@@ -52,6 +52,14 @@ def long_translation(rows: int) -> Batch:
     return {**source, "labels": tokens(rows, LENGTH - 3, VOCABULARY)}
 
 
+def attended_translation(rows: int) -> Batch:
+    """A translation whose first source token attends to all others, as LED wants it."""
+    batch = long_translation(rows)
+    everywhere = torch.zeros_like(batch["input_ids"])
+    everywhere[:, 0] = 1
+    return {**batch, "global_attention_mask": everywhere}
+
+
 PATCHED = {
     "num_input_channels": CHANNELS, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16,
     "prediction_length": HORIZON,
@@ -60,6 +68,12 @@ DATED = {
     "prediction_length": HORIZON, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 2, "d_model": 16,
     "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0, "use_cache": False,
+}  # fmt: skip
+LED = {
+    "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_encoder_position_embeddings": 32,
+    "max_decoder_position_embeddings": 32, "attention_window": 4, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 1, "decoder_start_token_id": 0, "use_cache": False,
 }  # fmt: skip
 LONG_T5 = {
     "vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "local_radius": 3,
@@ -73,9 +87,13 @@ SEQUENCES: tuple[Entry, ...] = (
     _built("PatchTSMixer", "PatchTSMixerForPrediction", "PatchTSMixerConfig", own_loss, series(16),
            "BatchNorm of a transposed input", num_layers=2, norm_mlp="BatchNorm", mode="mix_channel", **PATCHED),
     _causal("Qwen3-Next", "Qwen3NextConfig", head_dim=4, linear_key_head_dim=4, linear_value_head_dim=4,
-            linear_num_key_heads=2, linear_num_value_heads=2, mlp_only_layers=[0, 1, 2],
-            layer_types=["linear_attention", "full_attention", "linear_attention"],
-            shows="convolutions of transposed sequences", **ROPE),
+            linear_num_key_heads=2, linear_num_value_heads=2, mlp_only_layers=[0, 1],
+            layer_types=["linear_attention", "full_attention"], float64=False,
+            shows="convolutions of transposed sequences", **{**ROPE, "num_hidden_layers": 2}),
+    _built("Longformer", "LongformerForSequenceClassification", "LongformerConfig", own_loss, long_text,
+           "a late number decides a branch", attention_window=4, num_labels=3, pad_token_id=1, **ENCODER),
+    _built("LED", "LEDForConditionalGeneration", "LEDConfig", own_loss, attended_translation,
+           "a late number decides a branch", **LED),
     _built("LongT5", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation, "local attention",
            **LONG_T5),
     _built("LongT5, global", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation,

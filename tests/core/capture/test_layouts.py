@@ -9,7 +9,7 @@ from panpipe.core.capture.layouts import restrided
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...support.by_stages import by_stages, in_one_process
+from ...support.by_stages import compare, in_one_process
 
 ROWS, TIME, WIDTH = 2, 4, 6
 
@@ -97,17 +97,6 @@ class Attention(nn.Module):
 def the_step(model: nn.Module, x: Tensor) -> Tensor:
     out = model(x).flatten()
     return (out * torch.arange(out.numel(), dtype=out.dtype).sin()).sum()
-
-
-def compare(model: nn.Module, step, batch, cuts: int, **options) -> None:
-    alone = copy.deepcopy(model)
-    wanted, gradients = in_one_process(alone, step, batch)
-    loss, found = by_stages(model, step, batch, cuts, **options)
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
-    for name, buffer in alone.named_buffers():
-        torch.testing.assert_close(model.get_buffer(name), buffer, rtol=1e-9, atol=1e-9)
 
 
 def behind(operator: str, layout: str) -> tuple[nn.Module, Tensor]:
