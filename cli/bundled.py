@@ -82,19 +82,22 @@ IMAGE = 224
 _ATTENTION = "panpipe_sdpa"
 
 
-def check_model_name(name: str) -> None:
+def check_model_name(name: str, *, bundled: bool = True) -> None:
     """Refuse a name that no model has, without importing torch or the model's module.
+
+    Args:
+        name: as the command line has it.
+        bundled: whether bundled models count.
 
     Raises:
         RequestError: it is neither bundled nor written ``module:factory``, or no such module is found.
     """
     module, colon, attribute = name.partition(":")
-    if name in BUNDLED:
+    if bundled and name in BUNDLED:
         return
     if not (module and colon and attribute):
-        raise RequestError(
-            f"'{name}' is no model: {nearest(name, BUNDLED)}; or write module:factory, such as examples.gpt2:make"
-        )
+        known = f"{nearest(name, BUNDLED)}; or " if bundled else ""
+        raise RequestError(f"'{name}' is no model: {known}write module:factory, such as examples.gpt2:make")
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
     try:

@@ -110,7 +110,7 @@ def plan(
     budget: Annotated[
         int | None,
         typer.Option(
-            help="Candidate plans to evaluate; by default what takes a few seconds on one core.", show_default=False
+            help="Candidate plans to evaluate; by default what takes about ten seconds on one core.", show_default=False
         ),
     ] = None,
     seconds: Annotated[

@@ -1,10 +1,11 @@
 """Bundled models: the published sizes, on meta, with batches as asked for."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
-from panpipe.cli.bundled import BUNDLED, make
+from panpipe.cli.bundled import BUNDLED, check_model_name, make
 from panpipe.core.errors import RequestError
 
 PARAMETERS = {
@@ -51,3 +52,22 @@ def test_without_transformers_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RequestError, match="which is not installed: pip install 'panpipe\\[examples\\]'"):
         make("gpt2", 1)
+
+
+def test_a_mistyped_model_is_refused_without_importing_torch():
+    for command in (["plan", "--cluster", "8xA100-40GB", "--microbatches", "4", "--model"], ["doctor"]):
+        for name in ("llama-7x", "nowhere_at_all:make"):
+            code = (
+                "import sys; from panpipe.cli import main; "
+                f"status = main({[*command, name]!r}); print(status, 'torch' in sys.modules, 'numba' in sys.modules)"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert done.stdout.split() == ["2", "False", "False"]
+            assert name in done.stderr
+
+
+def test_a_mistyped_model_is_refused_with_the_names_that_look_like_it():
+    with pytest.raises(
+        RequestError, match=r"'llama-7x' is no model: did you mean llama-7b or .*; or write module:fact"
+    ):
+        check_model_name("llama-7x")

@@ -1,0 +1,68 @@
+"""What ``panpipe doctor`` found, printed for people and as plain data."""
+
+from typing import Any
+
+from ..runtimes.doctor import TOLERANCES, Check, Findings
+from .output import print_table
+
+
+def plain_findings(found: Findings) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "dtype": str(found.dtype).removeprefix("torch."),
+        "operators": found.operators,
+        "capture_s": found.capture_s,
+        "python": [{"where": where, "line": line} for where, line in found.regions.items()],
+        "uncut": [{"operator": p.operator, "share": p.share, "line": p.line} for p in found.pieces],
+        "checks": [
+            {
+                "devices": check.devices,
+                "schedule": check.schedule,
+                "stages": check.stages,
+                "right": found.right(check),
+                "problem": check.problem,
+                **(
+                    {kind: getattr(check.distance, kind) for kind in ("loss", "gradient", "parameter", "buffer")}
+                    if check.distance is not None
+                    else {}
+                ),
+            }
+            for check in found.checks
+        ],
+        "healthy": found.healthy,
+    }
+
+
+def print_findings(found: Findings) -> None:
+    dtype = str(found.dtype).removeprefix("torch.")
+    print(f"{found.model}: captured in {found.capture_s:.1f} s, {found.operators} operators to cut between")
+    for where, line in found.regions.items():
+        what = "the end of the step" if where == "the end of the step" else f"module '{where}'"
+        print(f"- {what} stays Python, on one stage: {line} needs a tensor's value.")
+        print("  To have it cut as well, compute both ways and choose with torch.where.")
+    for piece in found.pieces:
+        print(
+            f"- {piece.operator} holds {piece.share:.0%} of all operations and cannot be cut: {piece.line} writes a "
+            "buffer or a tensor in place that the first and the last of them use. Write it nearer to what reads it."
+        )
+    rows = [_row(found, check) for check in found.checks]
+    columns = ("plan, devices", "loss", "gradients", "parameters", "buffers", "")
+    print_table(f"Distance to one process after two steps in {dtype}", columns, rows)
+    for check in found.checks:
+        if check.problem:
+            print(f"{check.schedule} on {check.devices} devices: {check.problem}")
+        elif check.distance is not None and not found.right(check):
+            names = ", ".join(f"{kind}: {name}" for kind, name in check.distance.worst.items())
+            print(f"{check.schedule} on {check.devices} devices differs most in {names}")
+    tolerance, gradients = TOLERANCES[found.dtype]
+    print(f"Rounding is up to {tolerance:g}, and {gradients:g} of a gradient's norm.")
+    print("It trains as one process does." if found.healthy else "It does not train as one process does.")
+
+
+def _row(found: Findings, check: Check) -> tuple[str, ...]:
+    name = f"{check.schedule} on {check.devices}"
+    far = check.distance
+    if far is None:
+        return name, "–", "–", "–", "–", "not run"
+    numbers = (f"{value:.1e}" if value else "0" for value in (far.loss, far.gradient, far.parameter, far.buffer))
+    return name, *numbers, "equal" if found.right(check) else "DIFFERS"
