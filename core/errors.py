@@ -3,13 +3,27 @@
 Every message is one line that names the value, the rule it breaks and the fix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 
 class PanpipeError(Exception):
-    """A failure that panpipe understands. Exit status 1."""
+    """A failure that panpipe understands. Exit status 1.
+
+    Another process that raises it, too, makes it from its message and its `details`.
+    """
 
     exit_status = 1
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What it carries besides its message, as JSON can write it."""
+        return {}
+
+    @classmethod
+    def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
+        """The same error from its message and details."""
+        return cls(message)
 
 
 class RequestError(PanpipeError):
@@ -36,7 +50,23 @@ class WorkerError(PanpipeError):
         super().__init__(message)
         self.suspects = tuple(suspects)
 
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"suspects": list(self.suspects)}
+
+    @classmethod
+    def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
+        return cls(message, suspects=details["suspects"])
+
+
+def message_of(failure: BaseException) -> str:
+    """The message of an exception whoever wrote its class: one that cannot say its message still has its name."""
+    try:
+        return str(failure)
+    except Exception as error:
+        return f"(its message raised {type(error).__name__})"
+
 
 def in_a_line(failure: BaseException) -> str:
     """A failure that others raised, to stand in such a message: ``ValueError: too many values``."""
-    return " ".join(f"{type(failure).__name__}: {failure}".split())
+    return " ".join(f"{type(failure).__name__}: {message_of(failure)}".split())

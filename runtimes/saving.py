@@ -34,19 +34,21 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
     writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}
     mine = {name: tensor for name, tensor in here.items() if writer.get(name) == process}
 
-    def write(device: int) -> Part | RequestError | None:
+    failure: RequestError | None = None
+
+    def write(device: int) -> Part | None:
+        nonlocal failure
         if team.replica > 0 or device != process:  # another thread of this process
             return None
         try:
             return *write_part(folder, sorted(claims).index(process), len(claims), mine), list(mine)
         except RequestError as error:
-            return error
+            failure = error
+            return None
 
     written = team.everywhere(write)
-    for found in written:
-        if isinstance(found, RequestError):
-            raise found
-    parts = [found for found in written if isinstance(found, tuple)]
+    team.agree(failure)
+    parts = [found for found in written if found is not None]
     where = {name: file for file, _, names in parts for name in names}
     team.decide(lambda: write_index(folder, where, sum(size for _, size, _ in parts)))
 

@@ -26,9 +26,10 @@ from ..backends import gloo, memcpy
 from ..backends.contract import Backend
 from ..backends.kind import BackendKind
 from ..backends.streams import InheritedStreams
-from ..core.errors import RequestError, WorkerError
+from ..core.errors import RequestError, WorkerError, message_of
 from ..core.mesh import Mesh
 from .arrival import ARRIVAL_S, join
+from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
 from .lifeline import Lifeline
 from .watch import FailureWatch, failure_at_exit
@@ -99,8 +100,8 @@ class Team(ABC):
         """Run something once a process, on all of them at the same time, in which they talk by themselves."""
         return work()
 
-    def agree(self, failure: RequestError | None) -> None:
-        """Raise a refusal of any process on all of them, its own first; all of them call this at the same time."""
+    def agree(self, failure: Exception | None) -> None:
+        """Raise a failure of any process on all of them, its own first; all of them call this at the same time."""
         if failure is not None:
             raise failure
 
@@ -186,7 +187,8 @@ class ThreadTeam(Team):
             end.close()
         if failures:
             device, failure = next(iter(failures.items()))
-            raise WorkerError(f"device {device} stopped: {type(failure).__name__}: {failure}") from failure
+            reason = f"{type(failure).__name__}: {message_of(failure)}"
+            raise WorkerError(f"device {device} stopped: {reason}") from failure
         return {device: results[device] for device in self.local}
 
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
@@ -265,7 +267,7 @@ class RankTeam(Team):
             yield
         except BaseException as failure:
             reason = self._watch.report(failure)
-            own = str(failure), f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+            own = shortened(message_of(failure)), stopped(self._rank, failure)
             if isinstance(failure, WorkerError | RuntimeError) and reason not in own:
                 raise WorkerError(reason) from failure
             raise
@@ -293,17 +295,18 @@ class RankTeam(Team):
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:
-        # A failure to decide is everybody's: it travels like a decision.
+        # A failure to decide is everybody's: it travels next to the decision.
         chosen: list[Any] = [None, None]
+        own: Exception | None = None
         if self.first:
             try:
                 chosen[0] = choose()
             except Exception as failure:
-                chosen[1] = failure
+                own, chosen[1] = failure, encoded(failure, self._rank)
         with self._watched():
             dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
         if chosen[1] is not None:
-            raise chosen[1]
+            raise own or decoded(chosen[1])
         decision: T = chosen[0]
         return decision
 
@@ -311,9 +314,11 @@ class RankTeam(Team):
         with self._watched():
             return work()
 
-    def agree(self, failure: RequestError | None) -> None:
-        told = self.everywhere(lambda _: failure)
-        super().agree(failure or next((each for each in told if each is not None), None))
+    def agree(self, failure: Exception | None) -> None:
+        told = self.everywhere(lambda _: None if failure is None else encoded(failure, self._rank))
+        first = next((document for document in told if document is not None), None)
+        if first is not None:
+            raise failure or decoded(first)
 
     def backend(self, device: int) -> Backend:
         return self._backend

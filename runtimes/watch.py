@@ -25,7 +25,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ..backends.gloo import lost
-from ..core.errors import WorkerError
+from ..core.errors import WorkerError, message_of
+from .failure import shortened, stopped
 
 FAILURE_KEY = "panpipe/failure"
 """Where the job's store has the reason why all stop."""
@@ -231,12 +232,12 @@ class FailureWatch:
         silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
         cause = failure.__cause__ if isinstance(failure, WorkerError) and failure.__cause__ is not None else failure
         if silent:
-            return f"{numbered(silent)} stopped answering: {lost(cause)}"
+            return shortened(f"{numbered(silent)} stopped answering: {lost(cause)}")
         if isinstance(failure, WorkerError):
-            return str(failure)
-        if isinstance(failure, RuntimeError) and lost(failure) != " ".join(str(failure).split()):
+            return shortened(message_of(failure))
+        if isinstance(failure, RuntimeError) and lost(failure) != " ".join(message_of(failure).split()):
             return f"{numbered(self._others)} stopped answering rank {self._rank}: {lost(failure)}"
-        return f"rank {self._rank} stopped: {type(failure).__name__}: {failure}"
+        return stopped(self._rank, failure)
 
     def _leave(self) -> None:
         """End a process that a failure ends, wherever it was raised: the others learn of it, and the interpreter takes

@@ -1,12 +1,13 @@
 """When nothing fits: what comes closest, and what the device that lacks most would hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from attrs import frozen
 
 from ..actions import Action
 from ..errors import InfeasibleError
-from ..plan import Plan
+from ..plan import Plan, parse_plan, plan_json
 from ..residency import STATE_KINDS, Timeline
 
 
@@ -23,6 +24,14 @@ class NothingFits(InfeasibleError):
         super().__init__(message)
         self.closest = closest
         self.limits = tuple(limits)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"closest": plan_json(self.closest), "limits": [float(limit) for limit in self.limits]}
+
+    @classmethod
+    def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
+        return cls(message, parse_plan(details["closest"], "the closest plan"), details["limits"])
 
 
 def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ..support.failures import FAILURES
 from ..support.launch import alone, left_over, results, results_of, torchrun
 from ..support.parity import EVERYWHERE, PLANS, SOME
 
@@ -118,9 +119,18 @@ def test_ranks_that_wait_for_different_things_end_by_a_time_out(tmp_path):
 
 @pytest.mark.slow
 def test_an_error_of_the_users_own_is_told_to_the_others(tmp_path):
-    left, stopped = alone("raising", tmp_path, OUTSIDE="1")
+    left, stopped = alone("raising", tmp_path, OUTSIDE="an OSError")
     assert (left.returncode, stopped.returncode) == (1, 1)
     assert "rank 1 stopped: OSError: no such sample" in left.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a surrogate", "no message", "a huge message", "a cyclic cause", "NothingFits"])
+def test_rank_that_raises_what_cannot_be_printed_or_pickled_is_named_by_the_others(tmp_path, name):
+    left, stopped = alone("raising", tmp_path, OUTSIDE=name)
+    assert (left.returncode, stopped.returncode) == (1, 1)
+    assert f"rank 1 stopped: {type(FAILURES[name]()).__name__}: " in left.stderr
+    assert len(left.stderr) < 20_000
 
 
 def test_when_one_rank_fails_the_others_stop_and_name_it(tmp_path):

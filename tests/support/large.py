@@ -28,7 +28,7 @@ from torch.nn import functional as F
 WIDTH, LAYERS, ROWS, MICROBATCHES, STEPS, SEED = 1536, 18, 8, 2, 3, 5
 MODEL_BYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 LIMIT_BYTES = int(0.92 * MODEL_BYTES)
-"""What a rank may take beside interpreter, libraries and threads."""
+"""What a rank may take in addition to interpreter, libraries and threads, whatever those take on this machine."""
 SHARD = 6
 """Layers in a file of the checkpoint."""
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.1)
@@ -117,19 +117,24 @@ def ranks(folder: Path) -> None:
     dist.init_process_group("gloo")
     with panpipe.empty_weights():
         small = Chain(4, 4)
-    # Everything that is imported, compiled and started late is there when the limit is set.
-    panpipe.pipeline(small, step, make_batch(4), microbatches=MICROBATCHES, schedule="1f1b", max_chunks=1).close()
-    gc.collect()
+    options = {"optimizer": OPTIMIZER, "microbatches": MICROBATCHES, "seed": SEED}
     peak, found = Peak(), {}
+    # Everything that is imported, compiled and started late is there when the limit is set, and threads with their
+    # stacks, too: a pipeline has stepped, and is still open.
+    pipe = panpipe.pipeline(small, step, make_batch(4), schedule="1f1b", max_chunks=1, **options)
+    pipe.step(make_batch(4))
+    gc.collect()
     base = data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (base + LIMIT_BYTES, base + LIMIT_BYTES))
     try:
         Chain()
     except (MemoryError, RuntimeError) as error:
         found["whole"] = str(error)
+    pipe.close()
+    del pipe, small
     gc.collect()
     peak.bytes = 0
-    plan, options = "auto", {"optimizer": OPTIMIZER, "microbatches": MICROBATCHES, "seed": SEED}
+    plan = "auto"
     for name, weights in {"init": None, "checkpoint": folder / "checkpoint"}.items():
         begun = time.perf_counter()
         with panpipe.empty_weights():

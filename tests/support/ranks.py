@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -32,6 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support import deaf
 from tests.support.cuts import captured
 from tests.support.evaluation import joined_alone, loss_alone, state
+from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
@@ -431,6 +433,29 @@ def apart_in_shapes(team):
     pipe.step(tokens(6 if team.local == (1,) else 8))
 
 
+def failing(team):
+    """What each rank sees of every failure: decided on rank 0, agreed on from rank 1."""
+    found = {}
+    for name, make in FAILURES.items():
+        for way in ("decide", "agree"):
+            try:
+                if way == "decide":
+                    team.decide(partial(throw, make))
+                else:
+                    team.agree(make() if team.local == (1,) else None)
+            except Exception as failure:
+                found[f"{way} {name}"] = described(failure)
+    return {**found, "afterwards": team.decide(lambda: "all is well")}
+
+
+def ending(team):
+    """A failure on rank 0 ends every rank with its exit status, as the command line does."""
+    try:
+        team.decide(partial(throw, FAILURES[os.environ["FAILURE"]]))
+    except panpipe.PanpipeError as failure:
+        sys.exit(failure.exit_status)
+
+
 def raising(team):
     """Rank 1 fails by an error of its own: in a step, or where the environment says so in the user's code."""
     name = "tied gpt with dropout"
@@ -439,7 +464,7 @@ def raising(team):
         batch = CASES[name].batch(8, torch.float32)
         if step == 3 and team.local == (1,):
             if "OUTSIDE" in os.environ:
-                raise OSError("no such sample")
+                raise FAILURES[os.environ["OUTSIDE"]]()
             batch["y"] = batch["y"] + 10_000
         pipe.step(batch)
 
