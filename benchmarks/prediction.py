@@ -145,7 +145,7 @@ class ProcessorTimes:
 
     def _now(self) -> tuple[float, float, float]:
         """All processors' seconds, those not idle, and those of the workers."""
-        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        fields = [int(x) for x in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
         tick = os.sysconf("SC_CLK_TCK")
         own = sum(self._team.everywhere(lambda _: time.process_time()))
         return sum(fields) / tick, (sum(fields) - fields[3] - fields[4]) / tick, own

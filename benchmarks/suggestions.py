@@ -67,13 +67,13 @@ class Request:
         with tempfile.TemporaryDirectory() as name:
             arguments = on_devices(Path(name), self.graph, self.devices, self.microbatches, self.memory)
             told, said = Path(name, "told"), Path(name, "said")
-            with told.open("w") as out, said.open("w") as errors:
+            with told.open("w", encoding="utf-8") as out, said.open("w", encoding="utf-8") as errors:
                 process = subprocess.Popen(plan_command(*arguments, *self.more), stdout=out, stderr=errors)
                 _, ended, used = os.wait4(process.pid, 0)
             process.returncode = status = os.waitstatus_to_exitcode(ended)
             if status not in (FITS, INFEASIBLE):
-                print(said.read_text(), file=sys.stderr)
-            answer = json.loads(told.read_text()) if status in (FITS, INFEASIBLE) else {}
+                print(said.read_text(encoding="utf-8"), file=sys.stderr)
+            answer = json.loads(told.read_text(encoding="utf-8")) if status in (FITS, INFEASIBLE) else {}
         return status, answer, used.ru_utime + used.ru_stime
 
     def instead(self, change: Mapping[str, Any], folder: Path) -> "Request":

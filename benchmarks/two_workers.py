@@ -33,7 +33,7 @@ WARM_UP = 2
 
 def resident(field: str) -> float:
     """A line of /proc/self/status, in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field + ":"))) / 1024
 
 
@@ -48,7 +48,7 @@ class Runner:
 
     def __init__(self, step: Callable[[], Any], meet: Callable[[], Any], **facts: Any) -> None:
         self._step, self._meet, self._facts = step, meet, facts
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         self._before_mb = resident("VmRSS")
         for _ in range(WARM_UP):
             step()
@@ -90,7 +90,7 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     )  # fmt: skip
     dist.barrier()
     if rank == 0 and not known.exists():
-        known.write_text(pp.plan_json(pipe.plan))
+        known.write_text(pp.plan_json(pipe.plan), encoding="utf-8")
     facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
     return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)
 

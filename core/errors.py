@@ -15,7 +15,6 @@ class PanpipeError(Exception):
 
     exit_status = 1
 
-    @property
     def details(self) -> dict[str, Any]:
         """What it carries besides its message, as JSON can write it."""
         return {}
@@ -50,7 +49,6 @@ class WorkerError(PanpipeError):
         super().__init__(message)
         self.suspects = tuple(suspects)
 
-    @property
     def details(self) -> dict[str, Any]:
         return {"suspects": list(self.suspects)}
 

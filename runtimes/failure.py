@@ -20,7 +20,8 @@ from ..core.planner.infeasible import NothingFits
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
     {each.__name__: each for each in (NothingFits, InfeasibleError, RequestError, WorkerError, PanpipeError)}
 )
-"""The classes that a failure may arrive as. An error of a class derived from one arrives as that one."""
+"""The classes that a failure may arrive as, derived ones first. An error of another class arrives as the first
+that it is derived from."""
 LIMIT = 1 << 20
 """Characters of a message that travel; what is longer is cut, and says so."""
 LINE_LIMIT = 4096
@@ -34,12 +35,12 @@ def encoded(failure: BaseException, rank: int) -> str:
         failure: any exception; of its causes nothing travels.
         rank: that raised it.
     """
-    for family in type(failure).__mro__:
-        if FAMILIES.get(family.__name__) is family and issubclass(family, PanpipeError):
+    for family in FAMILIES.values() if isinstance(failure, PanpipeError) else ():  # derived ones come first
+        if isinstance(failure, family):
             try:
-                details = family.details.fget(failure)  # type: ignore[attr-defined] - not an override that may raise
+                details = family.details(failure)  # the family's own: the class may be anybody's
                 return _document(family.__name__, message_of(failure), failure.exit_status, details)
-            except Exception:  # a derived class that never set what its family carries
+            except Exception:  # it never set what its family carries
                 continue
     return encoded(WorkerError(stopped(rank, failure, LIMIT)), rank)
 

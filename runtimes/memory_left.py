@@ -13,7 +13,7 @@ def machine_bytes() -> int:
     """Bytes of this machine's memory, or of the container's where that has less."""
     physical = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text()
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")
     except OSError:
         return physical
     return min(physical, int(text)) if text.strip().isdigit() else physical
@@ -37,5 +37,5 @@ def data_limit() -> int | None:
 
 def data_bytes() -> int:
     """Bytes of data that this process has taken, as Linux counts them against such a limit."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))

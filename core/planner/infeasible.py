@@ -25,7 +25,6 @@ class NothingFits(InfeasibleError):
         self.closest = closest
         self.limits = tuple(limits)
 
-    @property
     def details(self) -> dict[str, Any]:
         return {"closest": plan_json(self.closest), "limits": [float(limit) for limit in self.limits]}
 

@@ -149,7 +149,7 @@ def read_block(path: Path | str) -> Block:
 
 def write_block(path: Path | str, block: Block) -> None:
     """Write a block's file."""
-    Path(path).write_text(to_json(FORMAT, block))
+    Path(path).write_text(to_json(FORMAT, block), encoding="utf-8")
 
 
 def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> Schedule:

@@ -186,7 +186,7 @@ def dying(team):
     ``STARVED`` names another one, which has no processor for the first two seconds and a half behind that.
     """
     victim, place, starved = int(os.environ["VICTIM"]), os.environ["WHERE"], os.environ.get("STARVED")
-    Path(sys.argv[2], f"{team.rank_here}.pid").write_text(str(os.getpid()))
+    Path(sys.argv[2], f"{team.rank_here}.pid").write_text(str(os.getpid()), encoding="utf-8")
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
 
@@ -194,7 +194,7 @@ def dying(team):
         if pipe.steps < 2 or next(left, None) is not None:
             return
         if starved is not None:
-            process = Path(sys.argv[2], f"{starved}.pid").read_text()
+            process = Path(sys.argv[2], f"{starved}.pid").read_text(encoding="utf-8")
             os.kill(int(process), signal.SIGSTOP)
             subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {process}"])
         Path(sys.argv[2], "killed").touch()
@@ -480,7 +480,7 @@ def main() -> None:
     named = {"deaf": deaf.KIND}
     team = make_team(parse_mesh(mesh) if mesh else None, *(named.get(name, name) for name in backend))
     found = {job: globals()[job](team) for job in jobs.split(",")}
-    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
     team.close()
 
 

@@ -40,7 +40,7 @@ class Crew:
 
     def _process(self, shared: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(WORKER), self.backend, f"{self._file}.{rank}", *self._left]
-        with Path(f"{self._file}.{rank}.err").open("w") as said:
+        with Path(f"{self._file}.{rank}.err").open("w", encoding="utf-8") as said:
             return subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=said)
 
     def done(self) -> bool:
@@ -57,7 +57,7 @@ class Crew:
         # The model under work is the last with results, or the one behind it where that has all of its own.
         whole = sum(result["model"] == found[-1]["model"] for result in found) == 4 if found else True
         culprit = self._left[done - (not whole)]
-        said = " ".join(Path(f"{self._file}.0.err").read_text()[-300:].split())
+        said = " ".join(Path(f"{self._file}.0.err").read_text(encoding="utf-8")[-300:].split())
         self.results.append({"model": culprit, "backend": self.backend, "right": False, "problem": f"died: {said}"})
         self._left = self._left[self._left.index(culprit) + 1 :]
         if not self._left:
@@ -73,7 +73,7 @@ class Crew:
 
     def _collect(self) -> list[Result]:
         path = Path(f"{self._file}.0")
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
         self.results += found
         return found
 

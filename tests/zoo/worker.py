@@ -82,7 +82,7 @@ def main() -> None:
     backend, results, *names = sys.argv[1:]
     ranks = Ranks() if backend == "gloo" else None
     for name in names:
-        with Path(results).open("a") as file:
+        with Path(results).open("a", encoding="utf-8") as file:
             try:
                 patient = admitted(name)
             except PanpipeError as error:

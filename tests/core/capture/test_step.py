@@ -15,7 +15,7 @@ F32 = torch.float32
 
 
 def line_of(mark: str) -> int:
-    lines = Path(__file__).read_text().splitlines()
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return next(i for i, text in enumerate(lines, 1) if text.endswith("  " + mark))
 
 
