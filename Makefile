@@ -36,8 +36,10 @@ cuda: $(VENV)/ready
 zoo: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/table.py
 
+# A text file that is opened without an encoding has that of the locale.
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 .
 
 format-check: $(VENV)/ready
 	$(BIN)/ruff format --check .

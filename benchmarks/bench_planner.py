@@ -63,7 +63,13 @@ def planned(folder: Path, *arguments: str, cache: str | None = None) -> tuple[di
     environment = os.environ | ({} if cache is None else {"NUMBA_CACHE_DIR": cache})
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     text = subprocess.run(
-        plan_command(*arguments), check=True, capture_output=True, text=True, env=environment, cwd=folder
+        plan_command(*arguments),
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        encoding="utf-8",
     ).stdout
     wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return json.loads(text), wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -107,7 +113,7 @@ def main() -> None:
             cells = row(folder, graph, devices, microbatches, memory)
             rows.append([title, *cells, f"{reference:.3f}", f"{1 - reference / float(cells[-1]):.1%}"])
         net = folder / "unet.json"
-        net.write_text(graph_json(unet()))
+        net.write_text(graph_json(unet()), encoding="utf-8")
         rows.append(["u-net, 8 × 16, 20.4 GB", *row(folder, net, 8, 16, 24e9), "", ""])
         if arguments.large:
             rows += large(folder)

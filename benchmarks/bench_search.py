@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     rows, worst, saved = [], 0.0, []
-    for case in json.loads(CASES.read_text())["frontiers"]:
+    for case in json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]:
         if arguments.devices not in (None, case["devices"]):
             continue
         costs = case["forward"], case["backward_input"], case["backward_weight"]

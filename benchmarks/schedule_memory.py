@@ -84,7 +84,7 @@ def write_plans(folder: Path) -> None:
                 operators.graph, stages, [costs[i] for i in range(count)], cluster, gpt.MICROBATCHES,
                 families=[find_family(name)], oracle=simulated, parameter_sizes=sizes,
             )  # fmt: skip
-            (folder / f"{name}.json").write_text(plan_json(plan))
+            (folder / f"{name}.json").write_text(plan_json(plan), encoding="utf-8")
 
 
 def measured(path: Path, steps: int) -> dict[str, Any]:
@@ -117,7 +117,9 @@ def measured(path: Path, steps: int) -> dict[str, Any]:
 
 def separately(*arguments: str) -> str:
     """What this script prints with other arguments: a process of its own, in which nothing is left of another one."""
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     return done.stdout
 
 

@@ -90,7 +90,7 @@ class Request:
             microbatches = change["microbatches"]
             parts = microbatches // self.microbatches
             graph = folder / f"{parts}.json"
-            graph.write_text(graph_json(smaller(read_graph(self.graph), parts)))
+            graph.write_text(graph_json(smaller(read_graph(self.graph), parts)), encoding="utf-8")
             title = f"1/{parts} microbatches"
         else:
             assert what == RECOMPUTE

@@ -32,7 +32,7 @@ def test_memcpy_keeps_the_contract_between_gpus():
 
 def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
     path = ROOT / "examples" / "own_backend.py"
-    assert len(path.read_text().splitlines()) < 100
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 100
     monkeypatch.syspath_prepend(str(path.parent))
     import own_backend
 

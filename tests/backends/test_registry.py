@@ -64,20 +64,22 @@ def installed(tmp_path_factory):
     (target,) = (folder / "venv").glob("lib/python*/site-packages")
     python = folder / "venv" / "bin" / "python"
     # What runs these tests is there as well: torch, panpipe itself, and what builds the package offline.
-    (target / "beside.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (target / "beside.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8"
+    )
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
     subprocess.run([python, "-m", "pip", "install", *options, source], check=True)
-    (target / "raising.py").write_text("raise OSError('no driver')\n")
+    (target / "raising.py").write_text("raise OSError('no driver')\n", encoding="utf-8")
     record = target / "raising-1.0.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n")
-    (record / "entry_points.txt").write_text("[panpipe.backends]\nraising = raising:KIND\n")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n", encoding="utf-8")
+    (record / "entry_points.txt").write_text("[panpipe.backends]\nraising = raising:KIND\n", encoding="utf-8")
     return target, python
 
 
 def test_an_installed_backend_is_found_beside_one_that_raises(installed):
     command = [installed[1], "-m", "panpipe.cli", "backends", "--json"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
     told = json.loads(done.stdout)
     assert [one["name"] for one in told["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
     assert all(one["available"] for one in told["backends"] if one["name"] != "nccl")
@@ -97,7 +99,7 @@ def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
 @pytest.mark.slow
 def test_an_installed_backend_keeps_the_contract(installed):
     command = [installed[1], "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["conforms"] is True

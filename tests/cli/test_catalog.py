@@ -148,7 +148,7 @@ def test_files_are_written(capsys, tmp_path):
     assert status == 0
     assert str(out) in err
     assert read_cluster(out) == find_cluster("2x4xA100-80GB:nics=4")
-    assert svg.read_text().startswith("<svg")
+    assert svg.read_text(encoding="utf-8").startswith("<svg")
     shown = json.loads(run(capsys, "show", out, "--json")[1])
     assert len(shown["devices"]) == 8
     assert {hub["kind"] for hub in shown["hubs"] if isinstance(hub, dict)} == {"pcie", "host", "nic"}
@@ -156,7 +156,7 @@ def test_files_are_written(capsys, tmp_path):
 
 def test_a_catalogue_file_stands_beside_the_catalogue(capsys, tmp_path):
     file = tmp_path / "lab.toml"
-    file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n')
+    file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n', encoding="utf-8")
     assert "Lab" in run(capsys, "--file", file)[1]
     assert run(capsys, "show", "Lab", "--file", file)[1].startswith("Lab: Our own")
     shown = json.loads(run(capsys, "show", "2xLab", "--file", file, "--json")[1])

@@ -66,7 +66,7 @@ def test_the_report_shows_both(files, capsys, tmp_path):
     report = tmp_path / "both.html"
     assert main(["compare", *files, "--report", str(report), "--json"]) == 0
     json.loads(capsys.readouterr().out)
-    data = Page(report.read_text()).data
+    data = Page(report.read_text(encoding="utf-8")).data
     assert [trace["name"] for trace in data["traces"]] == ["predicted", "measured"]
     assert data["title"] == "Predicted and measured"
     assert not data["plan"]["known"]
@@ -76,11 +76,11 @@ def test_the_report_shows_the_plan_of_the_prediction(tmp_path, capsys):
     plan = scheduled("1f1b", 2, 4)
     write_trace(simulate(plan).trace, tmp_path / "trace.json")
     for name, shown in (("plan", plan), ("other", scheduled("gpipe", 2, 4))):
-        (tmp_path / f"{name}.json").write_text(plan_json(shown))
+        (tmp_path / f"{name}.json").write_text(plan_json(shown), encoding="utf-8")
     report = tmp_path / "report.html"
     both = ["compare", str(tmp_path / "trace.json"), str(tmp_path / "trace.json")]
     assert main([*both, "--plan", str(tmp_path / "plan.json"), "--report", str(report)]) == 0
-    assert Page(report.read_text()).data["plan"]["known"]
+    assert Page(report.read_text(encoding="utf-8")).data["plan"]["known"]
     assert main([*both, "--plan", str(tmp_path / "other.json"), "--report", str(report)]) == 2
     assert "trace.json is of another plan than" in capsys.readouterr().err
     assert main([*both, "--plan", str(tmp_path / "plan.json")]) == 2
@@ -138,7 +138,7 @@ def test_differences_are_named_and_long_lists_cut(files, capsys, tmp_path):
 
 def test_a_file_that_is_no_trace(files, capsys, tmp_path):
     bad = tmp_path / "bad.json"
-    bad.write_text("{}")
+    bad.write_text("{}", encoding="utf-8")
     assert main(["compare", files[0], str(bad)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

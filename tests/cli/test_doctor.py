@@ -65,7 +65,7 @@ MODELS = """
 @pytest.fixture(autouse=True)
 def models(tmp_path, monkeypatch):
     name = f"models_{abs(hash(tmp_path))}"
-    (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODELS))
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODELS), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return name
 

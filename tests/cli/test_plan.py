@@ -43,13 +43,13 @@ def graph_document():
 @pytest.fixture
 def graph_file(tmp_path):
     path = tmp_path / "graph.json"
-    path.write_text(json.dumps(graph_document()))
+    path.write_text(json.dumps(graph_document()), encoding="utf-8")
     return path
 
 
 def cluster_file(tmp_path, devices=2, memory_bytes=10_000):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(fully_connected(devices, memory_bytes, RATE, LATENCY)))
+    path.write_text(cluster_json(fully_connected(devices, memory_bytes, RATE, LATENCY)), encoding="utf-8")
     return path
 
 
@@ -218,7 +218,7 @@ def test_a_step_that_contention_lengthens_is_told(tmp_path, capsys, graph_file):
         "links": [{"a": a, "b": b, "bytes_per_s": r, "latency_s": 0} for a, b, r in (*hubs, ("left", "right", 2.0))],
     }
     cluster = tmp_path / "narrow.json"
-    cluster.write_text(json.dumps(document))
+    cluster.write_text(json.dumps(document), encoding="utf-8")
     flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 300, "--mesh", "pp=2,dp=2")
     plan = answer(capsys, *flags)
     told = plan["idle"]["step_s"] > 1.001 * plan["predicted_step_s"]
@@ -305,7 +305,7 @@ def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file)
     for edge in document["edges"]:
         edge["bytes"] = math.ceil(edge["bytes"] / parts)
     smaller = tmp_path / "smaller.json"
-    smaller.write_text(json.dumps(document))
+    smaller.write_text(json.dumps(document), encoding="utf-8")
     assert planned(2, 4 * parts, (), smaller)[0] == 0
 
     more = changes["more memory"]["bytes"]
@@ -367,7 +367,7 @@ def test_a_wrong_request_is_one_line_and_status_2(tmp_path, capsys, graph_file, 
 
 
 def test_a_broken_graph_file(tmp_path, capsys, graph_file):
-    graph_file.write_text(graph_file.read_text()[:-100])
+    graph_file.write_text(graph_file.read_text(encoding="utf-8")[:-100], encoding="utf-8")
     status, _, err = run(capsys, "--graph", graph_file, "--cluster", "cpu:2", "--microbatches", 4)
     assert status == 2
     assert "not a whole JSON file" in err
@@ -402,7 +402,7 @@ def wrong():
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    (tmp_path / "made_for_test_plan.py").write_text(MODULE)
+    (tmp_path / "made_for_test_plan.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield "made_for_test_plan"
     sys.modules.pop("made_for_test_plan", None)

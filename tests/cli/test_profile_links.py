@@ -20,7 +20,7 @@ def test_ranks_are_started_and_a_plan_is_made_for_what_they_measured(tmp_path):
     panpipe = [sys.executable, "-m", "panpipe.cli"]
     command = [*panpipe, "profile", "links", "--device", "cpu", "--ranks", "2", "--repeats", "2", "--json"]
     command += ["--out", str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [(one["from"], one["to"]) for one in told["alone"]] == [(0, 1), (1, 0)]
@@ -35,7 +35,9 @@ def test_ranks_are_started_and_a_plan_is_made_for_what_they_measured(tmp_path):
         "state_bytes": 16, "saved_bytes": 4, "workspace_bytes": 0,
     }  # fmt: skip
     graph = {"format": "panpipe.opgraph/1", "nodes": [{"name": name, **node} for name in "ab"]}
-    (tmp_path / "graph.json").write_text(json.dumps({**graph, "edges": [{"src": "a", "dst": "b", "bytes": 1000}]}))
+    (tmp_path / "graph.json").write_text(
+        json.dumps({**graph, "edges": [{"src": "a", "dst": "b", "bytes": 1000}]}), encoding="utf-8"
+    )
     given = ["--graph", str(tmp_path / "graph.json"), "--cluster", str(file), "--microbatches", "4"]
     assert main(["plan", *given, "--out", str(tmp_path / "plan.json"), "--json"]) == 0
 

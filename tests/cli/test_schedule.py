@@ -1,6 +1,7 @@
 """``panpipe schedule``, and what all commands share: help, version, exit status, a quick start."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -116,8 +117,8 @@ def test_for_people(capsys):
 def test_pictures_are_written(capsys, tmp_path):
     picture, page = tmp_path / "order.svg", tmp_path / "order.html"
     answer(capsys, "v-half", *SMALL, "--svg", picture, "--html", page)
-    assert picture.read_text().startswith("<svg ")
-    assert picture.read_text() in page.read_text()
+    assert picture.read_text(encoding="utf-8").startswith("<svg ")
+    assert picture.read_text(encoding="utf-8") in page.read_text(encoding="utf-8")
 
 
 def test_csv_is_written(capsys, tmp_path):
@@ -186,13 +187,24 @@ def test_unknown_commands_and_flags_are_status_2(capsys, words):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["catalog"], ["schedule", "1f1b", "--devices", "2", "--microbatches", "2"]])
+def test_locale_without_a_character_gets_a_question_mark(words):
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"} | ascii_alone
+    command = [sys.executable, "-m", "panpipe.cli", *words]
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+    assert b"?" in done.stdout
+
+
 def test_an_unexpected_failure_is_a_traceback_and_status_1():
     code = (
         "import sys, panpipe.cli as cli, panpipe.cli.schedule as s\n"
         "s.find_family = lambda name: 1 / 0\n"
         "sys.exit(cli.main(['schedule', '1f1b', '--devices', '1', '--microbatches', '1']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, encoding="utf-8")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ZeroDivisionError" in done.stderr
@@ -208,5 +220,7 @@ def test_starts_without_what_takes_long_to_import(words):
         "heavy = {'torch', 'simpy', 'scipy', 'networkx', 'numpy'} & sys.modules.keys()\n"
         "sys.exit(f'imported {heavy}' if heavy else status)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert (done.returncode, done.stderr) == (0, "")

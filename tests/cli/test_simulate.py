@@ -26,7 +26,7 @@ COSTS = PLAN.prediction.costs, PLAN.prediction.cluster
 @pytest.fixture
 def plan_file(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(PLAN))
+    path.write_text(plan_json(PLAN), encoding="utf-8")
     return str(path)
 
 
@@ -47,7 +47,7 @@ def test_shares_of_a_device_add_up_to_the_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     costs = tuple(evolve(cost, optimizer_s=2.0) for cost in PLAN.prediction.costs)
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(evolve(PLAN, prediction=evolve(PLAN.prediction, costs=costs))))
+    path.write_text(plan_json(evolve(PLAN, prediction=evolve(PLAN.prediction, costs=costs))), encoding="utf-8")
     assert main(["simulate", str(path)]) == 0
     out = capsys.readouterr().out
     table = out[out.index("What each device does") : out.index("Memory at")].splitlines()
@@ -64,7 +64,7 @@ def test_an_action_is_not_broken_in_a_narrow_table(tmp_path, capsys, monkeypatch
     prediction = evolve(PLAN.prediction, costs=costs, cluster=fully_connected(2, 10**12, 100.0, 0.5))
     plan = evolve(PLAN, prediction=prediction, memory=MemoryPolicy(recompute=(0, 1)))
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(plan))
+    path.write_text(plan_json(plan), encoding="utf-8")
     assert main(["simulate", str(path)]) == 0
     out = capsys.readouterr().out
     for action in simulate(plan).peak_actions:
@@ -90,7 +90,7 @@ def test_for_programs(plan_file, capsys):
 def test_eager_changes_the_run(tmp_path, capsys):
     plan = scheduled("gpipe", 2, 4, cluster=fully_connected(2, 10**9, 1.0, 0.5))
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(plan))
+    path.write_text(plan_json(plan), encoding="utf-8")
     assert main(["simulate", str(path), "--eager", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == simulate(plan, eager=True).step_s
 
@@ -100,7 +100,7 @@ def test_trace_and_report_are_written(plan_file, tmp_path, capsys):
     assert main(["simulate", plan_file, "--trace", str(trace), "--report", str(report), "--json"]) == 0
     json.loads(capsys.readouterr().out)
     assert read_trace(trace) == simulate(PLAN).trace
-    assert "</html>" in report.read_text()
+    assert "</html>" in report.read_text(encoding="utf-8")
 
 
 def test_a_folder_that_does_not_exist(plan_file, tmp_path, capsys):
@@ -133,8 +133,8 @@ def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, cap
         ("device0", "device1", 100.0),
         ("device1", "device0", 100.0),
     ]
-    check_chrome(json.loads(trace.read_text()))
-    data = Page(report.read_text()).data
+    check_chrome(json.loads(trace.read_text(encoding="utf-8")))
+    data = Page(report.read_text(encoding="utf-8")).data
     assert [link["name"] for link in data["links"]] == ["device0 → device1", "device1 → device0"]
     assert data["idle"]["step"] == simulate(PLAN).step_s
     assert main(["compare", str(trace), str(trace)]) == 0
@@ -144,14 +144,14 @@ def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, cap
 def test_a_plan_for_more_devices_than_its_cluster(tmp_path, capsys):
     small = attrs.evolve(PLAN.prediction, cluster=fully_connected(1, 10**9, 100.0, 0.5))
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(attrs.evolve(PLAN, prediction=small)))
+    path.write_text(plan_json(attrs.evolve(PLAN, prediction=small)), encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
     assert "needs 2 devices and the cluster has 1" in capsys.readouterr().err
 
 
 def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 100.0, 0.5))))
+    path.write_text(plan_json(scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 100.0, 0.5))), encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert "does not fit: device 0 holds 207 bytes at 0F1 and has 150" in captured.err
@@ -169,7 +169,7 @@ def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
 )
 def test_bad_plans(text, message, tmp_path, capsys):
     path = tmp_path / "plan.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -218,7 +218,7 @@ def test_a_cluster_that_a_plan_does_not_fit_onto(plan_file, tmp_path, capsys):
     assert main(["simulate", plan_file, "--cluster", "H100"]) == 2
     assert "device" in capsys.readouterr().err
     csv = tmp_path / "order.csv"
-    csv.write_text("0F0,0B0\n")
+    csv.write_text("0F0,0B0\n", encoding="utf-8")
     assert main(["simulate", str(csv), "--cluster", "H100"]) == 2
     assert "--cluster is for plans" in capsys.readouterr().err
 
@@ -231,8 +231,8 @@ def test_an_evaluation_has_the_forwards_alone(plan_file, tmp_path, capsys):
     found = read_trace(trace)
     assert found.plan_hash == forward_only(PLAN).hash != PLAN.hash
     assert {event.action.kind for event in found.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
-    check_chrome(json.loads(trace.read_text()))
-    assert "<html" in report.read_text()
+    check_chrome(json.loads(trace.read_text(encoding="utf-8")))
+    assert "<html" in report.read_text(encoding="utf-8")
     assert main(["simulate", plan_file, "--forward-only", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["step_s"] == found.step_s < simulate(PLAN).step_s
@@ -241,7 +241,7 @@ def test_an_evaluation_has_the_forwards_alone(plan_file, tmp_path, capsys):
 
 def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
     path = tmp_path / "order.csv"
-    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
     assert main(["simulate", str(path), "--forward-only", "--forward", "3", "--comm", "0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == 3 + 0.5 + 2 * 3
 

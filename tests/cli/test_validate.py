@@ -19,7 +19,7 @@ DEADLOCK = plan_of(orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), (0, 1))
 @pytest.fixture
 def write(tmp_path):
     def write(name: str, text: str) -> str:
-        (tmp_path / name).write_text(text, newline="")
+        (tmp_path / name).write_text(text, newline="", encoding="utf-8")
         return str(tmp_path / name)
 
     return write

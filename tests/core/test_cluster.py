@@ -22,15 +22,15 @@ def changed(tmp_path, change):
     data = json.loads(cluster_json(CLUSTER))
     change(data)
     path = tmp_path / "cluster.json"
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
 
 def test_round_trip_gives_the_same_cluster_and_bytes(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(CLUSTER))
+    path.write_text(cluster_json(CLUSTER), encoding="utf-8")
     assert read_cluster(path) == CLUSTER
-    assert cluster_json(read_cluster(path)) == path.read_text()
+    assert cluster_json(read_cluster(path)) == path.read_text(encoding="utf-8")
 
 
 def test_a_transfer_takes_all_latencies_and_the_slowest_rate():
@@ -123,9 +123,9 @@ def test_two_nics_with_a_cable_between_them_connect_devices():
 
 def test_a_hub_named_alone_is_a_switch_and_is_written_as_it_was_read(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(SERVER))
+    path.write_text(cluster_json(SERVER), encoding="utf-8")
     assert read_cluster(path) == SERVER
-    assert json.loads(path.read_text())["hubs"][-2:] == [{"name": "nic", "kind": "nic"}, "network"]
+    assert json.loads(path.read_text(encoding="utf-8"))["hubs"][-2:] == [{"name": "nic", "kind": "nic"}, "network"]
     assert SERVER.hubs[-1] == Hub("network", "switch")
 
 
@@ -133,12 +133,12 @@ def test_a_cluster_carries_types_of_its_own(tmp_path):
     own = find_device("H100")
     cluster = Cluster((Device("g", 5, own.name),), types=(own,))
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(cluster))
-    written = json.loads(path.read_text())["types"][0]
+    path.write_text(cluster_json(cluster), encoding="utf-8")
+    written = json.loads(path.read_text(encoding="utf-8"))["types"][0]
     assert written["peak_flops_per_s"]["bf16"] == {"value": 989.4e12, "source": own.sources["memory_bytes"].text}
     assert "assumed" in written["reserve_bytes"]
     assert read_cluster(path) == cluster
-    assert cluster_json(read_cluster(path)) == path.read_text()
+    assert cluster_json(read_cluster(path)) == path.read_text(encoding="utf-8")
 
 
 def allowed(kinds, names):
@@ -264,7 +264,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
 
 def test_a_truncated_file(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(CLUSTER)[:-30])
+    path.write_text(cluster_json(CLUSTER)[:-30], encoding="utf-8")
     with pytest.raises(RequestError, match="not a whole JSON file"):
         read_cluster(path)
 

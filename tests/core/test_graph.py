@@ -15,7 +15,7 @@ GRAPH = OpGraph(
 
 def written(tmp_path, text):
     path = tmp_path / "graph.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -28,7 +28,7 @@ def changed(tmp_path, change):
 def test_round_trip_gives_the_same_graph_and_bytes(tmp_path):
     path = written(tmp_path, graph_json(GRAPH))
     assert read_graph(path) == GRAPH
-    assert graph_json(read_graph(path)) == path.read_text()
+    assert graph_json(read_graph(path)) == path.read_text(encoding="utf-8")
 
 
 def test_parameters_are_told_once_in_the_order_of_their_first_readers():

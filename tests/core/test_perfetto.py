@@ -185,7 +185,7 @@ def test_chrome_json_from_elsewhere_is_read_where_it_says_enough(tmp_path):
     path = tmp_path / "foreign.json"
     args = {"stage": 1, "kind": "F", "microbatch": 2, "device": 1}
     foreign = [{"ph": "X", "ts": 5, "dur": 2.5, "pid": 7, "args": args}, {"ph": "X", "ts": 0, "dur": 1, "name": "idle"}]
-    path.write_text(json.dumps(foreign))
+    path.write_text(json.dumps(foreign), encoding="utf-8")
     expected = (TraceEvent(1, "compute", Action(1, Kind.F, 2), 5e-6, 7.5e-6, 0),)
     assert read_trace(path) == Trace("measured", "", 2, expected, (), 7.5e-6)
 
@@ -233,7 +233,7 @@ def broken(change) -> str:
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / "bad.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(RequestError, match=message) as caught:
         read_trace(path)
     assert str(path) in str(caught.value)

@@ -58,9 +58,9 @@ def refused(change):
 
 def test_round_trip_gives_the_same_plan_and_bytes(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(plan_json(PLAN))
+    path.write_text(plan_json(PLAN), encoding="utf-8")
     assert read_plan(path) == PLAN
-    assert plan_json(read_plan(path)) == path.read_text()
+    assert plan_json(read_plan(path)) == path.read_text(encoding="utf-8")
 
 
 def test_actions_are_written_in_the_grammar():

@@ -17,7 +17,7 @@ def load(monkeypatch, tmp_path):
     """Load entry points, in this order of installation, of a module with these lines."""
 
     def load(text, names, add):
-        (tmp_path / "numbers_of_ours.py").write_text(text)
+        (tmp_path / "numbers_of_ours.py").write_text(text, encoding="utf-8")
         points = [EntryPoint(name, f"numbers_of_ours:{name}", GROUP) for name in names]
         monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == GROUP else [])
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -59,12 +59,14 @@ def test_a_module_that_raises_while_it_is_loaded_is_told(load, line, told):
 
 
 def test_a_package_that_raises_keeps_no_command_from_its_own(tmp_path):
-    (tmp_path / "raising.py").write_text("raise OSError('no driver')\n")
+    (tmp_path / "raising.py").write_text("raise OSError('no driver')\n", encoding="utf-8")
     record = tmp_path / "raising-1.0.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: raising\nVersion: 1.0\n", encoding="utf-8")
     groups = ("panpipe.backends", "panpipe.devices", "panpipe.schedules")
-    (record / "entry_points.txt").write_text("".join(f"[{group}]\nbroken = raising:IT\n" for group in groups))
+    (record / "entry_points.txt").write_text(
+        "".join(f"[{group}]\nbroken = raising:IT\n" for group in groups), encoding="utf-8"
+    )
     script = """
 from panpipe.backends.registry import find_backend
 from panpipe.core.catalog import find_device
@@ -73,7 +75,7 @@ print(find_backend("gloo").name, find_device("H100").name, find_family("1f1b").n
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, encoding="utf-8",
     )  # fmt: skip
     assert done.stdout.split() == ["gloo", "H100", "1f1b"]
     for kind in ("backend", "device", "schedule"):

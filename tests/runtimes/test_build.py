@@ -62,7 +62,7 @@ def test_a_plan_for_another_model_is_refused():
 
 def test_a_truncated_plan_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(panpipe.plan_json(plan())[:-200])
+    path.write_text(panpipe.plan_json(plan())[:-200], encoding="utf-8")
     with pytest.raises(panpipe.RequestError, match=r"plan\.json is not a whole JSON file"):
         build(plan=path)
 
@@ -128,7 +128,7 @@ def test_an_automatic_plan_trains_and_its_file_trains_again(tmp_path):
     assert all(torch.equal(b, before[n]) for n, b in pipe.model.named_buffers())  # rehearsals leave no trace
     first = [pipe.step(case.batch(8, F32)).item() for _ in range(3)]
     path = tmp_path / "plan.json"
-    path.write_text(panpipe.plan_json(pipe.plan))
+    path.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
     again = build(optimizer=torch.optim.SGD, plan=path)
     assert [again.step(case.batch(8, F32)).item() for _ in range(3)] == first
 

@@ -233,7 +233,7 @@ def ranks_of(count: int, **options) -> list[tuple[int, str, str]]:
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, json.dumps(options)], cwd=ROOT.parent, text=True,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         )
         for rank in range(count)
     ]  # fmt: skip

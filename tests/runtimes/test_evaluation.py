@@ -159,8 +159,8 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     pipe = panpipe.pipeline(GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, clip_norm=1.0)
     _, trace = pipe.trace_evaluation(tokens(8))
     file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
-    file.write_text(plan_json(pipe.plan))
-    measured.write_text(trace_json({"": trace}))
+    file.write_text(plan_json(pipe.plan), encoding="utf-8")
+    measured.write_text(trace_json({"": trace}), encoding="utf-8")
     assert main(["simulate", str(file), "--forward-only", "--trace", str(simulated)]) == 0
     capsys.readouterr()
     report = ["--plan", str(file), "--report", str(tmp_path / "report.html")]

@@ -23,7 +23,7 @@ def run(*words: str) -> None:
     limited = ["sh", "-c", f'ulimit -S -s {STACK_KIB}; exec "$@"', "sh"]
     done = subprocess.run(
         [*limited, sys.executable, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=240, check=False,
+        timeout=240, check=False, encoding="utf-8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def ranks(folder: Path) -> list[dict]:
-    return [json.loads((folder / f"ranks.{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"ranks.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 def test_the_parameters_alone_do_not_fit_one_worker(trained):
@@ -48,14 +48,16 @@ def test_the_parameters_alone_do_not_fit_one_worker(trained):
 
 @pytest.mark.parametrize("source", ["init", "checkpoint"])
 def test_two_workers_train_it_as_one_process_without_a_limit_does(trained, source):
-    wanted = json.loads((trained / f"{source}.json").read_text())
+    wanted = json.loads((trained / f"{source}.json").read_text(encoding="utf-8"))
     found = [rank[source] for rank in ranks(trained)]
     for rank in found:
         assert rank["losses"] == pytest.approx(wanted, rel=1e-5)
         assert rank["peak"] <= large.LIMIT_BYTES < large.MODEL_BYTES
     assert wanted[-1] < wanted[0]
     assert sum(rank["held"] for rank in found) == large.MODEL_BYTES
-    names = json.loads((trained / f"{source} trained" / "model.safetensors.index.json").read_text())["weight_map"]
+    names = json.loads((trained / f"{source} trained" / "model.safetensors.index.json").read_text(encoding="utf-8"))[
+        "weight_map"
+    ]
     assert len(set(names.values())) == 2
     with safe_open(trained / f"{source}.safetensors", "pt") as whole:
         assert set(names) == set(whole.keys())

@@ -130,7 +130,7 @@ def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
         ["simulate", tmp_path / "plan.json", "--trace", traces["predicted"]],
         ["compare", traces["predicted"], traces["measured"], "--json"],
     ):
-        done = subprocess.run([*cli, *map(str, command)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*cli, *map(str, command)], capture_output=True, text=True, check=False, encoding="utf-8")
         assert done.returncode == 0, done.stderr
     compared = json.loads(done.stdout)
     assert "REDUCE_GRAD" in {kind["kind"] for kind in compared["kinds"]}

@@ -18,7 +18,12 @@ TIMES = ("--forward", "2", "--backward-input", "3", "--backward-weight", "1")
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "panpipe.cli", *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "panpipe.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        encoding="utf-8",
     )
 
 
@@ -30,7 +35,7 @@ def trained(tmp_path_factory) -> Path:
         shape = ("--devices", "2", "--microbatches", str(MICROBATCHES), *TIMES)
         made = command("schedule", name, *shape, "--csv", str(folder / f"{name}.csv"), "--json")
         assert made.returncode == 0, made.stderr
-        (folder / f"{name}.json").write_text(made.stdout)
+        (folder / f"{name}.json").write_text(made.stdout, encoding="utf-8")
     done = torchrun_script(SCRIPT, str(folder), *STAGES)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -38,7 +43,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_torch_trains_by_our_file_to_the_gradients_of_one_process(trained, name):
-    found = [json.loads((trained / f"{name}.{rank}.json").read_text()) for rank in range(2)]
+    found = [json.loads((trained / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     gradients = found[0]["gradients"] | found[1]["gradients"]
     assert len(gradients) == 6 * STAGES[name]
     assert max(gradients.values()) < 1e-12
@@ -50,7 +55,9 @@ def test_torch_trains_by_our_file_to_the_gradients_of_one_process(trained, name)
 @pytest.mark.parametrize("name", STAGES)
 def test_what_torch_exports_validates_and_simulates_here(trained, name):
     exported = trained / f"{name}.lowered.csv"
-    ours, theirs = (parse_schedule_csv(path.read_text(), "x") for path in (trained / f"{name}.csv", exported))
+    ours, theirs = (
+        parse_schedule_csv(path.read_text(encoding="utf-8"), "x") for path in (trained / f"{name}.csv", exported)
+    )
     assert theirs.device_actions == ours.device_actions
     assert theirs.lowered is not None
     checked = command("validate", str(exported), "--json")
@@ -59,5 +66,5 @@ def test_what_torch_exports_validates_and_simulates_here(trained, name):
     # Equal stages and free messages: PyTorch's order of messages costs nothing, and the step is the order's makespan.
     ran = command("simulate", str(exported), *TIMES, "--json")
     assert ran.returncode == 0, ran.stderr
-    makespan = json.loads((trained / f"{name}.json").read_text())["makespan"]
+    makespan = json.loads((trained / f"{name}.json").read_text(encoding="utf-8"))["makespan"]
     assert json.loads(ran.stdout)["step_s"] == pytest.approx(makespan)

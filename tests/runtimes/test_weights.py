@@ -292,7 +292,7 @@ def test_what_is_written_is_aligned_and_marked_as_transformers_wants_it(tmp_path
     pipeline(empty()).save(tmp_path)
     with safe_open(tmp_path / "model-00001-of-00001.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
     assert index["metadata"]["total_size"] == sum(p.nbytes for p in empty().parameters())
 
 
@@ -436,21 +436,21 @@ def test_files_that_are_no_checkpoint(tmp_path):
     path.write_bytes(data.replace(b"[4,4]", b"[4,5]"))
     with one_line("the header is damaged"):
         scaled(weights=path)
-    index.write_text(json.dumps({"weight_map": {"scale": "gone.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": {"scale": "gone.safetensors"}}), encoding="utf-8")
     with one_line("names 'gone.safetensors', which is not beside it"):
         scaled(weights=index)
     path.write_bytes(data)
-    index.write_text(json.dumps({"weight_map": {"other": "model.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": {"other": "model.safetensors"}}), encoding="utf-8")
     with one_line("says that 'other' is in 'model.safetensors', and it is not"):
         scaled(weights=tmp_path)
-    index.write_text("[]")
+    index.write_text("[]", encoding="utf-8")
     with one_line("is not the index of a checkpoint"):
         scaled(weights=tmp_path)
 
 
 def test_saving_where_it_cannot_be(tmp_path):
     pipe = scaled(Scaled())
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with one_line("cannot make folder"):
         pipe.save(tmp_path / "file")
     save_file(whole(), tmp_path / "model.safetensors")

@@ -46,6 +46,7 @@ def probed(text: str, probe: str, folder: Path, size: str = "1280,2400") -> Any:
         text=True,
         timeout=120,
         check=True,
+        encoding="utf-8",
     )
     body = next(attributes for tag, attributes in Page(result.stdout).tags if tag == "body")
     return json.loads(body["data-found"] or "")

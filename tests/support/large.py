@@ -77,7 +77,7 @@ def reference(folder: Path) -> None:
             shard[f"layers.{layer}.bias"] = torch.zeros(WIDTH)
         save_file(shard, checkpoint / file)
         where.update(dict.fromkeys(shard, file))
-    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}), encoding="utf-8")
     for name, weights in {"init": None, "checkpoint": checkpoint}.items():
         with panpipe.empty_weights():
             model = Chain()
@@ -91,7 +91,7 @@ def reference(folder: Path) -> None:
             losses.append(panpipe.reference_step(model, step, make_batch(), **arguments).item())
             optimizer.step()
         save_file(dict(model.named_parameters()), folder / f"{name}.safetensors")
-        (folder / f"{name}.json").write_text(json.dumps(losses))
+        (folder / f"{name}.json").write_text(json.dumps(losses), encoding="utf-8")
 
 
 class Peak:
@@ -151,7 +151,7 @@ def ranks(folder: Path) -> None:
         del pipe, model
         gc.collect()
     peak.stop()
-    (folder / f"ranks.{dist.get_rank()}.json").write_text(json.dumps(found))
+    (folder / f"ranks.{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 TIMEOUT_S = 240
+SHARED = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+"""What ranks have in their environment whatever the tests have in theirs."""
 
 
 def torchrun(
@@ -56,16 +58,17 @@ def torchrun_on_nodes(job: str, folder: Path, nodes: int, ranks: int, **more: st
 def _launcher(options: Sequence[str], command: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *options, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
+        env={**os.environ, **SHARED, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
     )
 
 
 def found(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
     """For each rank job → what it found."""
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
 def results_of(jobs: Iterable[str], folder: Path, ranks: int = 2, **more: str) -> dict[str, list[Any]]:
@@ -93,7 +96,7 @@ def alone(
     """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    shared = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    shared = {**SHARED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     started = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), job, str(folder), *([backend] if backend else [])],
@@ -101,6 +104,7 @@ def alone(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
         )
         for rank in range(ranks)
         if rank not in absent

@@ -64,7 +64,7 @@ def train(folder: Path, name: str) -> None:
         for (key, parameter), true in zip(layers[stage].named_parameters(), expected[stage].parameters(), strict=True)
     }
     loss = abs(torch.stack(losses).mean().item() - expected_loss) if last else None
-    (folder / f"{name}.{rank}.json").write_text(json.dumps({"gradients": gradients, "loss": loss}))
+    (folder / f"{name}.{rank}.json").write_text(json.dumps({"gradients": gradients, "loss": loss}), encoding="utf-8")
     if rank == 0:
         pipeline._dump_csv(str(folder / f"{name}.lowered.csv"), format="compute_comms")
 

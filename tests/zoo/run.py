@@ -100,7 +100,7 @@ def run_zoo(
         while open_crews and time.monotonic() < end:
             time.sleep(0.5)
             open_crews = [crew for crew in open_crews if not crew.done()]
-            progress(sum(len(path.read_text().splitlines()) for path in folder.glob("*.0")))
+            progress(sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.0")))
         if open_crews:
             raise TimeoutError(f"{', '.join(crew.backend for crew in open_crews)}: not done after {limit_s:.0f} s")
     finally:

@@ -44,7 +44,7 @@ groups = [{ nodes = 2, node = "H20X", gpus = 4, parameters = { nics = 2 } }]
 @pytest.fixture
 def lab(tmp_path):
     path = tmp_path / "lab.toml"
-    path.write_text(LAB)
+    path.write_text(LAB, encoding="utf-8")
     return path
 
 
@@ -67,7 +67,7 @@ def test_a_device_of_the_file_goes_along_with_its_cluster(lab, tmp_path):
     assert own.sources["peak_flops_per_s.bf16"].assumed
     assert own.aliases == ()
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(cluster))
+    path.write_text(cluster_json(cluster), encoding="utf-8")
     assert read_cluster(path) == find_cluster(path) == cluster
 
 
@@ -75,7 +75,7 @@ def test_one_cluster_of_several_is_named_behind_the_path(lab):
     assert len(find_cluster(f"{lab}#lab").devices) == 8
     assert len(find_cluster(f"{lab}#4xH20X").devices) == 4
     assert len(find_cluster(f"{lab}#2xH20X+2xH100").devices) == 4
-    lab.write_text(LAB + '[clusters.more]\ntitle = "More"\ngroups = [{ node = "H20X", gpus = 1 }]\n')
+    lab.write_text(LAB + '[clusters.more]\ntitle = "More"\ngroups = [{ node = "H20X", gpus = 1 }]\n', encoding="utf-8")
     with pytest.raises(RequestError, match=r"has 2 clusters: name one as in .*lab.toml#lab"):
         find_cluster(lab)
     assert len(find_cluster(f"{lab}#more").devices) == 1
@@ -83,7 +83,7 @@ def test_one_cluster_of_several_is_named_behind_the_path(lab):
 
 def test_a_device_without_a_node_of_its_own_is_put_into_that_of_the_device_it_is_like(lab):
     more = '[devices.H20Y]\nlike = "H20X"\ntitle = "Another"\n'
-    lab.write_text(LAB[: LAB.index("[nodes")] + more)
+    lab.write_text(LAB[: LAB.index("[nodes")] + more, encoding="utf-8")
     for name in ("H20X", "H20Y"):
         cluster = find_cluster(f"{lab}#2x8x{name}")
         assert {device.type for device in cluster.devices} == {name}
@@ -93,7 +93,8 @@ def test_a_device_without_a_node_of_its_own_is_put_into_that_of_the_device_it_is
 
 def test_a_device_that_is_like_none_with_a_node_is_put_into_a_plain_one(lab):
     lab.write_text(
-        LAB[: LAB.index("[nodes")].replace('like = "H100"', 'like = "cpu-core"').replace("= 1200e12", "= 9e12")
+        LAB[: LAB.index("[nodes")].replace('like = "H100"', 'like = "cpu-core"').replace("= 1200e12", "= 9e12"),
+        encoding="utf-8",
     )
     cluster = find_cluster(f"{lab}#2xH20X")
     assert [hub.kind for hub in cluster.hubs] == ["pcie", "host"]
@@ -101,35 +102,37 @@ def test_a_device_that_is_like_none_with_a_node_is_put_into_a_plain_one(lab):
 
 def test_aliases_are_not_inherited(lab):
     own = '[devices.H20Z]\nlike = "H20X"\ntitle = "Another"\n'
-    lab.write_text(LAB.replace('title = "An accelerator of our own"', 'title = "An"\naliases = ["twenty"]') + own)
-    extended = catalogue().with_file(lab.read_text(), "lab")
+    lab.write_text(
+        LAB.replace('title = "An accelerator of our own"', 'title = "An"\naliases = ["twenty"]') + own, encoding="utf-8"
+    )
+    extended = catalogue().with_file(lab.read_text(encoding="utf-8"), "lab")
     assert extended.device("twenty").name == "H20X"
     assert extended.device("H20Z").aliases == ()
 
 
 def test_a_file_without_clusters_is_told_how_to_name_one(lab):
-    lab.write_text(LAB[: LAB.index("[clusters")])
+    lab.write_text(LAB[: LAB.index("[clusters")], encoding="utf-8")
     with pytest.raises(RequestError, match=r"has no clusters: name one as in .*lab.toml#2xH20X$"):
         find_cluster(lab)
 
 
 def test_a_cluster_file_names_devices_of_the_catalogue(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(find_cluster("2xH100")))
+    path.write_text(cluster_json(find_cluster("2xH100")), encoding="utf-8")
     assert device_type(find_cluster(path), 1).name == "H100"
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding="utf-8"))
     data["devices"][1]["type"] = "H100X"
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(RequestError, match=r"no device type 'H100X': did you mean H100.*or describe it under types"):
         find_cluster(path)
     data["devices"][1]["type"] = None
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(data), encoding="utf-8")
     assert device_type(find_cluster(path), 1) is None
 
 
 def test_a_broken_cluster_file(tmp_path):
     path = tmp_path / "cluster.json"
-    path.write_text(cluster_json(find_cluster("2xH100"))[:-20])
+    path.write_text(cluster_json(find_cluster("2xH100"))[:-20], encoding="utf-8")
     with pytest.raises(RequestError, match="not a whole JSON file"):
         find_cluster(str(path))
 
@@ -187,7 +190,7 @@ BAD = {
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
 def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
-    lab.write_text(text)
+    lab.write_text(text, encoding="utf-8")
     with pytest.raises(RequestError, match=message) as caught:
         find_cluster(lab)
     assert "\n" not in str(caught.value)
@@ -195,7 +198,7 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
 
 
 def test_a_parameter_of_a_group_that_there_is_not(lab):
-    lab.write_text(replaced("nics = 2", "knobs = 2"))
+    lab.write_text(replaced("nics = 2", "knobs = 2"), encoding="utf-8")
     with pytest.raises(RequestError, match="knobs"):
         find_cluster(lab)
 

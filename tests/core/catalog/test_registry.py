@@ -136,9 +136,9 @@ def plugged(monkeypatch):
 
 def test_plugins_add_devices_and_broken_ones_are_named(plugged, tmp_path):
     file = tmp_path / "lab.toml"
-    file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n')
+    file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n', encoding="utf-8")
     broken = tmp_path / "broken.toml"
-    broken.write_text('format = "panpipe.catalog/1"\n[devices.H100]\n')
+    broken.write_text('format = "panpipe.catalog/1"\n[devices.H100]\n', encoding="utf-8")
     load = plugged(
         ONE=MINE,
         SEVERAL=[evolve(MINE, name="H100-b"), evolve(MINE, name="H100-c")],

@@ -92,8 +92,8 @@ def test_broken_files_are_refused(tmp_path):
     with pytest.raises(RequestError, match="cannot read"):
         read_block(tmp_path / "none.json")
     write_block(tmp_path / "block.json", LINEAR)
-    data = json.loads((tmp_path / "block.json").read_text())
+    data = json.loads((tmp_path / "block.json").read_text(encoding="utf-8"))
     for broken in ({**data, "format": "panpipe.block/9"}, {**data, "slots": []}, {**data, "period": "3"}):
-        (tmp_path / "broken.json").write_text(json.dumps(broken))
+        (tmp_path / "broken.json").write_text(json.dumps(broken), encoding="utf-8")
         with pytest.raises(RequestError, match=r"broken\.json"):
             read_block(tmp_path / "broken.json")

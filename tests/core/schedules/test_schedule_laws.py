@@ -14,7 +14,7 @@ from panpipe.core.evaluate import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN, find_family
 
-NAMED = json.loads((Path(__file__).parents[2] / "data" / "named_schedules.json").read_text())["named"]
+NAMED = json.loads((Path(__file__).parents[2] / "data" / "named_schedules.json").read_text(encoding="utf-8"))["named"]
 
 FAMILIES = tuple(family for family in BUILT_IN if family.name != "building-block")  # that one needs a block
 

@@ -256,12 +256,14 @@ def test_wrong_options_are_refused(options, said):
 
 
 def test_torch_finds_it_by_its_name_once_panpipe_is_installed(tmp_path):
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     record = tmp_path / "panpipe-0.1.0.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: panpipe\nVersion: 0.1.0\n")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: panpipe\nVersion: 0.1.0\n", encoding="utf-8")
     points = project["entry-points"]["torch_dynamo_backends"].items()
-    (record / "entry_points.txt").write_text("[torch_dynamo_backends]\n" + "".join(f"{n} = {v}\n" for n, v in points))
+    (record / "entry_points.txt").write_text(
+        "[torch_dynamo_backends]\n" + "".join(f"{n} = {v}\n" for n, v in points), encoding="utf-8"
+    )
     script = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
@@ -270,7 +272,7 @@ torch.testing.assert_close(torch.compile(model, backend="panpipe", options={"dev
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, encoding="utf-8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "all forwards run before all backwards" in done.stderr
