@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..core.errors import WorkerError
+from ..core.errors import WorkerError, message_of
 from .contract import Backend, Handle
 from .kind import BackendKind
 
@@ -176,7 +176,7 @@ def lost(error: BaseException) -> str:
     gloo's own text begins with a place in its sources and ends with an address:
     ``[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137``.
     """
-    text = str(error)
+    text = message_of(error)
     if "third_party/gloo" not in text and "gloo/transport" not in text:
         return " ".join(text.split())
     if any(sign in text for sign in _CLOSED):
