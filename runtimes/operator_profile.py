@@ -1,7 +1,12 @@
-"""Measuring what every operator of a training step costs on the device at hand."""
+"""Measuring what every operator of a training step costs on the device at hand.
+
+Operators that do the same work, such as those of equal layers, have one time: the median over a few of them. It takes a
+part of the time, and makes equal layers equally long.
+"""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -10,6 +15,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from ..core.analytic.alone import LoneOperator
 from ..core.capture.modes import ModalInterpreter
 from ..core.capture.operators import Operators
 from ..core.capture.randomness import KeyedRandom, random_key
@@ -23,6 +29,8 @@ from .stage_run import constant_on
 Values = Mapping[str, Tensor]
 Span = tuple[Any, Any]
 """Two moments of a stopwatch."""
+TIMED = 3
+"""Of operators that do the same work, how many are timed: what disturbs one for a moment does not disturb them all."""
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
@@ -41,7 +49,7 @@ def profile_operators(
         parameters, buffers: by qualified name; may be on meta. An operator's parameters have stand-ins for the time
             that it is measured, no longer: all of them together may be more than there is memory for.
         leaves: one real microbatch, flattened.
-        repeats: how often each is timed; the median counts.
+        repeats: how often each kind of work is timed; the median counts.
         device: that runs them, of the type that the step was captured for; by default where the model is.
 
     Returns:
@@ -51,7 +59,8 @@ def profile_operators(
     watch = Stopwatch(device)
     with watch.active():
         runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
-        nodes = tuple(runner.time(node) for node in operators.graph.nodes)
+        saved = [runner.time(node) for node in operators.graph.nodes]
+        nodes = tuple(runner.timed(node, size) for node, size in zip(operators.graph.nodes, saved, strict=True))
     return evolve(operators.graph, nodes=nodes)
 
 
@@ -63,7 +72,11 @@ class _OperatorTimer:
         step = operators.step
         self._watch = watch
         self._operators = operators
-        self._repeats = repeats
+        self._keys = {node.name: LoneOperator(operators, node.name).key for node in operators.graph.nodes}
+        counts = Counter(self._keys.values())
+        self._left = {key: min(count, TIMED) for key, count in counts.items()}
+        self._repeats = {key: -(-repeats // timed) for key, timed in self._left.items()}
+        self._spans: dict[Hashable, tuple[list[Span | None], ...]] = {key: ([], [], []) for key in counts}
         self._device = device
         interpreter = ModalInterpreter if device.type == "cpu" else partial(_Aimed, device)
         self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
@@ -100,7 +113,11 @@ class _OperatorTimer:
                 node = self._operators.nodes[name]
                 self._interpreter.env[node] = self._interpreter.run_node(node)
 
-    def time(self, op: OpNode) -> OpNode:
+    def time(self, op: OpNode) -> int:
+        """Run an operator, timed where its kind of work is not timed enough yet; the bytes that it saves."""
+        key = self._keys[op.name]
+        repeats = self._repeats[key] if self._left[key] > 0 else 0
+        self._left[key] -= 1
         members = self._operators.members[op.name]
         env, nodes = self._interpreter.env, [self._operators.nodes[name] for name in members]
         inside = set(nodes)
@@ -111,15 +128,14 @@ class _OperatorTimer:
             own = materialised(self._parameters[s.name], self._device)
             env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
         known = self._seen | storage_sizes(env[s] for s in parameters).keys()
-        series: tuple[list[Span | None], ...] = ([], [], [])
         saved: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
             saved.append(tensor)
             return tensor
 
-        # One run that is not timed warms caches up and tells what is saved.
-        for repeat in range(self._repeats + 1):
+        # One run that is not timed warms caches up and shows what is saved.
+        for repeat in range(repeats + 1):
             for s in activations:
                 env[s] = _leaf(env[s])
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
@@ -127,9 +143,10 @@ class _OperatorTimer:
             with torch.enable_grad(), hooks:
                 self._run(members)
             times: list[Span | None] = [(start, self._watch.now())]
-            times += self._backward(nodes, activations, parameters, env)
+            if repeats:
+                times += self._backward(nodes, activations, parameters, env)
             if repeat:
-                for kind, value in zip(series, times, strict=True):
+                for kind, value in zip(self._spans[key], times, strict=True):
                     kind.append(value)
         for node in nodes:
             env[node] = _detached(env[node])
@@ -138,9 +155,14 @@ class _OperatorTimer:
             env.pop(node, None)
         # What is gone leaves its identity to others.
         self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
+        return sum(fresh.values())
+
+    def timed(self, op: OpNode, saved_bytes: int) -> OpNode:
+        """The operator with the times of its kind of work."""
+        forward, towards_inputs, towards_weights = self._spans[self._keys[op.name]]
         return evolve(
-            op, forward_s=self._median(series[0]), backward_input_s=self._median(series[1]),
-            backward_weight_s=self._median(series[2]), saved_bytes=sum(fresh.values()),
+            op, forward_s=self._median(forward), backward_input_s=self._median(towards_inputs),
+            backward_weight_s=self._median(towards_weights), saved_bytes=saved_bytes,
         )  # fmt: skip
 
     def _median(self, spans: Sequence[Span | None]) -> float:

@@ -1,0 +1,53 @@
+"""The reference workload: fixed arithmetic and memory traffic, by which the machine's speed at a moment is known.
+
+A machine that others share, or that gets warm, is 10 to 20 % faster or slower a few minutes later. A step that takes
+longer than predicted then says little about the prediction. So the same small workload is timed around what is profiled
+and around what is measured, on all devices at once: what it takes now ÷ what it took then is the drift. A prediction
+times the drift is what it would have been, had it been made now.
+"""
+
+import statistics
+from collections.abc import Mapping
+
+import torch
+
+from .compute import Stopwatch
+from .team import Team
+
+PASSES = 5
+"""Passes of a reading; the median counts."""
+PRODUCTS, ROWS = 2, 512
+"""Matrix products of a pass, and rows and columns of their operands: about 10 ms of one core's arithmetic."""
+SUMS, BYTES = 3, 8 << 20
+"""Sums of a pass, and bytes of their operands: more than a core's own cache; about 5 ms."""
+
+
+def reference_s(team: Team, passes: int = PASSES) -> float:
+    """Seconds of a pass of the reference workload at this moment, the same on every rank.
+
+    All devices run it at the same time, as they compute at the same time in a step. All ranks call this together.
+
+    Args:
+        team: the devices.
+        passes: how many; the median over them is averaged over the devices.
+    """
+    team.everywhere(lambda _: None)  # or a rank that comes early would find the machine idle
+    where = team.where or dict.fromkeys(team.local, torch.device("cpu"))
+    return statistics.fmean(team.everywhere(lambda device: _reading(where, device, passes)))
+
+
+def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> float:
+    here = where[device]
+    watch = Stopwatch(here)
+    with watch.active(), torch.no_grad():
+        matrix = torch.full((ROWS, ROWS), 1 / ROWS, device=here)
+        total, terms = (torch.zeros(BYTES // 4, device=here) for _ in range(2))
+        spans = []
+        for _ in range(1 + passes):  # the first one touches the memory
+            start = watch.now()
+            for _ in range(PRODUCTS):
+                torch.mm(matrix, matrix)
+            for _ in range(SUMS):
+                total.add_(terms)
+            spans.append((start, watch.now()))
+        return statistics.median(watch.between(*span) for span in spans[1:])
