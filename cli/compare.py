@@ -66,6 +66,11 @@ def _print(comparison: Comparison) -> None:
         f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, "
         f"error {_percent(step.error)}"
     )
+    if comparison.corrected is not None:
+        print(
+            f"Drift: the machine's reference workload took {_percent(comparison.drift)} when the step was measured; "
+            f"error corrected for it {_percent(comparison.corrected.error)}"
+        )
 
     _print_kinds("Durations by kind", [each for each in comparison.kinds if each.kind not in COMM_KINDS])
     _print_devices(comparison)

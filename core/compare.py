@@ -147,6 +147,9 @@ class Comparison:
         only_predicted, only_measured: actions that the other trace lacks.
         actions: every action in both, in the prediction's order.
         devices: time of each device's computing.
+        drift: how much slower the machine was while the step was measured than while the prediction's costs were, as a
+            share, by the reference workload; None where either trace does not know.
+        corrected: the step with the prediction corrected for that drift.
     """
 
     same_plan: bool
@@ -159,12 +162,15 @@ class Comparison:
     only_measured: tuple[ActionOnDevice, ...]
     actions: tuple[ActionError, ...]
     devices: tuple[DeviceTime, ...] = ()
+    drift: float | None = None
+    corrected: Pair | None = None
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Lay a prediction over a measurement. Actions match by device and action; repeats by their order."""
     ours, theirs = _keyed(predicted.events), _keyed(measured.events)
     actions = tuple(_action_error(event, theirs[key]) for key, event in ours.items() if key in theirs)
+    drift = drift_of(predicted.reference_s, measured.reference_s)
     return Comparison(
         same_plan=predicted.plan_hash == measured.plan_hash,
         step=pair(predicted.step_s, measured.step_s),
@@ -176,7 +182,14 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         only_measured=tuple(ActionOnDevice(key[0], key[1]) for key in theirs if key not in ours),
         actions=actions,
         devices=_devices(actions, min(predicted.devices, measured.devices)),
+        drift=drift,
+        corrected=None if drift is None else pair(predicted.step_s * (1 + drift), measured.step_s),
     )
+
+
+def drift_of(then_s: float | None, now_s: float | None) -> float | None:
+    """How much slower a machine has become, as a share: from what its reference workload took then and takes now."""
+    return None if then_s is None or now_s is None else now_s / then_s - 1
 
 
 def worst_actions(comparison: Comparison, count: int) -> tuple[ActionError, ...]:

@@ -55,6 +55,7 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
             "devices": trace.devices,
             "step_s": float(trace.step_s),
             "links": [[link.src, link.dst, _endless(link.bytes_per_s)] for link in trace.links],
+            **({} if trace.reference_s is None else {"reference_s": float(trace.reference_s)}),
         }
         for label, trace in traces.items()
     ]
@@ -207,6 +208,7 @@ class _Header:
     devices: int | None = None
     step_s: float | None = None
     links: tuple[tuple[str, str, float], ...] = ()
+    reference_s: float | None = None
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -276,7 +278,12 @@ def _header(found: object, origin: str) -> _Header | None:
         links = tuple(
             (str(src), str(dst), math.inf if rate is None else float(rate)) for src, dst, rate in one.get("links", ())
         )
-        return _Header(str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links)
+        reference = None if one.get("reference_s") is None else float(one["reference_s"])
+        if reference is not None and not (math.isfinite(reference) and reference > 0):
+            raise ValueError(f"its reference workload takes {reference} s, and a time is finite and above 0")
+        return _Header(
+            str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links, reference
+        )
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(f"the header of {origin} is not one of {FORMAT}: {reason}; write the trace again") from None

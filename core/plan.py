@@ -71,6 +71,10 @@ class Prediction:
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything, and saved tensors alone.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
         evaluations: how many candidate plans were scored.
+        interval_s: what the noise measured while profiling implies: the step is within these two with a probability of
+            90 % on a machine as fast as it was then; None where nothing was measured.
+        reference_s: seconds that the reference workload took meanwhile (``runtimes/reference_workload``): what it takes
+            later ÷ this is how much slower the machine has become. None where nothing was measured.
     """
 
     costs: tuple[StageCosts, ...]
@@ -80,6 +84,8 @@ class Prediction:
     peak_saved_bytes: tuple[float, ...]
     bubble_ratio: float
     evaluations: int = 1
+    interval_s: tuple[float, float] | None = None
+    reference_s: float | None = None
 
 
 @frozen(slots=False, repr=False)
@@ -171,6 +177,9 @@ class Plan:
 
 # Plans without these are written, and hashed, as they were before there were such fields.
 _later = override(omit_if_default=True)
+converter.register_unstructure_hook(
+    Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
+)
 converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later))
 
 

@@ -76,6 +76,8 @@ class Trace:
         memory: samples in order of time, where the runner knows.
         step_s: from the start of the step until the last device is done.
         links: use of the links, where the runner knows.
+        reference_s: seconds that the reference workload took when the step was measured, or when what it was predicted
+            from was (``runtimes/reference_workload``); None where nobody measured it.
     """
 
     source: str
@@ -85,6 +87,7 @@ class Trace:
     memory: tuple[MemorySample, ...]
     step_s: float
     links: tuple[LinkTrack, ...] = ()
+    reference_s: float | None = None
 
 
 COMPUTE_QUEUE = "compute"

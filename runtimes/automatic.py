@@ -1,12 +1,12 @@
-"""Planning on the machine at hand: measure operators, cut, measure the stages that result, choose the schedule.
+"""Planning on the machine at hand: measure operators, cut, measure the stages that result, choose schedules.
 
-1. Every device times every operator, all at once; the mean counts. What a message takes of the devices at its ends is
-   measured beside computing.
-2. For each number of stages a device, cuts are searched on these times.
-3. Every device compiles and times its stages of each cut: their own programs, not sums of operators.
-4. A schedule is chosen for each on the times of 3. They also correct the times of 1, and where another cut follows from
-   that, it goes through 3 and 4 too. What is predicted to be fastest for each number of stages a device is a candidate
-   (see `rehearsal`).
+1. Every device times the operators, all at once; the mean counts. What a message takes of the devices at its ends is
+   measured while they compute.
+2. For each number of stages a device, cuts are searched on these times. A regular cut (`core/planner/regular`) is taken
+   where what is searched is not predicted to gain more than ``WORTH``: it is the same one in the next run.
+3. Every device compiles and times its stages of each cut: their own programs, not sums of operators. They correct the
+   times of 1; where another cut follows from that which is worth it, that one is measured.
+4. Schedules are chosen on the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
 """
 
 import statistics
@@ -27,12 +27,13 @@ from ..core.graph import OpGraph
 from ..core.message_times import MessageLine
 from ..core.plan import Plan
 from ..core.planner import Oracle
-from ..core.planner.choose import choose_schedule
+from ..core.planner.choose import choose_schedules
 from ..core.planner.choose import plan as search_plan
-from ..core.planner.thinner import thinner_cut
+from ..core.planner.regular import regular_cut, score_of_cut
+from ..core.schedules.placement import folded_placement, looped_placement
 from ..core.schedules.problem import ScheduleFamily
 from .budget import Budget
-from .compiled import compile_stages
+from .compiled import Programs, compile_stages
 from .compute import compute_device
 from .corrected import corrected_graph
 from .link_profile import measured_cluster
@@ -45,8 +46,12 @@ from .stage_compiler import StageCompiler
 from .stage_profile import profile_stages
 from .team import Team
 
-CORRECTIONS = 1
-"""How often cuts are searched again on times corrected by measured stages, for each number of stages a device."""
+WORTH = 0.03
+"""Share of a step that a cut or an order which follows measured times must be predicted to gain over a regular one:
+operators' times of two runs differ by about as much."""
+
+PLAIN = "1f1b"
+"""The schedule that is rehearsed in any case: what others have to be faster than."""
 
 Stages = tuple[tuple[str, ...], ...]
 
@@ -72,6 +77,10 @@ class Planning:
         recompute: the stages that do; None for those that the planner chooses.
         compiler: compiles what stage programs are made of.
         budget: what may be spent; by default counts alone limit it.
+        programs: of stages that were compiled; a pipeline of the same stages need not compile them again.
+
+    Attributes:
+        stage_costs: of the programs of the stages that were measured.
     """
 
     operators: Operators
@@ -91,13 +100,15 @@ class Planning:
     recompute: Recompute | None = None
     compiler: StageCompiler | None = None
     budget: Budget = field(default=Factory(lambda planning: Budget(planning.team), takes_self=True))
+    programs: Programs = field(factory=dict)
+    stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
 
-    def plans(self) -> tuple[list[Plan], OpGraph]:
+    def plans(self) -> list[Plan]:
         """Measure, search and choose.
 
         Returns:
-            The best plan of each number of stages a device, with its prediction, the same on every rank; and the graph
-            of measured operators.
+            Plans with their predictions, the same on every rank: for each number of stages a device the fastest, and
+            those that hold less memory than every faster one.
 
         Raises:
             RequestError: the model has fewer operators than there are devices.
@@ -123,65 +134,47 @@ class Planning:
             if found and not self.budget.allows(f"{chunks} stages a device"):
                 break
             try:
-                found += sorted(self.plans_for(chunks, graph, cluster), key=step_s)[:1]
+                found += self.plans_for(chunks, graph, cluster)
             except InfeasibleError as error:
                 failure = error
         if not found:
             raise failure or RequestError(
                 f"no schedule is made for {devices} devices and {self.microbatches} microbatches"
             )
-        return found, graph
-
-    def another(
-        self, plan: Plan, programs: Sequence[StageCosts], graph: OpGraph, tried: Sequence[Stages]
-    ) -> Plan | None:
-        """A plan with as many stages and other cuts that were not tried: those that the costs of the programs of
-        ``plan``, rehearsed, speak for, or some nearby that send less."""
-        assert plan.prediction is not None
-        times = corrected_graph(graph, [stage.nodes for stage in plan.stages], programs)
-        cluster, chunks = plan.prediction.cluster, len(plan.stages) // self.team.size
-        self.report("cutting on rehearsed times")
-        stages = self.cut(times, cluster, chunks)
-        if stages is None or stages in tried:
-            stages = thinner_cut(times, tuple(stage.nodes for stage in plan.stages), plan.placement)
-        if stages is None or stages in tried:
-            return None
-        costs = self.measured_stages(stages)
-        return self.choose(graph, cluster, stages, costs)
+        return found
 
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
-        """Cut, measure, choose; then correct operators' times by the stages' and see whether another cut follows."""
+        """Cut, measure, correct operators' times by the stages', see whether another cut follows, and choose."""
         count = chunks * self.team.size
-        plans: list[Plan] = []
-        tried: list[Stages] = []
-        for number in range(1 + CORRECTIONS):
-            if number and not self.budget.allows("correcting cuts by measured stages"):
-                break
-            self.report(f"cutting into {count} stages")
-            stages = self.cut(graph, cluster, chunks)
-            if stages is None or stages in tried:
-                break
-            tried.append(stages)
-            self.report(f"measuring {count} stages")
-            costs = self.measured_stages(stages)
-            plan = self.choose(graph, cluster, stages, costs)
-            plans += [plan] if plan is not None else []
-            graph = corrected_graph(graph, stages, costs)
-        return plans
+        self.report(f"cutting into {count} stages")
+        stages = self.cut(graph, cluster, chunks)
+        if stages is None:
+            return []
+        self.report(f"measuring {count} stages")
+        costs = self.measured_stages(stages)
+        if self.budget.allows("correcting cuts by measured stages"):
+            other = self.cut(corrected_graph(graph, stages, costs), cluster, chunks, known=stages)
+            if other is not None and other != stages:
+                self.report(f"measuring {count} stages on another cut")
+                stages, costs = other, self.measured_stages(other)
+        return self.choose(graph, cluster, stages, costs)
 
     def cut(
-        self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None
-    ) -> Stages | None:
-        """The operators of each stage, so many a device, by one search; the same on every rank.
+        self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None,
+        known: Stages | None = None,
+    ) -> Stages | None:  # fmt: skip
+        """The operators of each stage, by one search; the same on every rank.
 
         Args:
             graph: with times.
             cluster: the machine.
             chunks: stages a device.
             families: the schedules that a cut is good for; those to choose among by default.
+            known: stages that are kept if none are worth another measurement.
 
         Returns:
-            None where no schedule is made for so many stages.
+            ``known``, a regular cut, or what was searched: the first of them that is not predicted to be slower than
+            what was searched by more than ``WORTH``. None where no schedule is made for this many stages.
         """
         message = self.message  # measured by all ranks, before one of them searches
 
@@ -194,35 +187,77 @@ class Planning:
                     min_chunks=chunks, max_chunks=chunks, parameter_sizes=self.sizes, replicas=self.replicas,
                     message=message,
                 )  # fmt: skip
-                self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
             except RequestError:
                 return None
-            return tuple(stage.nodes for stage in found.stages)
+            self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
+            searched = tuple(stage.nodes for stage in found.stages)
+            others = [each for each in (known, regular_cut(graph, len(searched))) if each is not None]
+            return next((each for each in others if self._as_good(found, graph, each, cluster)), searched)
 
         return self.team.decide(search)
 
-    def choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> Plan | None:
-        """The plan of measured stages with the schedule that is best for them, the same on every rank.
+    def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, cluster: Cluster) -> bool:
+        """Whether the orders of a plan fit on another cut, and are not slower by more than is worth a search."""
+        searched, other = (
+            score_of_cut(found, graph, each, cluster, self.cut_oracle, message=self.message, parameter_sizes=self.sizes)
+            for each in (tuple(stage.nodes for stage in found.stages), stages)
+        )
+        limits = [cluster.devices[device].memory_bytes for device in found.mesh.cluster_devices]
+        fits = all(peak <= limit for peak, limit in zip(other.peak_memory_bytes, limits, strict=False))
+        return fits and other.step_s <= (1 + WORTH) * searched.step_s
+
+    def choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
+        """Plans of measured stages: the fastest, and those that hold less than every faster one; the same on every
+        rank. A schedule as published is preferred to an order that was annealed for these times, unless that one is
+        predicted to gain more than ``WORTH``.
 
         Returns:
-            None where no schedule is made for these stages or fits.
+            None at all where no schedule is made for these stages or fits.
         """
         message = self.message
 
-        def search() -> Plan | None:
-            try:
-                plan = choose_schedule(
-                    graph, stages, costs, cluster, self.microbatches, families=self.families, anneal=self.anneal,
-                    oracle=self.oracle, recompute=self.recompute,
-                    budget=self.budget.order_evaluations(self.microbatches), seconds=self.budget.left_s,
-                    parameter_sizes=self.sizes, replicas=self.replicas, message=message,
-                )  # fmt: skip
+        def search() -> list[Plan]:
+            found: list[Plan] = []
+            for anneal in (False, True) if self.anneal else (False,):
+                if found and min(_bubble(plan) for plan in found) <= WORTH:
+                    break
+                try:
+                    plans = choose_schedules(
+                        graph, stages, costs, cluster, self.microbatches, families=self.families, anneal=anneal,
+                        oracle=self.oracle, recompute=self.recompute,
+                        budget=self.budget.order_evaluations(self.microbatches), seconds=self.budget.left_s,
+                        parameter_sizes=self.sizes, replicas=self.replicas, message=message,
+                    ).plans  # fmt: skip
+                except (InfeasibleError, RequestError):
+                    continue
                 self.budget.searched(f"the search for the orders of {len(stages)} stages")
-                return evolve(plan, mesh=self.team.mesh)
-            except (InfeasibleError, RequestError):
-                return None
+                least = min(map(step_s, found), default=float("inf"))
+                found += [plan for plan in plans if not found or step_s(plan) < least / (1 + WORTH)]
+            return [evolve(plan, mesh=self.team.mesh) for plan in found]
 
         return self.team.decide(search)
+
+    def plain(self, plans: Sequence[Plan]) -> list[Plan]:
+        """1F1B on the stages of these plans, where it is to choose, is made for them and fits; at most one."""
+        family = next((family for family in self.families if family.name == PLAIN), None)
+        given = min(plans, key=lambda plan: (len(plan.stages), step_s(plan)))
+        prediction = given.prediction
+        if family is None or prediction is None:
+            return []
+        stages = tuple(stage.nodes for stage in given.stages)
+
+        def build() -> list[Plan]:
+            try:
+                plan = choose_schedules(
+                    self.operators.graph, stages, self.stage_costs[stages], prediction.cluster, self.microbatches,
+                    families=[family], anneal=False, oracle=self.oracle, recompute=self.recompute,
+                    parameter_sizes=self.sizes, replicas=self.replicas, message=self.message,
+                ).best  # fmt: skip
+            except (InfeasibleError, RequestError):
+                return []
+            return [evolve(plan, mesh=self.team.mesh)]
+
+        return self.team.decide(build)
 
     @cached_property
     def message(self) -> MessageLine:
@@ -267,21 +302,25 @@ class Planning:
         return evolve(graph, nodes=tuple(nodes))
 
     def measured_stages(self, stages: Stages) -> tuple[StageCosts, ...]:
-        """Costs of stages placed round robin, each from its own programs on its own device, all devices busy."""
+        """Costs of stages, each from its own programs on a device that it may be on, all devices busy."""
         devices = self.team.size
-        mine = [i for i in range(len(stages)) if i % devices in self.team.local]
-        where = {i: self.where[i % devices] for i in mine}
-        compiled = compile_stages(self.operators, stages, mine, where, self.compiler)  # not for threads
+        chunks = len(stages) // devices
+        place = folded_placement(devices, chunks) if chunks == 2 else looped_placement(devices, chunks)
+        mine = [i for i in range(len(stages)) if place[i] in self.team.local]
+        where = {i: self.where[place[i]] for i in mine}
+        compiled = compile_stages(self.operators, stages, mine, where, self.compiler, self.programs)  # not for threads
 
         def measure(device: int) -> dict[int, StageCosts]:
-            own = {i: compiled.programs[i] for i in mine if i % devices == device}
+            own = {i: compiled.programs[i] for i in mine if place[i] == device}
             return profile_stages(
                 own, compiled.layout, self.operators, self.parameters, self.buffers, self.microbatch.leaves,
                 self.optimizer, device=self.where[device],
             )  # fmt: skip
 
         found = self.team.everywhere(measure)
-        return tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))
+        costs = tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))
+        self.stage_costs[stages] = costs
+        return costs
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...] | None:
@@ -315,3 +354,9 @@ def step_s(plan: Plan) -> float:
     """The predicted step time."""
     assert plan.prediction is not None
     return plan.prediction.step_s
+
+
+def _bubble(plan: Plan) -> float:
+    """Share of the predicted step in which the busiest device computes nothing: no order gains more."""
+    assert plan.prediction is not None
+    return plan.prediction.bubble_ratio

@@ -27,6 +27,7 @@ from .agreement import check_same, model_in_words
 from .automatic import Planning
 from .budget import Budget
 from .clocked import VirtualDevices
+from .compiled import Programs
 from .compute import compute_device
 from .devices import Names, of_rank, parse_devices, place
 from .earlier_plan import EarlierPlans
@@ -113,13 +114,15 @@ def build_pipeline(
             team.where = place(team, named, on, share_devices, devices is not None)
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
 
+        programs: Programs = {}
+
         def ready(plan: Plan) -> Pipeline:
             if training.needs_all_stages:
                 plan = _predicted_again(plan, synchronised(plan), oracle)
             _check_plan(plan, operators, team, anywhere=virtual is not None)
-            clock = None if virtual is None else virtual.clock(plan, operators)
-            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes, clock,
-                            training, compiler)  # fmt: skip
+            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes,
+                            None if virtual is None else virtual.clock(plan, operators), training, compiler,
+                            programs)  # fmt: skip
 
         if given is not None:
             pipe = ready(given)
@@ -128,7 +131,7 @@ def build_pipeline(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
                 max_chunks=max_chunks, cluster=cluster, report=report, recompute=recompute,
-                compiler=compiler, budget=Budget(team, plan_seconds),
+                compiler=compiler, budget=Budget(team, plan_seconds), programs=programs,
             )  # fmt: skip
             options = {"compile": compile and compile.name, "update": training.settings, "devices": named}
             pipe = _automatic(planning, ready, example_batch, EarlierPlans(planning, options, plan_cache))

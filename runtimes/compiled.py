@@ -37,9 +37,14 @@ class Compiled:
         return next(i for i, names in enumerate(self.stages) if owner in names)
 
 
+Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], StagePrograms]
+"""Programs of one captured step by (operators of every stage, index, device)."""
+
+
 def compile_stages(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
     where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    known: Programs | None = None,
 ) -> Compiled:  # fmt: skip
     """Derive the programs of some stages of a plan.
 
@@ -49,6 +54,7 @@ def compile_stages(
         wanted: indices of the stages to compile.
         where: the device of each; by default the one that the step was captured for.
         compiler: compiles what they are made of; None where operators run one by one.
+        known: programs of this captured step and compiler, which are not derived again; new ones are added.
 
     Raises:
         RequestError: the stages do not cover the step's operators, or one of them cannot become programs.
@@ -56,18 +62,22 @@ def compile_stages(
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
-    return compile_any(operators, stages, wanted, where, compiler)
+    return compile_any(operators, stages, wanted, where, compiler, known)
 
 
 def compile_any(
     operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
     where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    known: Programs | None = None,
 ) -> Compiled:  # fmt: skip
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
     aim = where or {}
-    graphs = {i: stage_graph(operators, stages, i, aim.get(i)) for i in wanted}
-    programs = {
-        i: stage_programs(graph) if compiler is None else compiler.programs(graph, i) for i, graph in graphs.items()
-    }
-    return Compiled(operators, stages, layout, programs)
+    programs = {} if known is None else known
+    names = tuple(map(tuple, stages))
+    keys = {i: (names, i, aim.get(i)) for i in wanted}
+    for i, key in keys.items():
+        if key not in programs:
+            graph = stage_graph(operators, stages, i, aim.get(i))
+            programs[key] = stage_programs(graph) if compiler is None else compiler.programs(graph, i)
+    return Compiled(operators, stages, layout, {i: programs[key] for i, key in keys.items()})

@@ -16,7 +16,7 @@ def profile_link(
     backend: Backend,
     device: torch.device,
     sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22),
-    repeats: int = 20,
+    repeats: int = 8,
 ) -> tuple[float, float]:  # fmt: skip
     """Latency and bandwidth between neighbouring devices, by ping-pong between each even device and the next.
 

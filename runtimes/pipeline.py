@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from attrs import evolve
 from torch import Tensor, nn
 
 from ..core.capture.breaks import StepFunction
@@ -17,7 +18,7 @@ from ..core.plan import Plan
 from ..core.trace import Trace
 from ..core.wording import counted, first_of
 from .clocked import Clock
-from .compiled import compile_stages
+from .compiled import Programs, compile_stages
 from .compute import compute_device
 from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
@@ -26,6 +27,7 @@ from .microbatches import Shape, split_batch
 from .modes import ModuleModes
 from .optimizers import OptimizerFactory
 from .prepared import Preparations
+from .reference_workload import reference_s
 from .rehearsed import Rehearsal
 from .resumable import Resumable
 from .saving import save_checkpoint
@@ -57,6 +59,7 @@ class Pipeline(Resumable):
         clock: that virtual devices run under; None for devices that take the time they take.
         training: what happens in an update beside the optimizers' steps; the plan's steps wait where it asks for that.
         compiler: compiles what stage programs are made of; None where operators run one by one.
+        known: programs that are derived already (see `compile_stages`).
 
     Attributes:
         steps: batches so far.
@@ -70,7 +73,7 @@ class Pipeline(Resumable):
     def __init__(
         self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
         optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES, clock: Clock | None = None,
-        training: Training | None = None, compiler: StageCompiler | None = None,
+        training: Training | None = None, compiler: StageCompiler | None = None, known: Programs | None = None,
     ) -> None:  # fmt: skip
         training = training or Training()
         self._closed = False
@@ -87,7 +90,7 @@ class Pipeline(Resumable):
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where = team.where or dict.fromkeys(team.local, device)
         on = {i: where[plan.placement[i]] for i in local}
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler)
+        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
         kind = next(iter(where.values())).type
         self._shapes = Shapes(
@@ -135,13 +138,22 @@ class Pipeline(Resumable):
         return self._run(batch, trace=False, ending=Ending.STEP if update else Ending.KEEP).loss
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
-        """Train on one batch and record what every local device did.
+        """Train on one batch and record what every local device did, and after it how fast the machine is.
 
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
         done = self._run(batch, trace=True, watch=True)
-        return done.loss, self._traced(done)
+        trace = self._traced(done)
+        if done.trace is None:  # devices that take the time they take
+            trace = self.trace = evolve(trace, reference_s=reference_s(self._team))
+        return done.loss, trace
+
+    def reference_s(self) -> float:
+        """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`); the same on
+        every rank, and all of them call this together. Over what ``plan.prediction.reference_s`` says, it is how much
+        slower the machine has become since its plan was measured."""
+        return reference_s(self._team)
 
     def evaluate(self, batch: Any) -> Tensor:
         """The step's loss for a batch, forward only.

@@ -1,50 +1,62 @@
-"""Rehearsing plans: steps that change nothing, to learn what stages cost while they run as planned, and to cut better.
+"""Rehearsing plans: steps that change nothing, to choose among plans by measurement and to predict the one chosen.
 
-Stages that run beside each other, with messages between them and saved tensors piling up, take longer than each alone:
-they share memory bandwidth and caches. A rehearsal is the profile that a prediction for this machine should stand on.
+Stages that run at the same time, with messages between them and saved tensors piling up, take longer than each alone:
+they share memory bandwidth and caches, and no prediction has it right (10 % on four stages of a GPT over gloo, two
+workers on two cores). So candidates are measured, and so that another run chooses the same one:
 
-1. For each number of stages a device, the plan predicted to be fastest is rehearsed, if it is not far from the best;
-   its stages' times correct those of its operators, another cut may follow, and that one is rehearsed too (``RECUTS``
-   times).
-2. The plans left take turns, so that a machine whose speed drifts is as fast for one as for the next.
-   The one whose steps were the fastest stays: what more messages do to those who compute beside them is measured, and
-   no prediction has it right (10 % on four stages of a GPT over gloo, two workers on two cores).
-
-Over steps, cuts and the choice look at the lower quartile: a busy neighbour of the machine slows down one program or
-another for a while, and a stage that met one must not look heavier. The prediction looks at the median.
+1. Candidates are those that differ in what they need: 1F1B, and for each number of stages the preferred plan of those
+   predicted to be about as fast (`core/planner/preference`).
+2. They take turns of one step, so that a machine whose speed drifts is as fast for one as for the next. Steps of one
+   turn are pairs.
+3. After ``LEAST`` turns whatever pairs show to be slower than another is left out (`core/paired`), and so is a dearer
+   plan whose gain is below the noise that all turns together would leave. It ends with one plan, or after ``TURNS``,
+   or with the budget.
+4. Of what is left, the plan with less memory stays, then the one with fewer stages, then the simpler schedule. But it
+   is 1F1B unless pairs show that another one is faster, or, where that needs less memory, as fast to ``AS_FAST``: on a
+   machine too loaded to show anything, nothing is chosen that may be slower.
+5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen, and an interval from
+   how much all rehearsed steps varied.
 """
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy
-from attrs import define, field
+from attrs import define, evolve, field
+from scipy.special import stdtrit
 
-from ..core.graph import OpGraph
+from ..core.paired import difference
 from ..core.plan import Plan
 from ..core.planner import Oracle
+from ..core.planner.preference import preference, worth_rehearsing
 from ..core.planner.score import with_costs
-from .automatic import Planning, Stages, step_s
+from .automatic import PLAIN, Planning
 from .pipeline import Pipeline
-from .rehearsed import Rehearsal, RehearsedProfile, rehearsed_profile
+from .reference_workload import reference_s
+from .rehearsed import Rehearsal, rehearsed_profile
 
-STEPS = 3
-"""Steps of a first rehearsal, after one that does not count."""
-RECUTS = 2
-"""How often a rehearsed plan is cut anew."""
-TURNS = 4
-"""Further steps of each plan that is left after recutting."""
-FAR = 1.1
+CANDIDATES = 3
+"""Plans that are measured against each other, at most."""
+FAR = 1.05
 """A plan predicted to take more than this many times the fastest is not rehearsed."""
-NEAR = 1.05
-"""A plan slower than this many times the fastest does not take part in the turns."""
-TYPICAL, UNDISTURBED = 0.5, 0.25
-"""Quantiles of a program's times over steps: for predicting, and for weighing stages against each other."""
+LEAST, TURNS = 4, 8
+"""Turns of candidates: before any is left out, and at most."""
+ERROR = 0.1
+"""Most probability of leaving a plan out that is not slower. Four turns can show 1 in 16."""
+AS_FAST = 0.02
+"""Share of a step by which a plan that needs less memory than 1F1B may be slower."""
+ALONE = 4
+"""Steps of the plan chosen, without other candidates in turn; and at least this many in all."""
+LEVEL = 0.9
+"""Probability that a step lies within the predicted interval."""
+TYPICAL = 0.5
+"""Quantile of a program's times over steps, for predicting."""
 
 
 @define(eq=False)
 class _Candidate:
-    """A plan that is ready to run, and what was seen of it."""
+    """A plan that is ready to run, and what was seen of it, turn by turn."""
 
     pipe: Pipeline
     oracle: Oracle
@@ -55,58 +67,128 @@ class _Candidate:
         self.seen += self.pipe.rehearse(self.batch, skip + steps)[skip:]
 
     @property
-    def step_s(self) -> float:
-        """What a step took, undisturbed."""
-        return float(numpy.quantile([one.trace.step_s for one in self.seen], UNDISTURBED))
+    def times(self) -> list[float]:
+        """What its steps took, in seconds."""
+        return [one.trace.step_s for one in self.seen]
 
-    def profile(self, quantile: float) -> RehearsedProfile:
-        """What was seen."""
+    def faster_than(self, other: "_Candidate") -> list[float]:
+        """By how much each turn was, as logarithms of ratios: above 0 this one is faster."""
+        return [math.log(b / a) for a, b in zip(self.times, other.times, strict=False)]
+
+    def plan(self) -> Plan:
+        """The plan, predicted from what was seen."""
         plan = self.pipe.plan
         assert plan.prediction is not None
-        return rehearsed_profile([(plan, plan.prediction.costs, self.seen)], quantile)
-
-    def plan(self, quantile: float) -> Plan:
-        """The plan, predicted from what was seen."""
-        return with_costs(self.pipe.plan, self.profile(quantile).of(self.pipe.plan), self.oracle)
+        profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
+        return with_costs(plan, profile.of(plan), self.oracle)
 
 
 def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
-    """Plan, rehearse, cut anew; the pipeline of the plan that rehearses best, with a prediction from its rehearsals.
+    """Plan and rehearse; the pipeline of the plan that stays, with a prediction from its rehearsals.
 
     Args:
         planning: makes plans.
         ready: makes a pipeline of one.
         batch: a real one.
     """
-    plans, graph = planning.plans()
-    candidates: list[_Candidate] = []
-    for plan in plans:
-        if step_s(plan) <= FAR * min(map(step_s, plans)):
-            candidates += _rehearsed(planning, plan, graph, ready, batch)
-    planning.report("rehearsing in turns")
-    fastest = min(candidate.step_s for candidate in candidates)
-    left = [candidate for candidate in candidates if candidate.step_s <= NEAR * fastest]
-    for _ in range(TURNS):
-        for candidate in left:
-            candidate.rehearse(1)
-    best = min(left, key=lambda candidate: candidate.step_s)
-    best.pipe.plan = best.plan(TYPICAL)
+    plans = planning.plans()
+    order = preference([family.name for family in planning.families])
+    wanted = worth_rehearsing(plans, planning.plain(plans), order, CANDIDATES, FAR)
+    speeds = [reference_s(planning.team)]
+    candidates = [_Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
+    planning.report("rehearsing " + ", ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted))
+    for candidate in candidates:
+        candidate.rehearse(0, skip=1)
+    best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
+    speeds.append(reference_s(planning.team))
+    planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
+    step_s = statistics.median(best.times) if best.times else 0.0
+    count = planning.budget.repeats("rehearsing alone", step_s, ALONE, least=max(ALONE - len(best.seen), 1))
+    best.rehearse(count, skip=int(len(candidates) > 1))
+    speeds.append(reference_s(planning.team))
+    best.pipe.plan = with_interval(best.plan(), [each.times for each in candidates], speeds)
     return best.pipe
 
 
-def _rehearsed(
-    planning: Planning, plan: Plan, graph: OpGraph, ready: Callable[[Plan], Pipeline], batch: Any
-) -> list[_Candidate]:
-    """The plan rehearsed, and those cut anew on what was seen."""
-    found: list[_Candidate] = []
-    tried: list[Stages] = []
-    for _ in range(1 + RECUTS):
-        planning.report("rehearsing")
-        found.append(_Candidate(ready(plan), planning.oracle, batch))
-        found[-1].rehearse(STEPS, skip=1)
-        tried.append(tuple(stage.nodes for stage in plan.stages))
-        another = planning.another(plan, found[-1].profile(UNDISTURBED).costs[tried[-1]], graph, tried)
-        if another is None:
+def _in_turns(planning: Planning, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted."""
+    left = list(candidates)
+    for turn in range(TURNS):
+        if len(left) == 1:
             break
-        plan = another
-    return found
+        turn_s = sum(candidate.times[-1] for candidate in left) if turn else 0.0
+        if turn and not planning.budget.allows("rehearsing in turns", turn_s):
+            break
+        for place in range(len(left)):
+            left[(turn + place) % len(left)].rehearse(1)
+        if turn + 1 >= LEAST:
+            left = undecided(left)
+    return left
+
+
+def undecided(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Candidates that are not shown to be slower than another, nor dearer for a gain that further turns cannot show.
+
+    Args:
+        candidates: the preferred ones first; each with as many turns.
+    """
+    turns = len(candidates[0].seen)
+    slower = {
+        b for a in candidates for b in candidates if a is not b and difference(a.faster_than(b), ERROR).low > 0
+    }  # fmt: skip
+    left = [candidate for candidate in candidates if candidate not in slower]
+    cheapest, kept = left[0], left[:1]
+    for dearer in left[1:]:
+        gain = difference(dearer.faster_than(cheapest), ERROR)
+        if gain.estimate > (gain.estimate - gain.low) * math.sqrt(turns / TURNS):
+            kept.append(dearer)
+    return kept
+
+
+def winner(candidates: Sequence[_Candidate], plain: str) -> _Candidate:
+    """The candidate that stays (4 of the module).
+
+    Args:
+        candidates: the preferred ones first; each with as many turns.
+        plain: name of the schedule that others have to be faster than.
+    """
+    place = next((i for i, each in enumerate(candidates) if each.pipe.plan.schedule == plain), None)
+    eligible = list(candidates)
+    if place is not None:
+        known = candidates[place]
+        cheaper, dearer = candidates[:place], candidates[place + 1 :]
+        eligible = [
+            *(each for each in cheaper if difference(each.faster_than(known), ERROR).low > -AS_FAST),
+            known,
+            *(each for each in dearer if difference(each.faster_than(known), ERROR).low > 0),
+        ]
+    beaten = {
+        a for a in eligible for b in eligible if a is not b and difference(b.faster_than(a), ERROR).low > 0
+    }  # fmt: skip
+    return next(each for each in eligible if each not in beaten)
+
+
+def with_interval(plan: Plan, times: Sequence[Sequence[float]], speeds: Sequence[float]) -> Plan:
+    """The plan with the interval that noise implies for its predicted step, and the speed of the machine meanwhile.
+
+    What steps of a plan take varies by as large a share for one plan as for another. A further step then lies within
+    t · s · √(1 + 1/n) of a mean over n with probability ``LEVEL``, where s is the standard deviation of the
+    logarithms over all plans and t the quantile of Student's distribution for its degrees of freedom.
+
+    Args:
+        plan: with its prediction.
+        times: of rehearsed steps of each candidate, in seconds.
+        speeds: seconds of the reference workload, before, between and after them.
+    """
+    assert plan.prediction is not None
+    logs = [[math.log(time) for time in each] for each in times if len(each) > 1]
+    freedom = sum(len(each) - 1 for each in logs)
+    reference = statistics.median(speeds)
+    if not freedom:
+        return evolve(plan, prediction=evolve(plan.prediction, reference_s=reference))
+    deviation = math.sqrt(sum((x - statistics.fmean(each)) ** 2 for each in logs for x in each) / freedom)
+    count = max(map(len, logs))
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * deviation * math.sqrt(1 + 1 / count)
+    step_s = plan.prediction.step_s
+    interval = step_s * math.exp(-reach), step_s * math.exp(reach)
+    return evolve(plan, prediction=evolve(plan.prediction, interval_s=interval, reference_s=reference))

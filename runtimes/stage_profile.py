@@ -23,13 +23,13 @@ from .state import StageState
 
 T = TypeVar("T")
 
-OPTIMIZER_STEPS = 6
+OPTIMIZER_STEPS = 3
 """Steps that an optimizer is timed for, after one that makes its state."""
 
 
 def profile_stages(
     programs: Mapping[int, StagePrograms], layout: Layout, operators: Operators, parameters: Values, buffers: Values,
-    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 7, device: torch.device | None = None,
+    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 3, device: torch.device | None = None,
 ) -> dict[int, StageCosts]:  # fmt: skip
     """Time the programs of stages, with what the executor does around them.
 

@@ -153,4 +153,6 @@ class SimulationResult:
     def trace(self) -> Trace:
         """Action by action. Trace.source is ``simulated``."""
         times = StepTimes(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
-        return build_trace(self.plan, times, self.timelines, self.link_rates)
+        known = self.plan.prediction
+        reference_s = known.reference_s if known is not None and tuple(self.costs) == known.costs else None
+        return build_trace(self.plan, times, self.timelines, self.link_rates, reference_s)

@@ -18,10 +18,17 @@ from ..core.trace import (
 from .times import StepTimes
 
 
-def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline], links: tuple[LinkTrack, ...]) -> Trace:
+def build_trace(
+    plan: Plan,
+    times: StepTimes,
+    timelines: Sequence[Timeline],
+    links: tuple[LinkTrack, ...],
+    reference_s: float | None = None,
+) -> Trace:
     """The events of all queues in order of start, a memory sample for every change, and the use of the links.
 
-    What starts at one moment on one queue stays in the order issued: the reductions stand in front of the steps.
+    ``reference_s`` is what the reference workload took when the costs were measured. What starts at one moment on one
+    queue stays in the order issued: the reductions stand in front of the steps.
     """
     operations = list(_operations(times))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
@@ -30,7 +37,9 @@ def build_trace(plan: Plan, times: StepTimes, timelines: Sequence[Timeline], lin
     events.sort(key=lambda event: (event.start_s, event.device))
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
-    return Trace("simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links)
+    return Trace(
+        "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links, reference_s
+    )
 
 
 def _operations(times: StepTimes) -> Iterator[TraceEvent]:

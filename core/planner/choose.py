@@ -110,7 +110,7 @@ def plan(
     return search_plans(work, cluster, replicas=replicas, alternatives=False, **choices).best
 
 
-def choose_schedule(
+def choose_schedules(
     graph: OpGraph,
     stages: Sequence[Sequence[str]],
     costs: Sequence[StageCosts],
@@ -129,7 +129,8 @@ def choose_schedule(
     parameter_sizes: Mapping[str, int] | None = None,
     replicas: Replicas | None = None,
     message: MessageLine = FREE,
-) -> Plan:
+    alternatives: bool = True,
+) -> SearchResult:
     """Choose the schedule and its parameters for stages that are cut and measured already.
 
     Args:
@@ -141,9 +142,10 @@ def choose_schedule(
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
         replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
         message: what a message costs its ends beside its way.
+        alternatives: whether plans that hold less memory are wanted, too.
 
     Returns:
-        The plan with its prediction from ``costs``.
+        Plans with predictions from ``costs``: the fastest, then those that hold less than every faster one.
 
     Raises:
         RequestError: the number of stages is no multiple of the devices, or no family is made for this problem.
@@ -162,7 +164,12 @@ def choose_schedule(
     chunks = len(stages) // devices
     freedom = Freedom(tuple(families), anneal, (chunks, chunks), recompute)
     meter = _meter([setting], budget, seconds, progress)
-    return confirmed([setting], freedom, meter, oracle, seed, alternatives=False).best
+    return confirmed([setting], freedom, meter, oracle, seed, alternatives=alternatives)
+
+
+def choose_schedule(*given: Any, **choices: Any) -> Plan:
+    """The fastest plan of :func:`choose_schedules`, with its arguments and errors."""
+    return choose_schedules(*given, alternatives=False, **choices).best
 
 
 def _meter(

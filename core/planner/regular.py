@@ -10,11 +10,20 @@ a gain that neither could measure. A regular cut depends on the times as little 
 The best one of 2 minimizes the longest stage (the chain partition problem; by dynamic programming over the positions).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
+from attrs import evolve
 
+from ..cluster import Cluster
+from ..costs import stage_costs, stage_edges
 from ..graph import OpGraph
+from ..message_times import MessageLine, with_message_times
+from ..plan import Plan
+from ..schedules.problem import Schedule
+from .assemble import assemble, with_replicas
+from .score import Oracle, Score
 
 NEAR = 3
 """Operators before and after a position within which none sends less."""
@@ -45,7 +54,7 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     _, places = _partition(np.where(allowed, size**2, np.inf), count, np.add)
     bounds = [0, *(int(ends[place]) for place in places)]
     names = [node.name for node in graph.nodes]
-    return tuple(tuple(names[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
+    return tuple(tuple(names[a:b]) for a, b in pairwise(bounds))
 
 
 def thin_positions(graph: OpGraph) -> list[int]:
@@ -87,3 +96,26 @@ def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[flo
         place = int(previous[place])
         places.append(place)
     return float(best[-1]), places[::-1]
+
+
+def score_of_cut(
+    plan: Plan, graph: OpGraph, stages: Stages, cluster: Cluster, oracle: Oracle, *, message: MessageLine,
+    parameter_sizes: Mapping[str, int] | None = None,
+) -> Score:  # fmt: skip
+    """What the orders of a plan are worth on another cut into as many stages.
+
+    Args:
+        plan: whose orders and recomputation are kept.
+        graph: with times.
+        stages: operators of each.
+        cluster: the machine.
+        oracle: scores it.
+        message: what a message costs its ends.
+        parameter_sizes: bytes of each parameter (see :func:`assemble`).
+    """
+    edges = stage_edges(graph, stages)
+    schedule = Schedule(plan.schedule, plan.placement, plan.microbatches, plan.device_actions)
+    other = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)
+    other = evolve(other, mesh=plan.mesh, memory=plan.memory)
+    costs = with_message_times(stage_costs(graph, stages), plan.placement, edges, message)
+    return oracle(other, with_replicas(graph, costs, other.tied), cluster)

@@ -40,7 +40,7 @@ def by_position(score: Score, devices: int) -> Score:
 
 
 def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
-    """The plan with its prediction made again from other costs."""
+    """The plan with its prediction made again from other costs; what was measured for the one before is left out."""
     assert plan.prediction is not None
     score = by_position(oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster), plan.devices)
     return evolve(
@@ -52,5 +52,7 @@ def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Pla
             peak_memory_bytes=score.peak_memory_bytes,
             peak_saved_bytes=score.peak_saved_bytes,
             bubble_ratio=score.bubble_ratio,
+            interval_s=None,
+            reference_s=None,
         ),
     )

@@ -1,0 +1,39 @@
+"""Differences of paired measurements: estimates and bounds from ranks."""
+
+import math
+import random
+
+import pytest
+from panpipe.core.paired import difference
+
+
+def test_four_pairs_of_one_sign_show_a_difference_and_three_do_not():
+    assert difference([0.01, 0.03, 0.02, 0.05], 0.1).low == 0.01
+    three = difference([0.01, 0.03, 0.02], 0.1)
+    assert (three.low, three.high) == (-math.inf, math.inf)
+
+
+def test_the_estimate_is_the_median_of_the_means_of_all_pairs_of_differences():
+    assert difference([1.0, 2.0, 6.0], 0.1).estimate == 2.75  # of 1, 1.5, 2, 3.5, 4, 6
+
+
+def test_one_disturbed_pair_of_six_hides_nothing():
+    assert difference([0.04, 0.05, 0.05, 0.06, 0.05, -0.3], 0.1).low > -0.15
+    assert difference([0.04, 0.05, 0.05, 0.06, 0.05, -0.001], 0.1).low > 0
+
+
+@pytest.mark.parametrize("count", [4, 5, 8, 12])
+def test_bounds_miss_the_truth_as_rarely_as_was_asked_whatever_the_noise(count):
+    source = random.Random(count)
+    draws = (lambda: source.gauss(0, 1), lambda: source.choice((-1, 1)) * source.expovariate(1) ** 2)
+    for draw in draws:
+        missed = sum(difference([draw() for _ in range(count)], 0.1).low > 0 for _ in range(2000))
+        assert missed <= 0.12 * 2000
+
+
+def test_bounds_narrow_with_more_pairs():
+    source = random.Random(0)
+    values = [source.gauss(0.02, 0.01) for _ in range(16)]
+    found = [difference(values[:n], 0.1) for n in (4, 8, 16)]
+    widths = [each.high - each.low for each in found]
+    assert widths == sorted(widths, reverse=True)
