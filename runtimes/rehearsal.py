@@ -34,7 +34,7 @@ from ..core.planner.score import with_costs
 from .automatic import PLAIN, Planning
 from .pipeline import Pipeline
 from .reference_workload import reference_s
-from .rehearsed import Rehearsal, rehearsed_profile
+from .rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 
 CANDIDATES = 3
 """Plans that are measured against each other, at most."""
@@ -80,7 +80,9 @@ class _Candidate:
         plan = self.pipe.plan
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
-        return with_costs(plan, profile.of(plan), self.oracle)
+        costs = profile.of(plan)
+        ratio = length_ratio(plan, costs, self.times, self.oracle)
+        return with_costs(plan, times_scaled(costs, ratio), self.oracle)
 
 
 def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:

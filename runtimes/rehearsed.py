@@ -15,6 +15,7 @@ from ..core.actions import Kind
 from ..core.costs import StageCosts
 from ..core.message_times import MessageTimes, typical, with_message_times
 from ..core.plan import Plan
+from ..core.planner import Oracle
 from ..core.trace import Trace
 
 Stages = tuple[tuple[str, ...], ...]
@@ -62,6 +63,39 @@ def rehearsed_profile(
     costs = {_stages(plan): rehearsed_costs(plan, known, [s.trace for s in seen], quantile)
              for plan, known, seen in rehearsed}  # fmt: skip
     return RehearsedProfile(costs, typical([one.messages for _, _, seen in rehearsed for one in seen], quantile))
+
+
+def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[float], oracle: Oracle) -> float:
+    """What rehearsed steps took ÷ what the times of their programs predict.
+
+    Programs vary from one microbatch to the next, and where one device waits for another the longer one counts: a step
+    takes longer than one whose programs take their means each time.
+
+    Args:
+        plan: that was rehearsed.
+        costs: what the rehearsal showed of its stages, with their messages.
+        steps_s: of the steps rehearsed, without optimizer steps, in seconds; the median counts.
+        oracle: predicts a step.
+    """
+    assert plan.prediction is not None
+    bare = tuple(evolve(cost, optimizer_s=0.0) for cost in costs)
+    predicted = oracle(evolve(plan, prediction=None, sync=False), bare, plan.prediction.cluster).step_s
+    return statistics.median(steps_s) / predicted if predicted > 0 else 1.0
+
+
+def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:
+    """Costs with all programs' times as many times as long."""
+    return tuple(
+        evolve(
+            cost,
+            forward_s=cost.forward_s * ratio,
+            backward_s=cost.full_backward_s * ratio,
+            backward_input_s=cost.backward_input_s * ratio,
+            backward_weight_s=cost.backward_weight_s * ratio,
+            recompute_s=None if cost.recompute_s is None else cost.recompute_s * ratio,
+        )
+        for cost in costs
+    )
 
 
 def rehearsed_costs(
