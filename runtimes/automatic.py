@@ -5,7 +5,7 @@
 2. For each number of stages a device, cuts are searched on these times. A regular cut (`core/planner/regular`) is taken
    where what is searched is not predicted to gain more than ``WORTH``: it is the same one in the next run.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators. They correct the
-   times of 1; where another cut follows from that which is worth it, that one is measured.
+   times of 1; where another cut follows that is predicted to gain more than ``WORTH``, that one is measured.
 4. Schedules are chosen on the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
 """
 
@@ -29,7 +29,8 @@ from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.choose import choose_schedules
 from ..core.planner.choose import plan as search_plan
-from ..core.planner.regular import regular_cut, score_of_cut
+from ..core.planner.preference import ALIKE
+from ..core.planner.regular import longest_stage_s, regular_cut, score_of_cut
 from ..core.schedules.placement import folded_placement, looped_placement
 from ..core.schedules.problem import ScheduleFamily
 from .budget import Budget
@@ -47,8 +48,8 @@ from .stage_profile import profile_stages
 from .team import Team
 
 WORTH = 0.03
-"""Share of a step that a cut or an order which follows measured times must be predicted to gain over a regular one:
-operators' times of two runs differ by about as much."""
+"""Share of a step that a cut which follows measured times must be predicted to gain over a regular one: the times of
+operators differ by about as much from one run to the next."""
 
 PLAIN = "1f1b"
 """The schedule that is rehearsed in any case: what others have to be faster than."""
@@ -153,11 +154,22 @@ class Planning:
         self.report(f"measuring {count} stages")
         costs = self.measured_stages(stages)
         if self.budget.allows("correcting cuts by measured stages"):
-            other = self.cut(corrected_graph(graph, stages, costs), cluster, chunks, known=stages)
-            if other is not None and other != stages:
+            other = self.corrected(chunks, graph, cluster, stages, costs)
+            if other != stages:
                 self.report(f"measuring {count} stages on another cut")
                 stages, costs = other, self.measured_stages(other)
         return self.choose(graph, cluster, stages, costs)
+
+    def corrected(
+        self, chunks: int, graph: OpGraph, cluster: Cluster, stages: Stages, costs: Sequence[StageCosts]
+    ) -> Stages:
+        """The cut that follows from the times of measured stages, where it is worth measuring; else the same one."""
+        times = corrected_graph(graph, stages, costs)
+        if stages != regular_cut(graph, len(stages)):
+            return self.cut(times, cluster, chunks, known=stages) or stages
+        other = regular_cut(times, len(stages))
+        gain = 0.0 if other is None else longest_stage_s(times, stages) / longest_stage_s(times, other) - 1
+        return other if other is not None and gain > WORTH else stages
 
     def cut(
         self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None,
@@ -198,10 +210,15 @@ class Planning:
 
     def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, cluster: Cluster) -> bool:
         """Whether the orders of a plan fit on another cut, and are not slower by more than is worth a search."""
-        searched, other = (
-            score_of_cut(found, graph, each, cluster, self.cut_oracle, message=self.message, parameter_sizes=self.sizes)
-            for each in (tuple(stage.nodes for stage in found.stages), stages)
-        )
+        try:
+            searched, other = (
+                score_of_cut(
+                    found, graph, each, cluster, self.cut_oracle, message=self.message, parameter_sizes=self.sizes
+                )
+                for each in (tuple(stage.nodes for stage in found.stages), stages)
+            )
+        except RequestError:  # a message that only the other cut has, in an order that does not wait for it
+            return False
         limits = [cluster.devices[device].memory_bytes for device in found.mesh.cluster_devices]
         fits = all(peak <= limit for peak, limit in zip(other.peak_memory_bytes, limits, strict=False))
         return fits and other.step_s <= (1 + WORTH) * searched.step_s
@@ -209,7 +226,7 @@ class Planning:
     def choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
         """Plans of measured stages: the fastest, and those that hold less than every faster one; the same on every
         rank. A schedule as published is preferred to an order that was annealed for these times, unless that one is
-        predicted to gain more than ``WORTH``.
+        predicted to gain more than ``ALIKE``.
 
         Returns:
             None at all where no schedule is made for these stages or fits.
@@ -219,7 +236,7 @@ class Planning:
         def search() -> list[Plan]:
             found: list[Plan] = []
             for anneal in (False, True) if self.anneal else (False,):
-                if found and min(_bubble(plan) for plan in found) <= WORTH:
+                if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
                     plans = choose_schedules(
@@ -232,7 +249,7 @@ class Planning:
                     continue
                 self.budget.searched(f"the search for the orders of {len(stages)} stages")
                 least = min(map(step_s, found), default=float("inf"))
-                found += [plan for plan in plans if not found or step_s(plan) < least / (1 + WORTH)]
+                found += [plan for plan in plans if not found or step_s(plan) < least / (1 + ALIKE)]
             return [evolve(plan, mesh=self.team.mesh) for plan in found]
 
         return self.team.decide(search)

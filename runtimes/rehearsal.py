@@ -4,8 +4,8 @@ Stages that run at the same time, with messages between them and saved tensors p
 they share memory bandwidth and caches, and no prediction has it right (10 % on four stages of a GPT over gloo, two
 workers on two cores). So candidates are measured, and so that another run chooses the same one:
 
-1. Candidates are those that differ in what they need: 1F1B, and for each number of stages the preferred plan of those
-   predicted to be about as fast (`core/planner/preference`).
+1. Candidates are 1F1B, and the plan predicted to gain most over it: of the plans that are preferred for their number
+   of stages among those predicted to be about as fast (`core/planner/preference`).
 2. They take turns of one step, so that a machine whose speed drifts is as fast for one as for the next. Steps of one
    turn are pairs.
 3. After ``LEAST`` turns whatever pairs show to be slower than another is left out (`core/paired`), and so is a dearer
@@ -36,18 +36,16 @@ from .pipeline import Pipeline
 from .reference_workload import reference_s
 from .rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 
-CANDIDATES = 3
+CANDIDATES = 2
 """Plans that are measured against each other, at most."""
-FAR = 1.05
-"""A plan predicted to take more than this many times the fastest is not rehearsed."""
 LEAST, TURNS = 4, 8
 """Turns of candidates: before any is left out, and at most."""
 ERROR = 0.1
 """Most probability of leaving a plan out that is not slower. Four turns can show 1 in 16."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE = 4
-"""Steps of the plan chosen, without other candidates in turn; and at least this many in all."""
+ALONE, SEEN = 2, 5
+"""Steps of the plan chosen, without other candidates in turn; more where it has fewer in all than ``SEEN``."""
 LEVEL = 0.9
 """Probability that a step lies within the predicted interval."""
 TYPICAL = 0.5
@@ -55,7 +53,7 @@ TYPICAL = 0.5
 
 
 @define(eq=False)
-class _Candidate:
+class Candidate:
     """A plan that is ready to run, and what was seen of it, turn by turn."""
 
     pipe: Pipeline
@@ -71,7 +69,7 @@ class _Candidate:
         """What its steps took, in seconds."""
         return [one.trace.step_s for one in self.seen]
 
-    def faster_than(self, other: "_Candidate") -> list[float]:
+    def faster_than(self, other: "Candidate") -> list[float]:
         """By how much each turn was, as logarithms of ratios: above 0 this one is faster."""
         return [math.log(b / a) for a, b in zip(self.times, other.times, strict=False)]
 
@@ -95,9 +93,9 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     """
     plans = planning.plans()
     order = preference([family.name for family in planning.families])
-    wanted = worth_rehearsing(plans, planning.plain(plans), order, CANDIDATES, FAR)
+    wanted = worth_rehearsing(plans, planning.plain(plans), order, CANDIDATES)
     speeds = [reference_s(planning.team)]
-    candidates = [_Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
+    candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
     planning.report("rehearsing " + ", ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted))
     for candidate in candidates:
         candidate.rehearse(0, skip=1)
@@ -105,14 +103,14 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     speeds.append(reference_s(planning.team))
     planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
     step_s = statistics.median(best.times) if best.times else 0.0
-    count = planning.budget.repeats("rehearsing alone", step_s, ALONE, least=max(ALONE - len(best.seen), 1))
-    best.rehearse(count, skip=int(len(candidates) > 1))
+    wanted_steps = max(ALONE, SEEN - len(best.seen))
+    best.rehearse(planning.budget.repeats("rehearsing alone", step_s, wanted_steps, least=ALONE))
     speeds.append(reference_s(planning.team))
     best.pipe.plan = with_interval(best.plan(), [each.times for each in candidates], speeds)
     return best.pipe
 
 
-def _in_turns(planning: Planning, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted."""
     left = list(candidates)
     for turn in range(TURNS):
@@ -128,7 +126,7 @@ def _in_turns(planning: Planning, candidates: Sequence[_Candidate]) -> list[_Can
     return left
 
 
-def undecided(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates that are not shown to be slower than another, nor dearer for a gain that further turns cannot show.
 
     Args:
@@ -147,7 +145,7 @@ def undecided(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     return kept
 
 
-def winner(candidates: Sequence[_Candidate], plain: str) -> _Candidate:
+def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
     """The candidate that stays (4 of the module).
 
     Args:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ..plan import Plan
 
-ALIKE = 0.02
-"""Shares of a step below which two predictions are equal: no prediction from a few measured steps is better."""
-
+ALIKE = 0.05
+"""Shares of a step below which two predictions from stages that were measured alone are equal: what they cost while all
+stages run is known no better."""
+GAIN = 0.02
+"""Share of a step that a plan must be predicted to gain over a plain one, to be measured against it."""
 STEP_OF_MEMORY = 1.1
 """Plans whose fullest devices hold bytes between two powers of this need about as much memory."""
 
@@ -42,31 +44,28 @@ def preferred(plans: Sequence[Plan], order: Callable[[Plan], Preference], alike:
 
 
 def worth_rehearsing(
-    plans: Sequence[Plan], plain: Sequence[Plan], order: Callable[[Plan], Preference], most: int, far: float
+    plans: Sequence[Plan], plain: Sequence[Plan], order: Callable[[Plan], Preference], most: int
 ) -> list[Plan]:
     """The plans to measure against each other, the one to prefer first.
 
-    For each number of stages the preferred one, unless it is predicted to be far from the fastest of all; and a plain
-    one, however slow. What is preferred to another one and about as fast leaves it out.
+    A plain one in any case. For each number of stages the preferred one, where it is predicted to gain at least
+    ``GAIN`` over the plain one; of these the fastest.
 
     Args:
-        plans: with predictions.
-        plain: those that are measured in any case, such as 1F1B.
+        plans: with predictions; at least one.
+        plain: what is measured in any case, such as 1F1B; none or one.
         order: what is preferred (see :func:`preference`).
-        most: plans at most; of the others the fastest stay.
-        far: how many times the fastest step may take.
+        most: plans at most.
     """
-    fastest = min(_step_s(plan) for plan in plans)
     counts = sorted({len(plan.stages) for plan in plans})
     best = [preferred([plan for plan in plans if len(plan.stages) == count], order) for count in counts]
-    best = sorted((plan for plan in best if _step_s(plan) <= far * fastest), key=order)
-    chosen = list(plain)
-    for plan in best:
-        if all(_step_s(plan) < _step_s(other) / (1 + ALIKE) for other in chosen if order(other) <= order(plan)):
-            chosen.append(plan)
-    chosen = list({plan.hash: plan for plan in chosen}.values()) or best[:1]
-    others = sorted((plan for plan in chosen if plan not in plain), key=_step_s)
-    return sorted([*plain, *others][: max(most, 1)], key=order)
+    if plain:
+        enough = min(map(_step_s, plain)) / (1 + GAIN)
+        best = [plan for plan in best if _step_s(plan) <= enough]
+    else:
+        best = [plan for plan in best if _step_s(plan) <= (1 + ALIKE) * min(map(_step_s, best))]
+    room = max(most - len(plain), 0 if plain else 1)
+    return sorted([*plain, *sorted(best, key=_step_s)[:room]], key=order)
 
 
 def _step_s(plan: Plan) -> float:

@@ -57,6 +57,11 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     return tuple(tuple(names[a:b]) for a, b in pairwise(bounds))
 
 
+def longest_stage_s(graph: OpGraph, stages: Stages) -> float:
+    """What the longest stage takes of a microbatch, by the times of its operators."""
+    return max(cost.forward_s + cost.full_backward_s for cost in stage_costs(graph, stages))
+
+
 def thin_positions(graph: OpGraph) -> list[int]:
     """Cuts that send no more than any other nearby, by the number of operators before them."""
     count = len(graph.nodes)

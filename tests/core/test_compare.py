@@ -47,6 +47,16 @@ def test_step_error():
     assert compare(PREDICTED, MEASURED).step == Pair(6.0, 5.0, pytest.approx(0.2))
 
 
+def test_drift_is_told_apart_from_the_error():
+    assert compare(PREDICTED, MEASURED).drift is None
+    then, now = evolve(PREDICTED, reference_s=0.010), evolve(MEASURED, reference_s=0.009)
+    found = compare(then, now)
+    assert found.drift == pytest.approx(-0.1)
+    assert found.corrected == Pair(pytest.approx(5.4), 5.0, pytest.approx(0.08))
+    assert found.step.error == pytest.approx(0.2)
+    assert compare(then, MEASURED).corrected is None
+
+
 def test_each_action_against_its_own():
     rows = {str(a.action): a for a in compare(PREDICTED, MEASURED).actions}
     assert list(rows) == ["0F0", "0F1", "1F0", "0B0"]

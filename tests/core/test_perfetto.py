@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
@@ -57,6 +58,12 @@ def records(text: str, phase: str) -> list[dict]:
 def test_a_written_trace_is_read_back_whole(tmp_path):
     write_trace(two_devices(), tmp_path / "trace.json")
     assert read_trace(tmp_path / "trace.json") == two_devices()
+
+
+def test_the_reference_workload_s_time_is_written_where_it_is_known(tmp_path):
+    assert "reference_s" not in trace_json({"": two_devices()})
+    write_trace(evolve(two_devices(), reference_s=0.0125), tmp_path / "trace.json")
+    assert read_trace(tmp_path / "trace.json").reference_s == 0.0125
 
 
 times = st.floats(0, 1e4, allow_nan=False).filter(lambda t: t == 0 or t > 1e-12)

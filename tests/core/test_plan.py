@@ -63,6 +63,14 @@ def test_round_trip_gives_the_same_plan_and_bytes(tmp_path):
     assert plan_json(read_plan(path)) == path.read_text(encoding="utf-8")
 
 
+def test_an_interval_and_the_machine_s_speed_are_kept_and_left_out_where_there_are_none():
+    assert "interval_s" not in plan_json(PLAN)
+    assert "reference_s" not in plan_json(PLAN)
+    known = evolve(PLAN, prediction=evolve(PLAN.prediction, interval_s=(9.0, 10.0), reference_s=0.0125))
+    assert parse_plan(plan_json(known), "plan.json") == known
+    assert known.hash == PLAN.hash
+
+
 def test_actions_are_written_in_the_grammar():
     assert json.loads(plan_json(PLAN))["device_actions"] == [["0F0", "0B0"], ["1F0", "1I0", "1W0"]]
 

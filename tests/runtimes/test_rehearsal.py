@@ -1,0 +1,102 @@
+"""Choosing among rehearsed plans: what noise hides, it does not decide."""
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+from panpipe.core.cluster import fully_connected
+from panpipe.core.costs import StageCosts
+from panpipe.core.message_times import MessageTimes
+from panpipe.core.trace import Trace
+from panpipe.runtimes.rehearsal import PLAIN, Candidate, undecided, winner, with_interval
+from panpipe.runtimes.rehearsed import Rehearsal, length_ratio, times_scaled
+from panpipe.simulators.oracle import simulated
+
+from ..support.plans import orders, plan_of
+
+
+def candidate(schedule, times):
+    seen = [Rehearsal(Trace("measured", "", 1, (), (), time), MessageTimes({}, {})) for time in times]
+    return Candidate(SimpleNamespace(plan=SimpleNamespace(schedule=schedule)), simulated, None, seen)
+
+
+def chosen(*candidates):
+    return winner(candidates, PLAIN).pipe.plan.schedule
+
+
+def test_a_dearer_plan_is_chosen_where_every_turn_shows_it_faster():
+    assert chosen(candidate("1f1b", [1.00, 1.02, 0.99, 1.01]), candidate("zb-v", [0.95, 0.97, 0.93, 0.97])) == "zb-v"
+
+
+def test_1f1b_stays_where_turns_differ():
+    assert chosen(candidate("1f1b", [1.00, 1.02, 0.90, 1.01]), candidate("zb-v", [0.95, 0.97, 0.93, 0.97])) == "1f1b"
+
+
+def test_a_plan_of_less_memory_is_chosen_where_it_is_shown_to_be_as_fast_as_1f1b():
+    plain = candidate("1f1b", [1.0, 1.0, 1.0, 1.0])
+    assert chosen(candidate("v-min", [1.01, 1.0, 1.01, 0.99]), plain) == "v-min"
+    assert chosen(candidate("v-min", [1.03, 1.0, 1.01, 0.99]), plain) == "1f1b"
+
+
+def test_a_machine_too_loaded_to_show_anything_runs_1f1b():
+    source = random.Random(0)
+    noisy = [[math.exp(source.gauss(0, 0.3)) for _ in range(8)] for _ in range(800)]
+    found = [chosen(candidate("v-min", a), candidate("1f1b", b)) for a, b in zip(noisy[::2], noisy[1::2], strict=True)]
+    assert found.count("1f1b") >= 0.85 * len(found)
+
+
+def test_rehearsing_stops_for_a_gain_below_the_noise():
+    plain, other = candidate("1f1b", [1.0, 1.0, 1.0, 1.0]), candidate("zb-v", [1.1, 0.89, 1.1, 0.9])
+    assert undecided([plain, other]) == [plain]
+    other = candidate("zb-v", [1.01, 0.95, 0.96, 0.97])
+    assert undecided([plain, other]) == [plain, other]
+    other = candidate("zb-v", [0.95, 0.96, 0.94, 0.95])
+    assert undecided([plain, other]) == [other]
+
+
+def test_without_1f1b_the_first_stays_unless_another_is_shown_to_be_faster():
+    assert chosen(candidate("zb-h1", [1.0, 1.1, 0.9, 1.0]), candidate("v-half", [1.0, 1.0, 1.0, 1.0])) == "zb-h1"
+    assert chosen(candidate("zb-h1", [1.0, 1.1, 1.1, 1.1]), candidate("v-half", [0.9, 1.0, 1.0, 1.0])) == "v-half"
+
+
+def predicted_plan(costs):
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), costs=costs)
+    assert plan.prediction is not None
+    return plan
+
+
+def test_the_interval_holds_a_further_step_as_often_as_it_says():
+    plan, hits = predicted_plan([StageCosts(1, 1, 1)] * 2), 0
+    source = random.Random(1)
+    for _ in range(400):
+        steps = [math.exp(source.gauss(0, 0.03)) for _ in range(6)]
+        other = [2 * math.exp(source.gauss(0, 0.03)) for _ in range(4)]
+        found = with_interval(plan, [steps, other], [0.01]).prediction
+        mean, spread = math.exp(sum(map(math.log, steps)) / 6), plan.prediction.step_s
+        low, high = (bound / spread * mean for bound in found.interval_s)
+        hits += low <= math.exp(source.gauss(0, 0.03)) <= high
+    assert 0.86 <= hits / 400 <= 0.94
+
+
+def test_the_interval_is_around_the_prediction_and_follows_the_noise():
+    plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
+    quiet = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.01, 0.03, 0.02]).prediction
+    loud = with_interval(plan, [[1.0, 1.3, 0.8, 1.0]], [0.02]).prediction
+    assert quiet.interval_s[0] < plan.prediction.step_s < quiet.interval_s[1]
+    assert loud.interval_s[0] < quiet.interval_s[0] < quiet.interval_s[1] < loud.interval_s[1]
+    assert quiet.reference_s == 0.02
+
+
+def test_one_step_has_no_interval():
+    found = with_interval(predicted_plan([StageCosts(1, 1, 1)] * 2), [[1.0]], [0.01]).prediction
+    assert (found.interval_s, found.reference_s) == (None, 0.01)
+
+
+def test_costs_are_lengthened_to_what_the_rehearsed_steps_took():
+    costs = (StageCosts(1.0, 1.0, 1.0, optimizer_s=5.0),) * 2
+    plan = predicted_plan(list(costs))
+    ratio = length_ratio(plan, costs, [6.6, 6.3, 9.0], simulated)
+    assert ratio == pytest.approx(6.6 / 6.0)
+    assert plan.prediction.cluster == fully_connected(2, 10**9, float("inf"), 0.0)
+    assert simulated(plan, times_scaled(costs, ratio), plan.prediction.cluster).step_s == pytest.approx(6.6 + 5.0)
