@@ -17,10 +17,10 @@ from .team import Team
 
 SIZES = (1 << 16, 1 << 21)
 """Bytes of the messages that tell the line."""
-ROUNDS = 7
+ROUNDS = 5
 """How often each is sent beside the work, in turns with the work alone; the median difference counts."""
-PRODUCTS = 6
-"""Products of 512 × 512 that messages hide behind: 15 ms on one core."""
+PRODUCTS = 4
+"""Products of 512 × 512 that messages hide behind: 10 ms on one core."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..actions import COMPUTE_KINDS, Kind
-from ..compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
+from ..compare import Comparison, bubble_per_device, compare, drift_of, memory_kinds, peak_memory
 from ..documents import as_plain
 from ..idle import CAUSES, IdleTime
 from ..module_names import module_ranges
@@ -34,7 +34,7 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
         "traces": [_trace(trace, name) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
-        "step": _step(predicted, measured, facts),
+        "step": _step(plan, predicted, measured, facts),
         "bubble": [min(bubble_per_device(trace), default=0.0) for trace in traces],
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
@@ -78,15 +78,21 @@ def _link(link: LinkTrack) -> dict[str, Any]:
     }
 
 
-def _step(predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
-    """Step times; the measured one is the median of all timed steps where they are known."""
+def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
+    """Step times; the measured one is the median of all timed steps where they are known. The interval is moved by the
+    machine's drift since it was predicted, and so is the prediction in the corrected error."""
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
+    drift = drift_of(predicted.reference_s, None if measured is None else measured.reference_s)
+    interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "predicted": predicted.step_s,
         "measured": found,
         "error": predicted.step_s / found - 1 if found else None,
+        "drift": drift,
+        "corrected": predicted.step_s * (1 + drift) / found - 1 if found and drift is not None else None,
+        "interval": None if interval is None else [bound * (1 + (drift or 0.0)) for bound in interval],
         "timed": len(times),
         "speedup": one / (found or predicted.step_s) if one and (found or predicted.step_s) else None,
     }

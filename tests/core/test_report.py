@@ -229,6 +229,17 @@ def test_phases_of_1f1b():
     assert phases[0]["warm"] < phases[0]["cool"] < phases[0]["end"]
 
 
+def test_the_step_is_told_apart_from_the_machine_s_drift():
+    given = inputs(2)
+    given["plan"] = evolve(given["plan"], prediction=evolve(given["plan"].prediction, interval_s=(0.29, 0.31)))
+    given["predicted"] = evolve(given["predicted"], reference_s=0.010)
+    given["measured"] = evolve(given["measured"], reference_s=0.012)
+    step = Page(report_html(**given)).data["step"]
+    assert step["drift"] == pytest.approx(0.2)
+    assert step["corrected"] == pytest.approx(1.2 * given["predicted"].step_s / 0.313 - 1)
+    assert step["interval"] == pytest.approx([0.348, 0.372])
+
+
 def test_the_measurement_and_the_facts_may_be_missing():
     given = inputs(2)
     data = Page(report_html(plan=given["plan"], predicted=given["predicted"])).data
@@ -238,6 +249,9 @@ def test_the_measurement_and_the_facts_may_be_missing():
         "predicted": given["predicted"].step_s,
         "measured": None,
         "error": None,
+        "drift": None,
+        "corrected": None,
+        "interval": None,
         "timed": 0,
         "speedup": None,
     }
