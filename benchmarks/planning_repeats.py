@@ -21,6 +21,7 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -101,17 +102,18 @@ def timed(pipe: Any, batch: Any) -> float:
     return time.perf_counter() - start
 
 
-def worker(rank: int, port: int, steps: int, against_plain: bool, wire: Any) -> None:
+def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wire: Any) -> None:
     """One of the two processes of a run; rank 0 sends the result."""
     os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
+        PANPIPE_CACHE=cache,
+    )  # fmt: skip
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     data = demo.batches(demo.standard_library_text(), 1)[0]
     start, marks = time.perf_counter(), list[float]()
-    pipe = make("auto", data, plan_cache=False, report=lambda _: marks.append(time.perf_counter()))
+    pipe = make("auto", data, report=lambda _: marks.append(time.perf_counter()))
     ready = time.perf_counter()
     plan, prediction = pipe.plan, pipe.plan.prediction
     for _ in range(WARM_UP):
@@ -136,7 +138,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, wire: Any) -> 
 
 def compared(pipe: Any, batch: Any, steps: int) -> tuple[float, float, float]:
     """The pipeline's step ÷ that of 1F1B − 1, in turns of one step: estimate, and bounds with an error of 5 % each."""
-    plain = make("auto", batch, plan_cache=False, schedule="1f1b")
+    plain = make("auto", batch, schedule="1f1b")
     for _ in range(WARM_UP):
         timed(plain, batch)
     turns = []
@@ -161,17 +163,18 @@ def run(number: int, steps: int, against_plain: bool) -> Run:
     """One run, in processes of its own."""
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    given = (PORT + number % 20, steps, against_plain, theirs)
-    processes = [context.Process(target=worker, args=(rank, *given), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    while not ours.poll(1):
-        dead = next((p for p in processes if not p.is_alive() and p.exitcode != 0), None)
-        if dead is not None:
-            raise SystemExit(f"a worker has stopped with {dead.exitcode}")
-    found: Run = ours.recv()
-    for process in processes:
-        process.join()
+    with tempfile.TemporaryDirectory() as cache:  # every run plans anew
+        given = (PORT + number % 20, steps, against_plain, cache, theirs)
+        processes = [context.Process(target=worker, args=(rank, *given), daemon=True) for rank in range(2)]
+        for process in processes:
+            process.start()
+        while not ours.poll(1):
+            dead = next((p for p in processes if not p.is_alive() and p.exitcode != 0), None)
+            if dead is not None:
+                raise SystemExit(f"a worker has stopped with {dead.exitcode}")
+        found: Run = ours.recv()
+        for process in processes:
+            process.join()
     return found
 
 

@@ -16,10 +16,11 @@ from .team import Team
 
 PASSES = 5
 """Passes of a reading; the median counts."""
-PRODUCTS, ROWS = 2, 512
-"""Matrix products of a pass, and rows and columns of their operands: about 10 ms of one core's arithmetic."""
-SUMS, BYTES = 3, 8 << 20
-"""Sums of a pass, and bytes of their operands: more than a core's own cache; about 5 ms."""
+PRODUCTS, SUMS = 2, 6
+"""Matrix products and sums of a pass."""
+SIZES = {"cpu": (512, 4 << 20), "cuda": (4096, 64 << 20)}
+"""Type of device → rows and columns of the products' operands, and bytes of the sums', which are more than a core's own
+cache, or a GPU's: each of the two some milliseconds."""
 
 
 def reference_s(team: Team, passes: int = PASSES) -> float:
@@ -40,8 +41,9 @@ def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> flo
     here = where[device]
     watch = Stopwatch(here)
     with watch.active(), torch.no_grad():
-        matrix = torch.full((ROWS, ROWS), 1 / ROWS, device=here)
-        total, terms = (torch.zeros(BYTES // 4, device=here) for _ in range(2))
+        rows, size = SIZES[here.type] if here.type in SIZES else SIZES["cpu"]
+        matrix = torch.full((rows, rows), 1 / rows, device=here)
+        total, terms = (torch.zeros(size // 4, device=here) for _ in range(2))
         spans = []
         for _ in range(1 + passes):  # the first one touches the memory
             start = watch.now()
