@@ -113,7 +113,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     dist.init_process_group("gloo")
     data = demo.batches(demo.standard_library_text(), 1)[0]
     start, marks = time.perf_counter(), list[float]()
-    pipe = make("auto", data, report=lambda _: marks.append(time.perf_counter()))
+    pipe = make("auto", data, progress=lambda *_: marks.append(time.perf_counter()))
     ready = time.perf_counter()
     plan, prediction = pipe.plan, pipe.plan.prediction
     for _ in range(WARM_UP):
@@ -138,7 +138,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
 
 def compared(pipe: Any, batch: Any, steps: int) -> tuple[float, float, float]:
     """The pipeline's step ÷ that of 1F1B − 1, in turns of one step: estimate, and bounds with an error of 5 % each."""
-    plain = make("auto", batch, schedule="1f1b")
+    plain = make("auto", batch, schedule="1f1b", progress=False)
     for _ in range(WARM_UP):
         timed(plain, batch)
     turns = []

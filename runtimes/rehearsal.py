@@ -96,7 +96,8 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     wanted = worth_rehearsing(plans, planning.plain(plans), order, CANDIDATES)
     speeds = [reference_s(planning.team)]
     candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
-    planning.report("rehearsing " + ", ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted))
+    names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
+    planning.report(f"rehearsing {names}")
     for candidate in candidates:
         candidate.rehearse(0, skip=1)
     best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
@@ -119,6 +120,7 @@ def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candi
         turn_s = sum(candidate.times[-1] for candidate in left) if turn else 0.0
         if turn and not planning.budget.allows("rehearsing in turns", turn_s):
             break
+        planning.report("rehearsing in turns", turn, TURNS)
         for place in range(len(left)):
             left[(turn + place) % len(left)].rehearse(1)
         if turn + 1 >= LEAST:
