@@ -40,8 +40,8 @@ CANDIDATES = 2
 """Plans that are measured against each other, at most."""
 LEAST, TURNS = 4, 8
 """Turns of candidates: before any is left out, and at most."""
-ERROR = 0.1
-"""Most probability of leaving a plan out that is not slower. Four turns can show 1 in 16."""
+ERROR = 1 / 16
+"""Most probability of leaving a plan out that is not slower: what four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
 ALONE, SEEN = 2, 5
