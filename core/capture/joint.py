@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from ..errors import RequestError
+from .effects import forward_checks, is_token, remove_tokens
 from .stage import StageGraph, StageModule
 
 aten = torch.ops.aten
@@ -61,6 +62,7 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     try:
         with contextlib.ExitStack() as stack:
             joint = aot_export_joint_with_descriptors(stack, StageModule(stage), stage.fakes)
+            remove_tokens(joint.graph_module.graph)
             if as_on_cpu:
                 dropout_as_eager(joint.graph_module.graph)
             return _by_meaning(joint.graph_module.graph)
@@ -118,7 +120,7 @@ def _by_meaning(graph: fx.Graph) -> JointGraph:
             meaning.output, descriptors.PlainAOTOutput
         ):
             joint.tangents[meaning.output.idx] = node
-        else:
+        elif not is_token(meaning):
             raise RuntimeError(f"an input of an unexpected kind: {meaning}")
     output = next(node for node in graph.nodes if node.op == "output")
     found: dict[int, fx.Node] = {}
@@ -131,7 +133,7 @@ def _by_meaning(graph: fx.Graph) -> JointGraph:
             joint.mutations[meaning.mutated_input.idx] = node  # type: ignore[attr-defined]
         elif isinstance(meaning, descriptors.GradAOTOutput):
             joint.gradients[meaning.grad_of.idx] = node  # type: ignore[attr-defined]
-        else:
+        elif not is_token(meaning):
             raise RuntimeError(f"an output of an unexpected kind: {meaning}")
     joint.outputs = [found[i] for i in sorted(found)]
     joint.gradients = dict(sorted(joint.gradients.items()))
@@ -151,11 +153,11 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def forward_nodes(joint: JointGraph) -> set[fx.Node]:
-    """The nodes of F: what outputs and new values of buffers depend on.
+    """The nodes of F: what outputs and new values of buffers depend on, and the forward's error checks.
 
     Of an operator with several results F picks all, so that the backward keeps those that it reads and no others.
     """
-    found = ancestors([*joint.outputs, *joint.mutations.values()])
+    found = ancestors([*joint.outputs, *joint.mutations.values(), *forward_checks(joint.graph)])
     return found | {user for node in found for user in node.users if user.target is operator.getitem}
 
 

@@ -1,0 +1,68 @@
+"""Operators with an effect: error checks of linear algebra run, and raise, in a stage's programs."""
+
+import pytest
+import torch
+from panpipe.core.capture.effects import forward_checks
+from panpipe.core.capture.joint import trace_joint
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.stage import stage_graph
+from panpipe.core.capture.step import capture_step
+from panpipe.runtimes.doctor import TOLERANCES, Patient
+from panpipe.runtimes.team import ThreadTeam
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+
+
+class Solved(nn.Module):
+    """Solves with a matrix of its own, with an inverse and with a Cholesky factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), orthogonal(nn.Linear(6, 6), orthogonal_map="cayley")
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        matrix = self.scale * torch.eye(6, dtype=x.dtype) + h.T @ h
+        factor = torch.linalg.cholesky(matrix)
+        h = torch.linalg.solve(matrix, h.T).T @ torch.linalg.inv(matrix)
+        return self.last(h) + factor.diagonal().log().sum()
+
+
+def step(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).pow(2).mean()
+
+
+@pytest.fixture(scope="module")
+def patient():
+    torch.manual_seed(0)
+    return Patient(Solved(), step, torch.randn(4, 6), 2)
+
+
+def test_solves_train_as_one_process_does(patient):
+    team = ThreadTeam(2)
+    check = patient.check(team, "1f1b", 1)
+    team.close()
+    assert check.distance is not None, check.problem
+    assert check.distance.within(*TOLERANCES[torch.float64]), check.distance
+
+
+def test_a_matrix_without_inverse_is_an_error_as_in_one_process(patient):
+    model = patient.model
+    team = ThreadTeam(2)
+    with torch.no_grad():
+        model.scale.zero_()
+        model.first.weight.zero_()
+        model.first.bias.zero_()
+    check = patient.check(team, "1f1b", 1)
+    team.close()
+    assert check.distance is None
+    assert "linalg.cholesky" in check.problem
+
+
+def test_tokens_leave_no_trace_in_a_joint_graph():
+    captured = capture_step(Solved().double(), step, torch.randn(3, 6, dtype=torch.float64))
+    operators = operators_of(captured)
+    joint = trace_joint(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))
+    assert forward_checks(joint.graph)
+    assert not any("with_effects" in str(node.target) for node in joint.graph.nodes)
