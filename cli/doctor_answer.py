@@ -38,7 +38,8 @@ def print_findings(found: Findings) -> None:
     print(f"{found.model}: captured in {found.capture_s:.1f} s, {found.operators} operators to cut between")
     for where, line in found.regions.items():
         what = "the end of the step" if where == "the end of the step" else f"module '{where}'"
-        print(f"- {what} stays Python, on one stage: {line} needs a tensor's value.")
+        cause = found.causes.get(where, "this line needs the value of a tensor")
+        print(f"- {what} stays Python, on one stage: {line}: {cause}.")
         print("  To have it cut as well, compute both ways and choose with torch.where.")
     for piece in found.pieces:
         print(

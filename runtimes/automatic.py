@@ -18,6 +18,7 @@ import torch
 from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
+from ..core.capture.few_operators import refuse_too_few
 from ..core.capture.operators import Operators, tensor_bytes
 from ..core.cluster import Cluster
 from ..core.costs import StageCosts
@@ -116,11 +117,7 @@ class Planning:
             InfeasibleError: nothing fits in memory.
         """
         devices, operators = self.team.size, len(self.operators.graph.nodes)
-        if devices > operators:
-            raise RequestError(
-                f"{devices} stages for {operators} operators: a stage needs at least one; "
-                f"use at most {operators} devices"
-            )
+        refuse_too_few(self.operators, devices, devices)
         if self.recompute is not None:
             recomputed_stages(self.recompute, devices * self.max_chunks)  # refused before anything is measured
         if self.cluster is not None:

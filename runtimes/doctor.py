@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
-from ..core.capture.nodes import is_view, line_of, written_arguments
+from ..core.capture.few_operators import refuse_too_few
+from ..core.capture.lines import line_of
+from ..core.capture.nodes import is_view, written_arguments
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
 from ..core.errors import PanpipeError, RequestError
@@ -81,6 +83,7 @@ class Findings:
         regions: what stays Python → the line that needs a value there.
         pieces: large ones.
         checks: plans that were run.
+        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
     """
 
     model: str
@@ -90,6 +93,7 @@ class Findings:
     regions: dict[str, str]
     pieces: tuple[Piece, ...]
     checks: tuple[Check, ...] = field(default=())
+    causes: dict[str, str] = field(factory=dict)
 
     @property
     def healthy(self) -> bool:
@@ -139,6 +143,7 @@ class Patient:
 
     def _distance(self, team: Team, schedule: str, chunks: int, steps: int) -> Distance:
         operators = self.operators
+        refuse_too_few(operators, team.size * chunks)
         problem = ScheduleProblem(team.size, self.microbatches, chunks)
         sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
         plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
@@ -176,7 +181,7 @@ def check_up(
     operators = patient.operators
     return Findings(
         operators.step.model_name, patient.dtype, len(operators.graph.nodes), patient.capture_s,
-        operators.step.regions, large_pieces(operators), tuple(checks),
+        operators.step.regions, large_pieces(operators), tuple(checks), operators.step.causes,
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from .pipeline import Pipeline
 from .reference import reference_step
 from .team import Team
 
-SMALLEST_NORM = 1e-6
-"""Gradients smaller than this in norm, which rounding alone makes, are compared as if they were this large."""
+SMALLEST_NORM = 1e-4
+"""Gradients smaller than this in norm are compared as if they were this large: those of a bias before a normalisation
+are zero but for rounding."""
 
 
 @frozen
@@ -69,7 +70,7 @@ def distance_to_one_process(
     for index in range(steps):
         loss = pipe.step(batch)
         wanted = reference_step(model, step, batch, microbatches=microbatches, seed=seed, index=index)
-        found = found.with_one("loss", abs(loss.item() - wanted.item()), f"step {index}")
+        found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}")
         found = _gradients(found, pipe.model, model)
         if alone is not None:
             alone.step()
@@ -96,8 +97,9 @@ def _gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
         if (here is None) != (there is None):
             found = found.with_one("gradient", math.inf, name)
         elif here is not None and there is not None:
-            norm = max(there.norm().item(), SMALLEST_NORM)
-            found = found.with_one("gradient", (here - there).norm().item() / norm, name)
+            same = here.isnan() & there.isnan()
+            apart, size = ((t.masked_fill(same, 0.0)).norm().item() for t in (here - there, there))
+            found = found.with_one("gradient", apart / max(size, SMALLEST_NORM), name)
     return found
 
 

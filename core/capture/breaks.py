@@ -15,6 +15,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ..errors import RequestError
 from .checks import late_checks_dropped
+from .lines import reason_of
 from .module_regions import ModuleRegions
 from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
@@ -59,6 +60,7 @@ class Breaks:
     _tail: TailRegion | None = None
     _names: list[str] = field(factory=list)
     _meta: bool = False
+    _causes: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._modules = ModuleRegions(self.model)
@@ -68,6 +70,11 @@ class Breaks:
     def lines(self) -> dict[str, str]:
         """What stays Python, a module's name or "" for the end of the step → the line that needs a value there."""
         return {**self._modules.lines, **({"": self._tail.line} if self._tail is not None else {})}
+
+    @property
+    def causes(self) -> dict[str, str]:
+        """What stays Python, as in ``lines`` → what its line does that is not captured."""
+        return {name: self._causes[line] for name, line in self.lines.items() if line in self._causes}
 
     def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
         """Run the step over tensors that are captured.
@@ -121,6 +128,7 @@ class Breaks:
             RequestError: nothing more can be made one, or what it returns cannot be learned.
         """
         stopped = first_of(NeedsValue, error)
+        self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
             return
@@ -159,6 +167,7 @@ class Breaks:
         if name is None or name in self._modules.lines:
             return False
         self._tail = None
+        self._causes[line] = reason_of(error)
         self._modules.keep(name, line)
         try:
             self._observe(None)
@@ -223,8 +232,12 @@ def _leave_modules(error: BaseException) -> None:
 
 
 def _refusal(line: str, error: BaseException) -> str:
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return (
-        f"{line}: control flow here depends on the value of a tensor ({first[:160]}) in a way that cannot stay Python: "
-        "move it and what depends on it into a module of its own, or compute both ways and choose with torch.where"
+        f"{line}: control flow here depends on the value of a tensor ({_first_line(error)[:160]}) in a way that cannot "
+        "stay Python: move it and what depends on it into a module of its own, or compute both ways and choose with "
+        "torch.where"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -13,12 +13,16 @@ from .aliases import copy_written, rewrite_aliases
 from .breaks import Breaks
 from .checks import depends_on_values, drop_checks
 from .functions import place_hooks
+from .lines import line_of
 from .masked import rewrite_masked_scatters
 from .modes import note_modes
-from .nodes import line_of, module_of, root_of, written_arguments
+from .nodes import module_of, root_of, written_arguments
 from .outputs import Outputs, row_outputs, step_outputs, weight_beside_loss
 from .recurrent import split_layers
 from .values import LateSize
+
+TAIL = "the end of the step"
+"""Name of a tail that stays Python, among the regions of a captured step."""
 
 
 @define
@@ -39,6 +43,7 @@ class CapturedStep:
         fake_mode: the mode that all fake tensors of the graph belong to.
         regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
         gradients: whether a backward follows; without, nothing in it requires one.
+        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
     """
 
     graph: fx.Graph
@@ -53,6 +58,7 @@ class CapturedStep:
     fake_mode: FakeTensorMode
     regions: dict[str, str]
     gradients: bool = True
+    causes: dict[str, str] = field(factory=dict)
 
 
 def captured_step(
@@ -85,10 +91,10 @@ def captured_step(
         outputs = weight_beside_loss(graph, step_outputs(program, breaks.printed), {*inputs.batch, *inputs.constants})
     else:
         outputs = row_outputs(program, breaks.printed, rows)
-    regions = {name or "the end of the step": line for name, line in breaks.lines.items()}
+    regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
     step = CapturedStep(
         graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
-        model_name, fake_mode, regions, gradients,
+        model_name, fake_mode, regions, gradients, causes,
     )  # fmt: skip
     _refuse_written_parameters(step)
     written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))

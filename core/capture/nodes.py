@@ -1,7 +1,6 @@
 """What a node of a captured graph writes, what its result shows, and where it comes from."""
 
 import operator
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,9 +101,3 @@ def module_of(node: fx.Node) -> str:
     """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
-
-
-def line_of(node: fx.Node) -> str:
-    """The innermost line outside of torch that a node of a captured graph comes from; "" where none is known."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(places) if "/torch/" not in file), "")

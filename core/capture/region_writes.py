@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .nodes import line_of, written_arguments
+from .lines import line_of
+from .nodes import written_arguments
 from .regions import Spot, region_of
 from .storages import storage_of
 

@@ -6,7 +6,8 @@ from typing import Any
 from torch import fx
 
 from ..errors import RequestError
-from .nodes import line_of, module_of
+from .lines import line_of
+from .nodes import module_of
 
 RULE = (
     "gradients are dense in a pipeline; say sparse=False (sparse_grad=False), and use an optimizer for dense gradients"

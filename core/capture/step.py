@@ -5,12 +5,10 @@ wrote. Export runs the step's Python; where that fails, Dynamo reads it; where t
 Forward and backward programs are derived from a stage's part of it on the machine that runs it.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +23,9 @@ from .captured import CapturedStep, captured_step
 from .dynamo import nothing_passed_over, refuse_transforms
 from .functions import own_functions
 from .leftovers import assigned_buffers_written, attributes_kept
+from .lines import line_of_error, lines_recorded, reason_of
 from .modes import modes_as_calls
-from .values import Refused, depends_on_value, error_chain, first_of
+from .values import Refused, depends_on_value, first_of
 
 
 class _PlainStep(nn.Module):
@@ -103,7 +102,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
         except RequestError:
             raise
         except Exception as error:
-            line = _user_line(error, step)
+            line = line_of_error(error, step)
             if (refused := first_of(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):
@@ -113,7 +112,9 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if captured is not None:
                 return captured
             if not breaks.keep_python(error, line):
-                raise RequestError(_capture_failure(error, step)) from error
+                raise RequestError(
+                    f"{line}: the step cannot be captured as one graph: {reason_of(error)}; change that line"
+                ) from error
     raise RequestError(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
         " step is Python more than operators; compute both ways and choose with torch.where"
@@ -159,7 +160,7 @@ def _exported(
     names, state = _fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
     functions = nothing_passed_over() if strict else own_functions()
-    with _reparametrize_module(whole, state), functions, modes_as_calls(), warnings.catch_warnings():
+    with _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings():
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
@@ -205,29 +206,3 @@ def _fake_state(
             else:
                 fakes[name] = fakes[origin]
     return canonical, fakes
-
-
-_ROOT = Path(__file__).resolve().parents[2]
-_STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
-_OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py"))
-
-
-def _user_line(error: BaseException, step: StepFunction) -> str:
-    """The deepest line of the user's own code (not of torch or panpipe) in an error's traceback."""
-    found = ""
-    for link in error_chain(error):
-        trace = link.__traceback__
-        while trace is not None:
-            name = trace.tb_frame.f_code.co_filename
-            library = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
-            if "/torch/" not in name and not library and not name.startswith((*_OWN_CODE, "<")):
-                found = f"{name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
-            trace = trace.tb_next
-    code = getattr(step, "__code__", None)
-    return found or (f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "")
-
-
-def _capture_failure(error: Exception, step: StepFunction) -> str:
-    line = _user_line(error, step)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{line}: the step cannot be captured as one graph: {type(error).__name__}: {first[:300]}; change that line"

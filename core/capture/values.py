@@ -6,7 +6,7 @@ Everything else that asks, such as a branch, is a point where capture must stop:
 
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy
@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .lines import error_chain
+from .raising import value_without_error
 from .texts import number_mark, tensor_mark
 
 
@@ -49,13 +51,6 @@ _SAYS_SO = (
     "type float is not JSON serializable", "type int is not JSON serializable",
 )  # fmt: skip
 """Parts of messages of errors that stand for it, late numbers among them."""
-
-
-def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it, outermost first: each one's cause, or what was being handled when it was raised."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 E = TypeVar("E", bound=BaseException)
@@ -124,11 +119,11 @@ class ValueWatch(TorchFunctionMode):
         if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES:
-            raise NeedsValue(f"{func.__name__} needs the values of lengths")
+            raise NeedsValue(f"{func.__name__} needs the values of its lengths")
         if func in _DIFFERENTIATES:
             raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
         if getattr(func, "__module__", "") == "torch._functorch.predispatch":
-            raise NeedsValue("torch.func transforms what is captured")
+            raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
         result = func(*args, **kwargs)
         if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
             raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
@@ -136,6 +131,8 @@ class ValueWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
+        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error()) is not None:
+            return found
         if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
         value = tensor.detach().reshape(()).clone()  # the step may write the tensor behind this
@@ -201,6 +198,16 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, LateNumber) and value.tensor.is_floating_point()
 
 
+def _compared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A comparison of late numbers: one that is known late, too."""
+    compare = _late(function)
+
+    def method(self: "LateNumber", other: Any) -> Any:
+        return compare(self, other) if isinstance(other, int | float | Tensor) else NotImplemented
+
+    return method
+
+
 def _stops(name: str) -> Callable[..., Any]:
     def method(self: "LateNumber", *others: Any) -> Any:
         raise NeedsValue(f"{name} needs the value of a tensor")
@@ -245,13 +252,19 @@ class LateNumber:
     __mul__, __rmul__ = _late(operator.mul), _late(lambda a, b: b * a)
     __truediv__, __rtruediv__ = _late(operator.truediv, whole=False), _late(lambda a, b: b / a, whole=False)
     __neg__, __pos__, __abs__ = _late(operator.neg), _late(operator.pos), _late(abs)
-    __bool__, __int__, __float__, __index__ = (_stops(name) for name in ("bool", "int", "float", "index"))
+    __int__, __float__, __index__ = (_stops(name) for name in ("int", "float", "index"))
     __complex__, __trunc__, __floor__, __ceil__ = (_stops(name) for name in ("complex", "trunc", "floor", "ceil"))
-    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = (_stops("a comparison") for _ in range(6))
+    __lt__, __le__, __gt__ = _compared(operator.lt), _compared(operator.le), _compared(operator.gt)
+    __ge__, __eq__, __ne__ = _compared(operator.ge), _compared(operator.eq), _compared(operator.ne)
     __floordiv__, __rfloordiv__, __mod__, __rmod__ = (_stops("a division with a remainder") for _ in range(4))
     __divmod__, __rdivmod__, __rpow__, __hash__ = (_stops(name) for name in ("divmod", "divmod", "pow", "hash"))
     __and__, __rand__, __or__, __ror__, __xor__, __rxor__ = (_stops("logic") for _ in range(6))
     __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
+
+    def __bool__(self) -> bool:
+        if (found := value_without_error()) is None:
+            raise NeedsValue("bool needs the value of a tensor")
+        return found
 
     def __pow__(self, power: Any) -> "LateNumber":
         if isinstance(power, int | float) and power == abs(power):

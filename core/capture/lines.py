@@ -1,0 +1,87 @@
+"""The user's lines: where in the code that is captured an operator, or an error, comes from.
+
+Code of torch, of panpipe and of Python's standard library is nobody's; a model library is the user's code.
+"""
+
+import logging
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch.fx.proxy import TracerBase
+
+_ROOT = Path(__file__).resolve().parents[2]
+_STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py"))
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of source code is panpipe's."""
+    return file.startswith(_OWN_CODE)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of source code is the user's."""
+    library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+    return not library and not is_own(file) and not file.startswith((_TORCH, "<"))
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it, outermost first: each one's cause, or what was being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def line_of_error(error: BaseException, step: Any) -> str:
+    """The deepest line of the user's in an error's traceback; the first line of the step where there is none."""
+    found = ""
+    for link in error_chain(error):
+        trace = link.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_users(code.co_filename):
+                found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+            trace = trace.tb_next
+    return found or first_line(step)
+
+
+def first_line(step: Any) -> str:
+    """Where a function begins; "" where that is not known."""
+    code = getattr(step, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The innermost line of the user's that a node of a captured graph comes from; "" where none is known."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_users(file)), "")
+
+
+@contextmanager
+def lines_recorded() -> Iterator[None]:
+    """Within, a captured operator has all lines of the user's; alone, export notes those of functions named forward."""
+
+    def users(_tracer: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
+        return traceback.StackSummary.from_list([frame for frame in frames if is_users(frame.filename)])
+
+    with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
+        yield
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line; for an internal error of torch's, that it is one."""
+    text = str(error).strip()
+    if "INTERNAL ASSERT FAILED" in text:
+        told = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()
+        told = next(iter(told.splitlines()), "")
+        return f"torch fails internally ({told[:200]})" if told else "torch fails internally"
+    first = next(iter(text.splitlines()), "")
+    return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
