@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
 from ..core.capture.few_operators import refuse_too_few
-from ..core.capture.lines import line_of
 from ..core.capture.nodes import is_view, written_arguments
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
+from ..core.capture.user_lines import line_of
 from ..core.errors import PanpipeError, RequestError
 from ..core.planner import even_plan
 from ..core.schedules.problem import ScheduleProblem

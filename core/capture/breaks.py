@@ -15,13 +15,13 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ..errors import RequestError
 from .checks import late_checks_dropped
-from .lines import reason_of
 from .module_regions import ModuleRegions
 from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
 from .replay import Locator, Observer, numbered
 from .stand_ins import stand_in_for
 from .tail_region import TailRegion
+from .user_lines import reason_of
 from .values import (
     LateNumber,
     LateSize,

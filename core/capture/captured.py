@@ -13,12 +13,12 @@ from .aliases import copy_written, rewrite_aliases
 from .breaks import Breaks
 from .checks import depends_on_values, drop_checks
 from .functions import place_hooks
-from .lines import line_of
 from .masked import rewrite_masked_scatters
 from .modes import note_modes
 from .nodes import module_of, root_of, written_arguments
 from .outputs import Outputs, row_outputs, step_outputs, weight_beside_loss
 from .recurrent import split_layers
+from .user_lines import line_of
 from .values import LateSize
 
 TAIL = "the end of the step"

@@ -2,9 +2,9 @@
 
 from ..errors import RequestError
 from .captured import TAIL
-from .lines import line_of
 from .nodes import written_arguments
 from .operators import Operators, computes
+from .user_lines import line_of
 
 _LARGE = 0.5
 """Share of all operations from which on an operator is a reason."""

@@ -23,7 +23,7 @@ from attrs import define, field
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..errors import RequestError
+from ..errors import PanpipeError, RequestError
 from ..graph import OpEdge, OpGraph, OpNode
 from .captured import CapturedStep
 from .functions import called_name
@@ -33,6 +33,8 @@ from .randomness import KeyedRandom, random_key
 from .region_writes import note_writes_behind
 from .regions import region_of
 from .sparse_gradients import refuse_sparse_gradients
+from .sparse_tensors import refuse_sparse_results
+from .user_lines import line_of, reason_of
 
 
 def tensor_bytes(value: Any) -> int:
@@ -50,6 +52,7 @@ class DrawCounter(ModalInterpreter):
     def __init__(self, step: CapturedStep) -> None:
         module = fx.GraphModule(step.modules, step.graph)
         super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False  # an error names the line itself
         with step.fake_mode:
             self.random = KeyedRandom(random_key(0, 0, 0))
         self.first_draw: dict[str, int] = {}
@@ -63,7 +66,7 @@ class DrawCounter(ModalInterpreter):
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
         with self.random, CastWatch() if casts_once(n) else nullcontext() as watch:
-            value = super().run_node(n)
+            value = self._run(n)
         if watch is not None:
             self._note_casts(n, watch.casts)
         region = region_of(n)
@@ -79,6 +82,16 @@ class DrawCounter(ModalInterpreter):
                 self._hooked[key] = tensor._version
                 tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
         return value
+
+    def _run(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except PanpipeError:
+            raise
+        except Exception as error:
+            raise RequestError(
+                f"{line_of(n)}: {n.target} cannot be cut out of the step: {reason_of(error)}; use another operator"
+            ) from error
 
     def _note_casts(self, n: fx.Node, casts: Mapping[int, torch.dtype]) -> None:
         """Note at an operator the parameters that autocast cast for it, under all their placeholders."""
@@ -159,6 +172,7 @@ def operators_of(
     counter = DrawCounter(step)
     with step.fake_mode:  # or what reads no tensor, such as a range, would be a real one, and so all that reads it
         counter.run(*_fake_inputs(step))
+    refuse_sparse_results(step.graph, counter.values)
     note_roots(step.graph, counter.values)
     note_writes_behind(step.graph, counter.values)
     if step.gradients and not counter.values[step.outputs.home].requires_grad:

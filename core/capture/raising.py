@@ -12,8 +12,9 @@ import warnings
 from types import CodeType, FrameType
 
 import torch
+from torch import nn
 
-from .lines import is_own, is_users
+from .user_lines import is_own, is_user_code
 
 _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
 _SKIPPED = ("CACHE", "TO_BOOL", "COPY_FREE_VARS", "NOP", "NOT_TAKEN", "PRECALL", "EXTENDED_ARG", "RESUME")
@@ -22,13 +23,17 @@ _ENDS = ("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP", "POP_JUMP", "RERAISE")
 """Beginnings of names of instructions that leave a straight line of code otherwise than by raising."""
 
 
-def value_without_error() -> bool | None:
+def value_without_error(started: bool) -> bool | None:
     """What the condition that asks for a value has to be, so that no error is raised.
 
     Called while Python evaluates ``bool(value)``.
 
+    Args:
+        started: whether the model has computed something. From then on a check outside of every module can stay
+            Python, with what follows it: there is little of that at the end of a step.
+
     Returns:
-        None where the condition decides about more than an error, or the error would be caught.
+        None where the condition decides about more than an error, or the error would be caught, or can stay.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (is_own(frame.f_code.co_filename) or frame.f_code.co_filename in _PASSED_THROUGH):
@@ -36,10 +41,14 @@ def value_without_error() -> bool | None:
     if frame is None:
         return None
     found = _branch(frame.f_code, frame.f_lasti)
-    if found is None or any(_handled(caller.f_code, caller.f_lasti) for caller in _user_frames(frame)):
+    callers = _user_frames(frame)
+    if found is None or any(_handled(caller.f_code, caller.f_lasti) for caller in callers):
         return None
     file = frame.f_code.co_filename
-    if is_users(file):
+    in_module = any(isinstance(caller.f_locals.get("self"), nn.Module) for caller in callers)
+    if is_user_code(file) and started and not in_module:
+        return None
+    if is_user_code(file):
         warnings.warn_explicit(
             "this check needs the value of a tensor, and nothing else depends on it: a pipeline leaves it out",
             UserWarning, file, frame.f_lineno,
@@ -95,7 +104,7 @@ def _user_frames(frame: FrameType | None) -> list[FrameType]:
     """This frame and those of the user's that called it, up to panpipe's own code."""
     found: list[FrameType] = []
     while frame is not None and not frame.f_code.co_filename.endswith("core/capture/breaks.py"):
-        if is_users(frame.f_code.co_filename):
+        if is_user_code(frame.f_code.co_filename):
             found.append(frame)
         frame = frame.f_back
     return found

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .lines import line_of
 from .nodes import written_arguments
 from .regions import Spot, region_of
 from .storages import storage_of
+from .user_lines import line_of
 
 
 def note_writes_behind(graph: fx.Graph, values: Mapping[str, Any]) -> None:

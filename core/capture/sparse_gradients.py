@@ -6,8 +6,8 @@ from typing import Any
 from torch import fx
 
 from ..errors import RequestError
-from .lines import line_of
 from .nodes import module_of
+from .user_lines import line_of
 
 RULE = (
     "gradients are dense in a pipeline; say sparse=False (sparse_grad=False), and use an optimizer for dense gradients"

@@ -23,8 +23,9 @@ from .captured import CapturedStep, captured_step
 from .dynamo import nothing_passed_over, refuse_transforms
 from .functions import own_functions
 from .leftovers import assigned_buffers_written, attributes_kept
-from .lines import line_of_error, lines_recorded, reason_of
 from .modes import modes_as_calls
+from .sparse_tensors import refuse_sparse_tensors
+from .user_lines import first_line, lines_recorded, reason_of, user_line
 from .values import Refused, depends_on_value, first_of
 
 
@@ -73,6 +74,7 @@ def capture_step(
             no rows.
     """
     _check_loss(step, batch)
+    refuse_sparse_tensors(model, batch)
     if gradients:
         _warn_of_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
@@ -102,7 +104,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
         except RequestError:
             raise
         except Exception as error:
-            line = line_of_error(error, step)
+            line = user_line(error) or first_line(step)
             if (refused := first_of(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):

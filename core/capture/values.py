@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .lines import error_chain
 from .raising import value_without_error
+from .sparse_tensors import is_sparse
 from .texts import number_mark, tensor_mark
+from .user_lines import error_chain
 
 
 class NeedsValue(Exception):
@@ -97,6 +98,7 @@ class ValueWatch(TorchFunctionMode):
 
     Attributes:
         texts: tensors that were written into text, by their number in it.
+        started: whether an operator has read a parameter.
     """
 
     def __init__(self, sizes: bool) -> None:
@@ -104,9 +106,11 @@ class ValueWatch(TorchFunctionMode):
         self._sizes = sizes
         self._drawn = _draws()
         self.texts: list[Tensor] = []
+        self.started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
         if _draws() != self._drawn:
             raise Refused(
                 "the step draws from Python's or numpy's random numbers: captured, they would be the same each time; "
@@ -125,13 +129,15 @@ class ValueWatch(TorchFunctionMode):
         if getattr(func, "__module__", "") == "torch._functorch.predispatch":
             raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
         result = func(*args, **kwargs)
+        if is_sparse(result):
+            raise NeedsValue(f"{getattr(func, '__name__', func)} makes a sparse tensor, which is not captured")
         if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
             raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
         return result
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
-        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error()) is not None:
+        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
             return found
         if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
@@ -262,7 +268,7 @@ class LateNumber:
     __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
 
     def __bool__(self) -> bool:
-        if (found := value_without_error()) is None:
+        if (found := value_without_error(self.watch.started)) is None:
             raise NeedsValue("bool needs the value of a tensor")
         return found
 

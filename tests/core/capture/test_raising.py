@@ -7,12 +7,11 @@ import math
 
 import pytest
 import torch
+from panpipe.core.capture.captured import TAIL
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
-
-LEFT_OUT = "ignore:this check needs the value of a tensor"
 
 
 def asserts(x: Tensor) -> None:
@@ -128,14 +127,20 @@ def test_distributions_are_captured_without_their_argument_checks():
     assert not captured(Checked(lambda _: None), step).regions
 
 
-@pytest.mark.filterwarnings(LEFT_OUT)
-def test_a_number_that_is_checked_is_still_a_metric():
+def test_a_check_of_the_loss_stays_python_at_the_end_of_the_step():
     def step(model, x):
         loss = model(x).mean()
         value = loss.item()
         assert value < math.inf
         return loss, {"loss": value}
 
-    step = captured(Checked(lambda _: None), step)
-    assert not step.regions
-    assert len(step.outputs.nodes) > 1
+    assert list(captured(Checked(lambda _: None), step).regions) == [TAIL]
+
+
+@pytest.mark.filterwarnings("ignore:this check needs the value of a tensor")
+def test_a_check_of_the_batch_is_left_out_before_the_model_is_called():
+    def step(model, x):
+        assert x.isfinite().all()
+        return model(x).mean()
+
+    assert not captured(Checked(lambda _: None), step).regions

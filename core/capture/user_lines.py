@@ -19,7 +19,9 @@ from torch.fx.proxy import TracerBase
 _ROOT = Path(__file__).resolve().parents[2]
 _STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
-_OWN_CODE = tuple(str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py"))
+_OWN_CODE = tuple(
+    str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py", "virtual.py")
+)
 
 
 def is_own(file: str) -> bool:
@@ -27,7 +29,7 @@ def is_own(file: str) -> bool:
     return file.startswith(_OWN_CODE)
 
 
-def is_users(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Whether a file of source code is the user's."""
     library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return not library and not is_own(file) and not file.startswith((_TORCH, "<"))
@@ -40,17 +42,17 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def line_of_error(error: BaseException, step: Any) -> str:
-    """The deepest line of the user's in an error's traceback; the first line of the step where there is none."""
+def user_line(error: BaseException | None) -> str:
+    """The deepest line of the user's own code in an error's traceback, or ""."""
     found = ""
     for link in error_chain(error):
         trace = link.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
-            if is_users(code.co_filename):
+            if is_user_code(code.co_filename):
                 found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
             trace = trace.tb_next
-    return found or first_line(step)
+    return found
 
 
 def first_line(step: Any) -> str:
@@ -62,7 +64,7 @@ def first_line(step: Any) -> str:
 def line_of(node: fx.Node) -> str:
     """The innermost line of the user's that a node of a captured graph comes from; "" where none is known."""
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return next((f"{file}:{line}" for file, line in reversed(places) if is_users(file)), "")
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(file)), "")
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def lines_recorded() -> Iterator[None]:
     """Within, a captured operator has all lines of the user's; alone, export notes those of functions named forward."""
 
     def users(_tracer: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        return traceback.StackSummary.from_list([frame for frame in frames if is_users(frame.filename)])
+        return traceback.StackSummary.from_list([frame for frame in frames if is_user_code(frame.filename)])
 
     with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
         yield

@@ -1,0 +1,93 @@
+"""What a refusal says of a step that has too few operators, and of sparse tensors."""
+
+import pytest
+import torch
+from panpipe.core.capture.few_operators import refuse_too_few
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
+from torch import Tensor, nn
+
+X = torch.randn(4, 6)
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def captured(step, model=None, batch=X):
+    return operators_of(capture_step(model or layers(), step, batch))
+
+
+def mapped(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.vmap(model)(x).mean()
+
+
+def chosen(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).mean() if x[0, 0] > 0 else model(-x).mean()
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(-x) if x.mean() > 0 else self.layers(x)
+
+
+class Written(nn.Module):
+    """Writes its input in place at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).clone()
+        z = y.sin().cos().exp()
+        y.mul_(z.detach())
+        return y
+
+
+@pytest.mark.parametrize(
+    ("step", "model", "says"),
+    [
+        (mapped, None, "torch.vmap and torch.func transform.*Python number or text in the batch.*at most 1 device"),
+        (chosen, None, "needs the value.*Python number or text in the batch"),
+        (lambda model, x: model(x).mean(), nn.Sequential(Branching()), "module '0' stays Python on one stage"),
+        (lambda model, x: model(x).mean(), Written(), "written here in place"),
+        (lambda model, x: model(x).mean(), nn.Linear(6, 1), "use at most 2 devices"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_line_that_keeps_a_step_whole(step, model, says):
+    operators = captured(step, model)
+    count = len(operators.graph.nodes)
+    with pytest.raises(RequestError, match=f"{count + 1} stages for {count} operators?: .*{says}") as refused:
+        refuse_too_few(operators, count + 1, count + 1)
+    assert count < 4
+    assert __file__ in str(refused.value) or isinstance(model, nn.Linear)
+
+
+def test_as_many_stages_as_operators_are_not_refused():
+    operators = captured(lambda model, x: model(x).mean())
+    refuse_too_few(operators, len(operators.graph.nodes))
+
+
+def test_sparse_tensors_are_refused_by_name_and_line():
+    model = layers()
+    model.register_buffer("adjacency", torch.eye(6).to_sparse())
+    with pytest.raises(RequestError, match="buffer 'adjacency' is sparse"):
+        captured(lambda model, x: model(x).mean(), model)
+    with pytest.raises(RequestError, match=r"batch\['a'\] is sparse"):
+        captured(lambda model, batch: model(batch["x"]).mean(), batch={"x": X, "a": X.to_sparse()})
+
+
+def test_an_operator_refused_for_sparse_gradients_has_the_line_of_the_step():
+    model = nn.Sequential(nn.Embedding(6, 6, sparse=True))
+
+    def step(model, x):
+        return model(x).mean()
+
+    with pytest.raises(RequestError, match=f"{__file__}:{step.__code__.co_firstlineno + 1}"):
+        captured(step, model, torch.zeros(4, dtype=torch.int64))
