@@ -140,7 +140,7 @@ class ValueWatch(TorchFunctionMode):
         if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
             return found
         if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
-            raise NeedsValue(f"{getattr(func, '__name__', func)} needs the value of a tensor")
+            raise NeedsValue(f"{getattr(func, '__name__', str(func)).strip('_')} needs the value of a tensor")
         value = tensor.detach().reshape(()).clone()  # the step may write the tensor behind this
         number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
         if func is Tensor.item:

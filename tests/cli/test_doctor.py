@@ -93,7 +93,7 @@ def test_it_names_what_stays_python_with_the_line(models, capsys):
     said = capsys.readouterr().out
     line = MODELS.splitlines().index("            return self.linear(x) if x.mean() > 0 else x  # BRANCH") + 1
     assert "module '2' stays Python, on one stage: " in said
-    assert f"{models}.py:{line} in forward needs a tensor's value" in said
+    assert f"{models}.py:{line} in forward: bool needs the value of a tensor" in said
     assert "torch.where" in said
     assert "trains as one process does" in said
 
