@@ -325,8 +325,7 @@ class Pipeline(Resumable):
         self._refuse_closed()
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
-            self._refuse_closed()
-        self._stages.have_values()
+            self._stages.have_values()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         prepared, remark = self._preparations.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:
