@@ -167,6 +167,8 @@ def pipeline(
         raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
     check_seconds(plan_seconds)
     check_progress(progress)
+    if not isinstance(plan_cache, bool):
+        raise RequestError(f"plan_cache is {plan_cache!r}: give True or False; PANPIPE_CACHE names the folder")
     wanted = _mesh(mesh)
     given = _given(plan)
     if given is not None:

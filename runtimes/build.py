@@ -133,7 +133,7 @@ def build_pipeline(
                 max_chunks=max_chunks, cluster=cluster, report=report, recompute=recompute,
                 compiler=compiler, budget=Budget(team, plan_seconds), programs=programs,
             )  # fmt: skip
-            options = {"compile": compile and compile.name, "update": training.settings, "devices": named}
+            options = {"compile": compile and compile.name, "update": training.parts, "devices": named}
             pipe = _automatic(planning, ready, example_batch, EarlierPlans(planning, options, plan_cache))
         pipe.load(source)
         return pipe

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,11 +76,19 @@ def _key(planning: Planning, options: Mapping[str, Any]) -> dict[str, str]:
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
         "plan_seconds": planning.budget.seconds,
-        "machines": team.everywhere(lambda device: fingerprint(planning.where[device], team.threads)),
+        "machines": _machines(planning),
         **options,
         **versions(),
     }
     return {name: repr(value) for name, value in found.items()}
+
+
+def _machines(planning: Planning) -> list[tuple[str, int]]:
+    """Every device's machine, and which of them are the same one: hosts in the order in which ranks meet them."""
+    team = planning.team
+    found = team.everywhere(lambda device: (fingerprint(planning.where[device], team.threads), socket.gethostname()))
+    hosts = list(dict.fromkeys(host for _, host in found))
+    return [(machine, hosts.index(host)) for machine, host in found]
 
 
 def _parameters(planning: Planning) -> str:

@@ -52,6 +52,11 @@ class Training:
     def _scales(self) -> bool:
         return self.scaler is not None and self.scaler.is_enabled()
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What an update has that takes time, whatever its numbers are."""
+        return ("clipping",) * (self.clip_norm is not None) + ("scaling",) * self._scales
+
     def loss_scale(self) -> LossScale | None:
         """What scales losses, if anything does."""
         return LossScale(self.scaler) if self.scaler is not None and self._scales else None

@@ -55,7 +55,11 @@ def test_without_transformers_it_says_what_to_install(monkeypatch):
 
 
 def test_a_mistyped_model_is_refused_without_importing_torch():
-    for command in (["plan", "--cluster", "8xA100-40GB", "--microbatches", "4", "--model"], ["doctor"]):
+    for command in (
+        ["plan", "--cluster", "8xA100-40GB", "--microbatches", "4", "--model"],
+        ["profile", "--model"],
+        ["doctor"],
+    ):
         for name in ("llama-7x", "nowhere_at_all:make"):
             code = (
                 "import sys; from panpipe.cli import main; "

@@ -14,8 +14,10 @@ from panpipe.runtimes.plan_cache import PlanCache, cache_folder
 from panpipe.runtimes.progress import shown
 from torch import nn
 
+from ..support.launch import torchrun_script
 from ..support.plans import orders, plan_of
 
+SCRIPT = Path(__file__).parents[1] / "support" / "plan_cache_ranks.py"
 KEY = {"graph": "a", "mesh": "b"}
 
 
@@ -182,6 +184,11 @@ def test_progress_is_silent_where_it_is_switched_off_and_on_other_ranks(capsys, 
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_plan_cache_that_is_no_truth_value_is_refused():
+    with pytest.raises(RequestError, match="plan_cache is '/tmp': give True or False; PANPIPE_CACHE names the folder"):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan_cache="/tmp")
+
+
 def test_progress_that_is_no_function_is_refused():
     with pytest.raises(RequestError, match="progress is 'yes': give True, False, or a function"):
         panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), progress="yes")
@@ -245,3 +252,18 @@ def _saved(folder: Path) -> Path:
     path = folder / "saved.json"
     path.write_text(panpipe.plan_json(plan_of(orders("0F0 0B0"), [0])))
     return path
+
+
+@pytest.mark.slow
+def test_all_ranks_run_what_the_first_rank_has_cached_whatever_the_others_have(tmp_path):
+    found = []
+    for _ in range(2):
+        done = torchrun_script(SCRIPT, str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        found.append([(tmp_path / f"said{rank}").read_text().split() for rank in range(2)])
+    (first, other), (again, silent) = found
+    assert first[:2] == ["True", "True"]
+    assert again[:2] == ["True", "False"]
+    assert other[:2] == silent[:2] == ["False", "False"]
+    assert first[2] == other[2] == again[2] == silent[2]
+    assert not (tmp_path / "1").exists()

@@ -1,0 +1,209 @@
+"""Measuring operators and a link for ``panpipe profile``, and the device type that is fitted to them."""
+
+import datetime
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.analytic.calibration import Calibration, Residual, Sample, calibrate
+from ..core.catalog import catalogue, find_device
+from ..core.catalog.device_file import Numbers, device_file
+from ..core.device_type import DeviceType
+from ..core.documents import write_text
+from ..core.errors import RequestError
+from ..core.sourced import Source
+from ..runtimes.machine import machine
+from .output import note, print_json, print_table, seconds_text
+
+GPU_SCALE = 64
+"""How much larger a GPU's bundled operators are than a core's."""
+
+
+def profile_operators(
+    model: str | None, where: torch.device, base: DeviceType, dtype: str, threads: int, repeats: int, title: str,
+    out: Path | None, *, json: bool,
+) -> None:  # fmt: skip
+    """Measure operators and the link between two workers, and fit a device type to them; arguments as of
+    ``panpipe profile``.
+
+    Args:
+        model: whose operators are measured; those of every kind that come with panpipe if None.
+        where: the device that runs them.
+        base: the catalogue's device whose peak rates hold.
+        dtype: number type.
+        threads: of an operator on a CPU.
+        repeats: runs of each operator.
+        title: of the device in the file.
+        out: a catalogue file to write.
+        json: whether JSON alone is printed.
+    """
+    if where.type == "cpu":
+        torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+    note(f"measuring on {machine(where)}")
+    samples = _samples(model, where, dtype, repeats)
+    found = calibrate(samples, base, tf32=dtype == "tf32")
+    link = _link(where)
+    host = f"{machine(where)}, {dtype}{f', {threads} threads' if where.type == 'cpu' else ''}"
+    if out is not None:
+        told = f"measured by panpipe profile on {host}, {datetime.date.today().isoformat()}"
+        write_text(out, device_file(title, base.name, host, _numbers(found, told), _link_numbers(link, told)))
+    if json:
+        print_json(_answer(found, base, host, link))
+    else:
+        _show(found, base, host, link)
+        if out is not None:
+            print(f"\nWritten to {out}: plan with --cluster {out}#2x{title}")
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The device to measure on: the one named, or the GPU where there is one.
+
+    Raises:
+        RequestError: it is neither cpu nor cuda, or there is none.
+    """
+    chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen not in ("cpu", "cuda"):
+        raise RequestError(f"there is no device '{chosen}' to measure on: use cpu or cuda")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise RequestError("no CUDA device is available here: use --device cpu")
+    return torch.device(chosen)
+
+
+def described_device(like: str | None, device: str | None) -> DeviceType:
+    """The catalogue's device whose peak rates hold: the one named, or that of this GPU's name, or a CPU's core.
+
+    Raises:
+        RequestError: the catalogue has none.
+    """
+    if like is not None:
+        return find_device(like)
+    if chosen_device(device).type == "cpu":
+        return find_device("cpu-core")
+    own = torch.cuda.get_device_name()
+    names = sorted(catalogue().devices, key=len, reverse=True)
+    found = next((known for known in names if known.replace("-", " ").lower() in own.replace("-", " ").lower()), None)
+    if found is None:
+        raise RequestError(f"the catalogue has no '{own}': say with --like whose peak rates hold, see panpipe catalog")
+    return find_device(found)
+
+
+def _samples(model: str | None, device: torch.device, dtype: str, repeats: int) -> Sequence[Sample]:
+    from .models import DTYPES
+
+    if model is None:
+        from ..runtimes.kernel_profile import profile_kernels
+
+        scale = GPU_SCALE if device.type == "cuda" else 1
+        return profile_kernels(device, DTYPES[dtype], scale=scale, repeats=repeats)
+    from ..core.analytic.model import model_work
+    from ..runtimes.calibration_samples import model_samples
+    from .models import planned_model
+
+    planned = planned_model(model, 1, dtype=dtype, device=device)
+    return model_samples(model_work(planned.operators), planned.measured())
+
+
+def _link(device: torch.device) -> tuple[float, float] | None:
+    """Bytes/s and latency between two workers; None where there are not two devices."""
+    if device.type == "cuda":
+        return None  # one device is measured
+    from ..runtimes.link_profile import measured_cluster
+    from ..runtimes.team import ThreadTeam
+
+    team = ThreadTeam(2)
+    try:
+        (link,) = measured_cluster(team, device).links
+    finally:
+        team.close()
+    return link.bytes_per_s, link.latency_s
+
+
+def _link_numbers(link: tuple[float, float] | None, told: str) -> Numbers | None:
+    if link is None:
+        return None
+    source = Source(f"{told}: ping-pong between two threads")
+    rate, latency_s = link
+    return {
+        "peak_bytes_per_s": (rate, source),
+        "effective_bytes_per_s": (rate, source),
+        "latency_s": (latency_s, source),
+    }
+
+
+def _numbers(found: Calibration, told: str) -> Numbers:
+    numbers = dict(found.device.numbers())
+    by_kind = {f"efficiency.{kind}": residuals for kind, residuals in found.by_kind.items()}
+    sources = {name: Source(f"{told}: {_errors_text(by_kind.get(name, found.residuals))}") for name in found.fitted}
+    return {name: (numbers[name], source) for name, source in sources.items()}
+
+
+def _errors_text(residuals: Sequence[Residual]) -> str:
+    errors = [residual.error for residual in residuals]
+    return (
+        f"{len(errors)} operators, held-out error {statistics.median(errors):.0%} in the median, "
+        f"{max(errors):.0%} at worst"
+    )
+
+
+def _answer(found: Calibration, base: DeviceType, what: str, link: tuple[float, float] | None) -> dict[str, Any]:
+    numbers = dict(found.device.numbers())
+    return {
+        "machine": what,
+        "like": base.name,
+        "fitted": {name: numbers[name] for name in found.fitted},
+        "kinds": {kind: _kind_answer(residuals) for kind, residuals in found.by_kind.items()},
+        "median_error": found.median_error,
+        "link": None if link is None else {"bytes_per_s": link[0], "latency_s": link[1]},
+        "operators": [
+            {
+                "name": residual.sample.name,
+                "kind": residual.sample.kind,
+                "measured_s": residual.sample.seconds,
+                "fitted_s": residual.fitted_s,
+                "held_out_s": residual.held_out_s,
+            }
+            for residual in found.residuals
+        ],
+    }
+
+
+def _kind_answer(residuals: Sequence[Residual]) -> dict[str, Any]:
+    worst = max(residuals, key=lambda residual: residual.error)
+    return {
+        "operators": len(residuals),
+        "fitted_median_error": statistics.median(residual.fitted_error for residual in residuals),
+        "median_error": statistics.median(residual.error for residual in residuals),
+        "worst_error": worst.error,
+        "worst": worst.sample.name,
+    }
+
+
+def _show(found: Calibration, base: DeviceType, what: str, link: tuple[float, float] | None) -> None:
+    device = found.device
+    print(f"{what}; peak rates of {base.name}")
+    rows = []
+    for kind, residuals in found.by_kind.items():
+        told = _kind_answer(residuals)
+        rows.append(
+            (
+                kind,
+                told["operators"],
+                f"{device.efficiency[kind]:.1%}",
+                f"{told['fitted_median_error']:.0%}",
+                f"{told['median_error']:.0%}",
+                f"{told['worst_error']:.0%}",
+                told["worst"],
+            )
+        )
+    columns = ("kind", "operators", "of peak", "fit", "held out", "worst", "which")
+    print_table(
+        "Efficiencies, and errors of predicted times: median of the fit, median and worst held out", columns, rows
+    )
+    print(f"\nLaunch {seconds_text(device.launch_overhead_s)}; memory for matrix products, attention and convolutions "
+          f"{device.effective_memory_bytes_per_s / 1e9:.1f} GB/s")  # fmt: skip
+    if link is not None:
+        print(f"Between two threads {link[0] / 1e9:.1f} GB/s, {seconds_text(link[1])}")
