@@ -49,6 +49,7 @@ class Breaks:
     Attributes:
         sizes: whether sizes that depend on values count as values.
         printed: what one run of the step prints and logs.
+        assigned: names of the buffers that it assigns.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class Breaks:
     batch: Any
     sizes: bool = False
     printed: Printed = field(factory=Printed)
+    assigned: set[str] = field(factory=set)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
     _names: list[str] = field(factory=list)

@@ -10,6 +10,7 @@ from torch.export.graph_signature import InputKind
 
 from ..errors import RequestError
 from .aliases import copy_written, rewrite_aliases
+from .assigned import keep_read_values
 from .breaks import Breaks
 from .checks import depends_on_values, drop_checks
 from .functions import place_hooks
@@ -83,6 +84,7 @@ def captured_step(
     inputs = _Inputs.of(program, names, leaves)
     graph = program.graph
     _rewrite(graph, inputs.batch)
+    keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
     # Export makes a mode of its own; every later fake tensor has to belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}

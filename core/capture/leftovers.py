@@ -192,8 +192,12 @@ def _is_count(value: Any) -> bool:
 
 
 @contextmanager
-def assigned_buffers_written(model: nn.Module) -> Iterator[None]:
+def assigned_buffers_written(model: nn.Module, assigned_names: set[str]) -> Iterator[None]:
     """Within, a buffer that is assigned a new tensor has, at the end, the new values written into the old one.
+
+    Args:
+        model: the user's module.
+        assigned_names: gets the names of these buffers, and no others.
 
     Raises:
         RequestError: the new tensor has another shape or dtype.
@@ -204,7 +208,9 @@ def assigned_buffers_written(model: nn.Module) -> Iterator[None]:
         for key, buffer in module._buffers.items()
         if buffer is not None
     ]
+    assigned_names.clear()
     yield
+    written: list[tuple[Tensor, Tensor]] = []
     for name, module, key, buffer in before:
         assigned: Any = module._buffers.get(key)
         if assigned is buffer:
@@ -216,5 +222,8 @@ def assigned_buffers_written(model: nn.Module) -> Iterator[None]:
                 f"the step assigns {what} to buffer '{path}', which is {buffer.dtype} {tuple(buffer.shape)}: "
                 "a buffer keeps its shape and dtype; allocate it large enough"
             )
-        buffer.copy_(assigned.detach())
+        assigned_names.add(path)
+        written.append((buffer, assigned.detach()))  # before any is written: it may be another buffer's old value
         module._buffers[key] = buffer
+    for buffer, value in written:
+        buffer.copy_(value)

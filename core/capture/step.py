@@ -50,7 +50,10 @@ class _WholeStep(nn.Module):
         self._breaks = breaks
 
     def forward(self, batch: Any) -> Any:
-        with attributes_kept(self.model, self._breaks.step), assigned_buffers_written(self.model):
+        with (
+            attributes_kept(self.model, self._breaks.step),
+            assigned_buffers_written(self.model, self._breaks.assigned),
+        ):
             return self._breaks.run(self.model, batch)
 
 
