@@ -83,7 +83,7 @@ def pipeline(stages: int, **options) -> panpipe.Pipeline:
     names = ",".join(["cuda:0"] * stages)
     return panpipe.pipeline(
         optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, schedule="1f1b", devices=names, share_devices=True,
-        max_chunks=1, **options,
+        max_chunks=1, plan_cache=False, **options,
     )  # fmt: skip
 
 

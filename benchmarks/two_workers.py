@@ -86,7 +86,7 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     known = Path(plan)
     pipe = pp.pipeline(
         gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, schedule=schedule,
-        plan=known if known.exists() else "auto",
+        plan=known if known.exists() else "auto", plan_cache=False, progress=False,
     )  # fmt: skip
     dist.barrier()
     if rank == 0 and not known.exists():
