@@ -60,6 +60,11 @@ def attended_translation(rows: int) -> Batch:
     return {**batch, "global_attention_mask": everywhere}
 
 
+def plain_translation(rows: int) -> Batch:
+    """A source without a mask, with which ProphetNet returns no number in float64, and a target."""
+    return {"input_ids": tokens(rows, LENGTH, VOCABULARY), "labels": tokens(rows, LENGTH - 3, VOCABULARY)}
+
+
 PATCHED = {
     "num_input_channels": CHANNELS, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16,
     "prediction_length": HORIZON,
@@ -98,6 +103,10 @@ SEQUENCES: tuple[Entry, ...] = (
            **LONG_T5),
     _built("LongT5, global", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation,
            "local attention with global blocks", encoder_attention_type="transient-global", **LONG_T5),
+    _built("ProphetNet", "ProphetNetForConditionalGeneration", "ProphetNetConfig", own_loss, plain_translation,
+           "attention of two streams, an assertion about values", vocab_size=VOCABULARY, hidden_size=16,
+           encoder_ffn_dim=32, num_encoder_layers=2, num_encoder_attention_heads=2, decoder_ffn_dim=32,
+           num_decoder_layers=2, num_decoder_attention_heads=2, max_position_embeddings=32, use_cache=False),
     _built("Time series transformer", "TimeSeriesTransformerForPrediction", "TimeSeriesTransformerConfig", own_loss,
            dated(10), **DATED),
 )  # fmt: skip
