@@ -60,7 +60,7 @@ def train(ending: str, file: Path) -> None:
         torch.distributed.init_process_group("gloo")
     LEFT_OPEN.append(pipe := trained())
     if ending == "plan" and os.environ["RANK"] == "0":
-        file.write_text(panpipe.plan_json(pipe.plan))
+        file.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
     if ending == "several":
         LEFT_OPEN.extend([trained(), trained()])
     if ending == "with":
