@@ -10,8 +10,8 @@ count as time, and as more than any move could gain, so that a start above its l
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..schedules.decode import INFINITY, TAIL
 from ..shortcut.path import count_whole, peak, run, work_of
 from .costing import cost_stages
@@ -23,7 +23,7 @@ ABOVE = 1e6
 """Seconds that it counts to hold anything above a limit: more than any step, so that whatever fits comes first."""
 
 
-@njit(cache=True)
+@njit()
 def excess_of(place: Any, machine: Any, costs: Any, stage_of: Any, peaks: Any) -> float:
     """Fill ``peaks`` with the bytes of every device; what they hold above their limits, as shares of these."""
     total = 0.0
@@ -33,7 +33,7 @@ def excess_of(place: Any, machine: Any, costs: Any, stage_of: Any, peaks: Any) -
     return total
 
 
-@njit(cache=True)
+@njit()
 def judge(count: int, place: Any, machine: Any, bench: Any) -> tuple[float, float, float]:
     """Step, excess and value of a place whose stages are costed; ``work`` and ``peaks`` are filled.
 
@@ -46,12 +46,12 @@ def judge(count: int, place: Any, machine: Any, bench: Any) -> tuple[float, floa
     return step, excess, _value(step, excess, bench.room)
 
 
-@njit(cache=True)
+@njit()
 def _value(step: float, excess: float, room: Any) -> float:
     return float(step * (1 + EXCESS * excess) + TAIL * room.free.mean() + (ABOVE if excess > 0 else 0.0))
 
 
-@njit(cache=True)
+@njit()
 def _other_stages(
     count: int, enough: float, graph: Any, machine: Any, place: Any, bench: Any
 ) -> tuple[float, float, float]:  # fmt: skip
@@ -76,7 +76,7 @@ def _other_stages(
     return step, excess, value
 
 
-@njit(cache=True)
+@njit()
 def _other_order(
     count: int, enough: float, excess: float, d: int, machine: Any, place: Any, bench: Any
 ) -> tuple[float, float, float]:  # fmt: skip
@@ -91,7 +91,7 @@ def _other_order(
     return step, excess, value
 
 
-@njit(cache=True)
+@njit()
 def _timed(count: int, enough: float, excess: float, place: Any, bench: Any) -> tuple[float, float]:
     stop = (enough - ABOVE if excess > 0 else enough) / (1 + EXCESS * excess)
     if bench.work.max() > stop:
@@ -102,7 +102,7 @@ def _timed(count: int, enough: float, excess: float, place: Any, bench: Any) -> 
     return step, _value(step, excess, bench.room)
 
 
-@njit(cache=True)
+@njit()
 def anneal(
     seed: int, moves: int, begin: float, end: float, warmth: float, ways: Any, target: float, count: int, graph: Any,
     machine: Any, place: Any, best: Any, best_value: float, bench: Any,
@@ -156,7 +156,7 @@ def anneal(
     return best_value
 
 
-@njit(cache=True)
+@njit()
 def every_cut(
     count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, bench: Any
 ) -> float:  # fmt: skip
@@ -180,7 +180,7 @@ def every_cut(
             cuts[later] = cuts[later - 1] + 1
 
 
-@njit(cache=True)
+@njit()
 def _keep(place: Any, best: Any) -> None:
     """Copy what a walk changes."""
     best.cuts[:] = place.cuts

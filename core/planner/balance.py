@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..partition import Cuts
 from ..schedules.decode import WEIGHT, Integers
 from .moves import shift_cuts
@@ -43,7 +43,7 @@ def balanced_cuts(setting: Setting, placement: Integers, cuts: Cuts) -> Cuts:
     return tuple(result.tolist())
 
 
-@njit(cache=True)
+@njit()
 def _unevenness(times: Any, placement: Any, cuts: Any, loads: Any) -> float:
     loads[:] = 0.0
     for s in range(placement.shape[0]):
@@ -53,7 +53,7 @@ def _unevenness(times: Any, placement: Any, cuts: Any, loads: Any) -> float:
     return float(most * ((loads / most) ** POWER).sum() ** (1 / POWER)) if most > 0 else 0.0
 
 
-@njit(cache=True)
+@njit()
 def _descend(times: Any, placement: Any, cuts: Any, moves: int) -> None:
     """Move cuts downhill.
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..costs import StageCosts, StageEdge
+from ..numba_cache import njit
 from ..schedules.decode import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..shortcut.path import BOTH, KINDS, StageArrays
 from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
@@ -61,7 +61,7 @@ def fill_fixed(
         np.cumsum(first, out=first)
 
 
-@njit(cache=True)
+@njit()
 def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: bool) -> None:
     """Add what a message between two stages costs both: with an output F, with a gradient I and B."""
     seconds = machine.message[0] + size * machine.message[1]
@@ -75,7 +75,7 @@ def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: b
             times[FORWARD, s] += seconds
 
 
-@njit(cache=True)
+@njit()
 def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: Any, out: Any) -> None:
     """Costs and edges of the stages of some cuts.
 
@@ -127,7 +127,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
             out.made[s] = out.kept[s] - received[s]
 
 
-@njit(cache=True)
+@njit()
 def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) -> Any:
     """Edges into ``out``, by reading stage: gathered by source stage first, then sorted by counting.
 
@@ -167,7 +167,7 @@ def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) ->
     return _by_reader(machine, placement, source[:found], target[:found], size, back, out)
 
 
-@njit(cache=True)
+@njit()
 def _by_reader(
     machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any
 ) -> Any:  # fmt: skip

@@ -8,8 +8,8 @@ them, which may miss some; moves of cuts go on from there.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..partition import Cuts
 from ..schedules.decode import FORWARD, INFINITY, WEIGHT, Integers
 from ..shortcut.path import BOTH
@@ -109,7 +109,7 @@ def _least(holds: Any, low: float, high: float) -> float:
     return high
 
 
-@njit(cache=True)
+@njit()
 def _filled(
     graph: Any, kinds: Any, readings: Any, placement: Any, flight: Any, recompute: Any, limits: Any, longest_s: float,
     cuts: Any,

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..schedules.decode import FORWARD, INPUT, WEIGHT
 from ..schedules.local import some_move
 from ..shortcut.path import BOTH, UNKNOWN
@@ -30,7 +30,7 @@ class Ways(NamedTuple):
     split: float = 0.0
 
 
-@njit(cache=True)
+@njit()
 def _shift(order: Any, start: int, goal: int, stage_of: Any) -> int:
     """Move the action at ``start`` towards ``goal``, as far as its own stage allows; returns where it is then."""
     code, i = order[start], start
@@ -45,13 +45,13 @@ def _shift(order: Any, start: int, goal: int, stage_of: Any) -> int:
     return i
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _ordered(a: int, b: int) -> bool:
     """Whether a stage runs actions of these kinds in the order of the microbatches."""
     return a == b or (a == BOTH and b != FORWARD) or (b == BOTH and a != FORWARD)
 
 
-@njit(cache=True)
+@njit()
 def critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) -> int:
     """Positions on the longest path whose action waited for the one in front of it on its device, into ``found``."""
     d = int(np.argmax(room.free))
@@ -69,7 +69,7 @@ def critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) -
     return number
 
 
-@njit(cache=True)
+@njit()
 def _split_or_join(d: int, orders: Any, lengths: Any, bench: Any) -> bool:
     """Split a B of device ``d``, or make an I with its W behind it a B; False where it has neither."""
     order, length = orders[d], lengths[d]
@@ -97,7 +97,7 @@ def _split_or_join(d: int, orders: Any, lengths: Any, bench: Any) -> bool:
     return False
 
 
-@njit(cache=True)
+@njit()
 def shift_cuts(cuts: Any, reach: float, again: float) -> bool:
     """Move one cut, or a few that follow one another, by some nodes; whether that changes anything.
 
@@ -120,7 +120,7 @@ def shift_cuts(cuts: Any, reach: float, again: float) -> bool:
     return bool(by != 0)
 
 
-@njit(cache=True)
+@njit()
 def _move_cuts(cuts: Any) -> bool:
     """Move cuts, near or far."""
     stages = cuts.shape[0] - 1
@@ -130,7 +130,7 @@ def _move_cuts(cuts: Any) -> bool:
     return bool(shift_cuts(cuts, reach, 0.4))
 
 
-@njit(cache=True)
+@njit()
 def move(ways: Any, number: int, place: Any, bench: Any) -> int:
     """Make some move; what has to be judged anew: ``STAGES``, ``NOTHING``, or a device whose order is another."""
     draw = np.random.random()
@@ -154,7 +154,7 @@ def move(ways: Any, number: int, place: Any, bench: Any) -> int:
     return d if _shift(place.orders[d], start, goal, bench.room.stage_of) != start else NOTHING
 
 
-@njit(cache=True)
+@njit()
 def take_back(what: int, graph: Any, machine: Any, place: Any, bench: Any) -> None:
     """Undo the last move."""
     bench.work[:] = bench.other_work

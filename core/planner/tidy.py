@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from numba import njit
-
+from ..numba_cache import njit
 from ..schedules.decode import INFINITY, INPUT, WEIGHT
 from ..shortcut.path import BOTH, run
 from .place import Bench, Place
@@ -12,7 +11,7 @@ from .setting import Setting
 ROUNDING = 1e-12
 
 
-@njit(cache=True)
+@njit()
 def _joined(order: Any, length: int, first: int, last: int) -> int:
     """Join the halves of one stage's backwards whose codes are from ``first`` to below ``last``; the new length."""
     to = 0

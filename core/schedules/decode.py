@@ -12,8 +12,9 @@ order deadlocks, and any limit that holds one microbatch on all of a device's st
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ..numba_cache import njit
 
 FORWARD, INPUT, WEIGHT = 0, 1, 2
 INFINITY = np.inf
@@ -24,7 +25,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _may_begin(
     d: int, place: int, stages_on: Any, begun: Any, ended: Any, turned: Any, need: Any, kept: Any, held: float,
     limit: float,
@@ -56,7 +57,7 @@ def _may_begin(
     return True
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _look(
     d: int, ready: Any, count: int, stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any,
     backward_end: Any, hops: Any, need: Any, kept: Any, held: float, limit: float, caps: Any, fused: Any,
@@ -86,7 +87,7 @@ def _look(
     return earliest
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _pick(
     d: int, ready: Any, now: float, stages_on: Any, begun: Any, turned: Any, ended: Any, times: Any, keys: Any,
     patience: Any,
@@ -110,7 +111,7 @@ def _pick(
     return start, kind, stages_on[d, place]
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _soonest(
     stale: Any, start: Any, kind: Any, stage: Any, ready: Any, free: Any, held: Any, limits: Any, count: int,
     stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any, backward_end: Any, hops: Any, need: Any,
@@ -135,7 +136,7 @@ def _soonest(
     return chosen
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> Any:
     """How long each device computes."""
     work = np.zeros(devices)
@@ -144,7 +145,7 @@ def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> A
     return work
 
 
-@njit(cache=True)
+@njit()
 def decode(
     count: int, placement: Any, stages_on: Any, times: Any, hops: Any, need: Any, kept: Any, limits: Any, keys: Any,
     patience: Any, caps: Any, fused: Any, orders: Any, lengths: Any, stop: float = INFINITY,

@@ -11,14 +11,14 @@ simulated annealing, 1992).
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from .decode import FORWARD, INFINITY, INPUT, TAIL
 
 UNKNOWN = -1
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _begin(
     code: int, kind: int, stage: int, now: float, stages: int, count: int, hops: Any, finish: Any
 ) -> tuple[float, int]:
@@ -41,7 +41,7 @@ def _begin(
     return (at, source) if at > now else (now, UNKNOWN)
 
 
-@njit(cache=True)
+@njit()
 def _run(
     orders: Any, lengths: Any, count: int, stages: int, times: Any, hops: Any, stop: float, finish: Any, cause: Any,
     place: Any, free: Any,
@@ -89,7 +89,7 @@ def _run(
     return free.max() + TAIL * free.mean(), free.max()
 
 
-@njit(cache=True)
+@njit()
 def _fits(order: Any, length: int, count: int, stages: int, saved: Any, kept: Any, fused: Any, limit: float) -> bool:
     """Whether a device in this order holds no more than it may, also after an I that leaves more than F saved."""
     size, held = stages * count, 0.0
@@ -107,7 +107,7 @@ def _fits(order: Any, length: int, count: int, stages: int, saved: Any, kept: An
     return True
 
 
-@njit(cache=True)
+@njit()
 def _move(order: Any, start: int, goal: int, count: int, stages: int) -> int:
     """Move the action at ``start`` towards ``goal``, as far as its own stage allows; returns where it is then."""
     size, code, i = stages * count, order[start], start
@@ -124,7 +124,7 @@ def _move(order: Any, start: int, goal: int, count: int, stages: int) -> int:
     return i
 
 
-@njit(cache=True)
+@njit()
 def _critical(orders: Any, lengths: Any, count: int, placement: Any, finish: Any, cause: Any, found: Any) -> int:
     """Positions on the longest path whose action waited for the one in front of it on its device, into ``found``."""
     size, last, d = placement.shape[0] * count, -1.0, 0
@@ -148,7 +148,7 @@ def _critical(orders: Any, lengths: Any, count: int, placement: Any, finish: Any
             i -= 1
 
 
-@njit(cache=True)
+@njit()
 def some_move(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
     """A device, and a position there and where its action is to go."""
     reach = 1 + int(-2.0 * np.log(1 - np.random.random()))
@@ -163,7 +163,7 @@ def some_move(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
     return d, start, min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
 
 
-@njit(cache=True)
+@njit()
 def improve(
     seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, times: Any, hops: Any, saved: Any,
     kept: Any, limits: Any, fused: Any, orders: Any, lengths: Any,
@@ -213,7 +213,7 @@ def improve(
     return best_span, tried
 
 
-@njit(cache=True)
+@njit()
 def ends_of(
     count: int, placement: Any, times: Any, hops: Any, saved: Any, kept: Any, limits: Any, fused: Any, orders: Any,
     lengths: Any, finish: Any,

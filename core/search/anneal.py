@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..schedules.decode import TAIL, decode
 
 
-@njit(cache=True)
+@njit()
 def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
     """One stage, some neighbouring ones, all, or a leg of the way over the devices; the first, and behind the last."""
     draw, stage = np.random.random(), np.random.randint(stages)
@@ -22,7 +22,7 @@ def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
     return stage // leg * leg, stage // leg * leg + leg
 
 
-@njit(cache=True)
+@njit()
 def _some_microbatches(count: int) -> tuple[int, int, int]:
     """All, every second or third, some that follow one another, or one; the first, behind the last, and the step."""
     draw, first = np.random.random(), np.random.randint(count)
@@ -36,7 +36,7 @@ def _some_microbatches(count: int) -> tuple[int, int, int]:
     return first, first + 1, 1
 
 
-@njit(cache=True)
+@njit()
 def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, reach: float) -> None:
     """Change the keys of one kind, by as much everywhere or along a slope (a building block's pace); or the patience,
     or the caps."""
@@ -58,7 +58,7 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
             keys[kind, s, first:last:step] += size * share
 
 
-@njit(cache=True)
+@njit()
 def anneal(
     seed: int, evaluations: int, warmth: float, target: float, count: int, placement: Any, stages_on: Any, times: Any,
     hops: Any, need: Any, kept: Any, limits: Any, keys: Any, patience: Any, caps: Any, fused: Any,

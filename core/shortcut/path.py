@@ -8,8 +8,8 @@ stages it skips.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..numba_cache import njit
 from ..schedules.decode import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
 
 BOTH = 3
@@ -85,7 +85,7 @@ def make_room(stages: int, count: int, devices: int) -> Room:
     )  # fmt: skip
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any, finish: Any) -> tuple[float, int]:
     """When an action can begin on a device that is free ``now``, and the action elsewhere that it waits for.
 
@@ -116,7 +116,7 @@ def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any
     return at, why
 
 
-@njit(cache=True)
+@njit()
 def run(
     orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, room: Any
 ) -> float:  # fmt: skip
@@ -175,7 +175,7 @@ def run(
     return _end(placement, count, costs, room)
 
 
-@njit(cache=True)
+@njit()
 def count_whole(orders: Any, lengths: Any, stage_of: Any, whole: Any) -> None:
     """Fill ``whole`` with the number of backwards of each stage that are not split."""
     whole[:] = 0
@@ -185,7 +185,7 @@ def count_whole(orders: Any, lengths: Any, stage_of: Any, whole: Any) -> None:
                 whole[stage_of[orders[d, i] >> 2]] += 1
 
 
-@njit(cache=True)
+@njit()
 def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> None:
     """Fill ``work`` with the time that each device computes, its optimizer included."""
     work[:] = 0.0
@@ -196,7 +196,7 @@ def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> No
         work[placement[s]] += whole[s] * times[BOTH]
 
 
-@njit(cache=True)
+@njit()
 def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
     """The end of the step; ``free``, which holds the ends of compute, comes to hold the ends of devices."""
     stages, reduced = placement.shape[0], 0.0
@@ -220,7 +220,7 @@ def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
     return float(room.free.max())
 
 
-@njit(cache=True)
+@njit()
 def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> tuple[float, int]:
     """The most bytes that device ``d`` holds in this order, and the position of the action that needs them.
 
