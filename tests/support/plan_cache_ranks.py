@@ -22,7 +22,7 @@ def main(folder: str) -> None:
     )  # fmt: skip
     pipe.step(batch)
     planned = any("measuring operators" in phase for phase in phases)
-    Path(folder, f"said{rank}").write_text(f"{len(phases) > 0} {planned} {pipe.plan.hash}")
+    Path(folder, f"said{rank}").write_text(f"{len(phases) > 0} {planned} {pipe.plan.hash}", encoding="utf-8")
     pipe.close()
 
 
