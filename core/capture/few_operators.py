@@ -37,6 +37,8 @@ def _reason(operators: Operators) -> str:
     step = operators.step
     if TAIL in step.regions:
         what = f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and all from there on stays Python on one stage"
+        if "transform" in _cause(operators, TAIL):
+            return f"{what}: transform in a module, no more of the model than needed"
         if len(operators.graph.nodes) == 1:
             return (
                 f"{what}: if the value is the batch's own, give it as a Python number or text in the batch, and each "

@@ -20,6 +20,8 @@ class Entry:
         batch: makes a batch of so many rows; floating-point tensors are float32 and are converted where needed.
         shows: what it is here for, beside its architecture.
         float64: whether all its operators have a float64 form.
+        refusal: a part of the message with which it is refused, where it is one that no pipeline trains as one process
+            does; "" for one that trains.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Entry:
     batch: Callable[[int], Any]
     shows: str = ""
     float64: bool = True
+    refusal: str = ""
 
 
 def generator() -> torch.Generator:

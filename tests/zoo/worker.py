@@ -1,7 +1,7 @@
 """Trains models of the zoo one after another: ``worker.py threads|gloo RESULTS NAME...``.
 
-A line of JSON for every check goes to RESULTS. For gloo three of these are started, with RANK, MASTER_ADDR and
-MASTER_PORT set; each model is captured once in each, and trained by two of them and by all three.
+Lines of JSON go to RESULTS: one when a model begins, and one for every check. For gloo three of these are started, with
+RANK, MASTER_ADDR and MASTER_PORT set; each model is captured once in each, and trained by two of them and by all three.
 """
 
 import json
@@ -23,6 +23,7 @@ from panpipe.runtimes.team import RankTeam, Team, ThreadTeam
 from tests.zoo.models import ZOO
 
 ROWS, WORLDS = 6, (2, 3)
+Result = dict[str, object]
 
 
 def threads() -> Iterator[Callable[[], Team]]:
@@ -57,17 +58,16 @@ def admitted(name: str) -> Patient:
     return Patient(entry.make().train(), entry.step, entry.batch(ROWS), 3, dtype)
 
 
-def told(name: str, backend: str, patient: Patient, check: Check) -> dict[str, object]:
+def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
+    """What one plan gave."""
     far = check.distance
     return {
-        "model": name,
-        "backend": backend,
         "devices": check.devices,
         "schedule": check.schedule,
         "operators": len(patient.operators.graph.nodes),
         "python": sorted(patient.operators.step.regions),
+        "outcome": _outcome(name, patient, check),
         "problem": check.problem,
-        "right": far is not None and far.within(*TOLERANCES[patient.dtype]),
         "dtype": str(patient.dtype).removeprefix("torch."),
         **({kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer")} if far else {}),
         "worst": dict(far.worst) if far else {},
@@ -76,29 +76,64 @@ def told(name: str, backend: str, patient: Patient, check: Check) -> dict[str, o
     }
 
 
+def _outcome(name: str, patient: Patient, check: Check) -> str:
+    if check.distance is None:
+        return refused(name, check.problem)
+    if ZOO[name].refusal:
+        return "wrong"  # it trains, and was to be refused: the entry is out of date
+    return "right" if check.distance.within(*TOLERANCES[patient.dtype]) else "wrong"
+
+
+def refused(name: str, problem: str) -> str:
+    """The outcome of a refusal: ``refused``, or ``crashed`` where it is not the one that the zoo expects."""
+    expected = ZOO[name].refusal
+    return "refused" if expected and expected in problem else "crashed"
+
+
+def checks(name: str, backend: str, ranks: "Ranks | None") -> Iterator[Result | None]:
+    """Check a model by all plans.
+
+    Yields:
+        What each check found; None on a rank that has no part in one, or that does not report it.
+    """
+    try:
+        patient = admitted(name)
+    except PanpipeError as error:
+        yield {"outcome": refused(name, str(error)), "problem": str(error)}
+        return
+    for make in ranks.teams() if ranks is not None else threads():
+        if make is None:
+            yield None
+            continue
+        for schedule, chunks in SCHEDULES:
+            team = make() if ranks is None or not dist.is_initialized() else RankTeam()
+            check = patient.check(team, schedule, chunks)
+            yield trained(name, backend, patient, check) if 0 in team.local else None
+            team.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     backend, results, *names = sys.argv[1:]
     ranks = Ranks() if backend == "gloo" else None
-    for name in names:
-        with Path(results).open("a", encoding="utf-8") as file:
+    with Path(results).open("a", encoding="utf-8") as file:
+
+        def write(**result: object) -> None:
+            print(json.dumps({"backend": backend, **result}), file=file, flush=True)
+
+        for name in names:
+            write(begins=name)
             try:
-                patient = admitted(name)
-            except PanpipeError as error:
-                print(json.dumps({"model": name, "backend": backend, "right": False, "problem": str(error)}), file=file)
-                continue
-            for make in ranks.teams() if ranks is not None else threads():
-                if make is None:
-                    continue
-                for schedule, chunks in SCHEDULES:
-                    team = make() if ranks is None or not dist.is_initialized() else RankTeam()
-                    check = patient.check(team, schedule, chunks)
-                    if 0 in team.local:
-                        print(json.dumps(told(name, backend, patient, check)), file=file, flush=True)
-                    team.close()
+                for result in checks(name, backend, ranks):
+                    if result is not None:
+                        write(model=name, **result)
+            except Exception as error:  # of panpipe's own: a row of the table
                 if dist.is_initialized():
-                    dist.destroy_process_group()
+                    raise  # other ranks may wait for this one: the crew starts anew after this model
+                write(model=name, outcome="crashed", problem=f"{type(error).__name__}: {error}"[:300])
 
 
 if __name__ == "__main__":
