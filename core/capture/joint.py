@@ -17,9 +17,10 @@ from torch import fx
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-from ..errors import RequestError
+from ..errors import PanpipeError, RequestError
 from .effects import forward_checks, is_token, remove_tokens
 from .stage import StageGraph, StageModule
+from .user_lines import line_of, reason_of
 
 aten = torch.ops.aten
 
@@ -59,17 +60,21 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
     """
+    module = StageModule(stage)
     try:
         with contextlib.ExitStack() as stack:
-            joint = aot_export_joint_with_descriptors(stack, StageModule(stage), stage.fakes)
+            joint = aot_export_joint_with_descriptors(stack, module, stage.fakes)
             remove_tokens(joint.graph_module.graph)
             if as_on_cpu:
                 dropout_as_eager(joint.graph_module.graph)
             return _by_meaning(joint.graph_module.graph)
-    except RuntimeError as error:
+    except PanpipeError:
+        raise
+    except Exception as error:
+        node = module.running
+        what = f"{line_of(node)}: {node.target}" if node is not None else "the backward of a stage"
         raise RequestError(
-            f"a stage cannot be turned into forward and backward programs: {str(error).splitlines()[0]}; "
-            "change the operator that it names"
+            f"{what} cannot be turned into forward and backward programs: {reason_of(error)}; use another operator"
         ) from error
 
 

@@ -115,7 +115,12 @@ class DrawCounter(ModalInterpreter):
         """
         leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
         self._flowed.add(id(self.values[loss]))
-        torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
+        try:
+            torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
+        except RuntimeError as error:
+            raise RequestError(
+                f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"
+            ) from error
 
         def flowing(tensor: Tensor) -> Tensor:
             # What is written in place has its gradient behind that, where no hook of the tensor before sees it.

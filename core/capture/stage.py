@@ -269,18 +269,28 @@ class StageModule(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         return self._runner.run(*inputs)
 
+    @property
+    def running(self) -> fx.Node | None:
+        """The node that is running, or that raised an error; None before and after the forward."""
+        return self._runner.running
+
 
 class _KeyedInterpreter(ModalInterpreter):
     def __init__(self, stage: StageGraph) -> None:
         super().__init__(fx.GraphModule(stage.modules, stage.graph))
         self._first_draw = stage.first_draw
         self._key: Any = None
+        self.extra_traceback = False  # the node that raises an error is `running`
+        self.running: fx.Node | None = None
 
     def run(self, *inputs: Any, **_: Any) -> Any:
         self._key = inputs[-1] if self._first_draw else None
-        return super().run(*inputs)
+        found = super().run(*inputs)
+        self.running = None
+        return found
 
     def run_node(self, n: fx.Node) -> Any:
+        self.running = n
         if n.name not in self._first_draw:
             return super().run_node(n)
         if region_of(n) is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 3
-HANGS_AFTER_S = 240
+HANGS_AFTER_S = 400
 """Seconds without a result after which a crew counts as one that hangs."""
 Result = dict[str, Any]
 

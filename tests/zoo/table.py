@@ -29,12 +29,18 @@ def outcome(results: list[Result]) -> str:
     return found.pop() if complete else "wrong" if "wrong" in found else "crashed"
 
 
+def problem_of(results: list[Result]) -> str:
+    """What is wrong with a model; what an error says rather than that a process died of it."""
+    found = [result["problem"] for result in results if result.get("problem")]
+    return min(found, key=lambda problem: problem.startswith("died"), default="")
+
+
 def row(name: str, results: list[Result]) -> str:
     entry = ZOO[name]
     right = sum(result["outcome"] == "right" for result in results)
     first = next((result for result in results if "operators" in result), {})
     python = ", ".join(first.get("python", ()))
-    problem = next((result["problem"] for result in results if result.get("problem")), "")
+    problem = problem_of(results)
     remark = "; ".join(text for text in (entry.shows, f"Python: {python}" if python else "") if text)
     kind, count = first.get("dtype", "–"), first.get("operators", "–")
     if outcome(results) == "refused":
@@ -95,7 +101,7 @@ def main() -> int:
     print(", ".join(f"{number} {kind}" for kind, number in count.items()))
     for name, found in by_model.items():
         if (kind := outcome(found)) in ("wrong", "crashed"):
-            print(f"{kind}: {name}: " + next((r["problem"] for r in found if r.get("problem")), "differs"))
+            print(f"{kind}: {name}: {problem_of(found) or 'differs'}")
     return 0 if not count["wrong"] and not count["crashed"] else 1
 
 

@@ -1,0 +1,56 @@
+"""The user's lines in refusals, and what is said of errors inside torch."""
+
+import pytest
+import torch
+from panpipe.core.capture.operators import operators_of
+from panpipe.core.capture.programs import stage_programs
+from panpipe.core.capture.stage import stage_graph
+from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.user_lines import is_user_code, line_of, reason_of
+from panpipe.core.errors import RequestError
+from torch import nn
+
+
+def test_torch_panpipe_and_the_standard_library_are_not_the_users():
+    assert is_user_code(__file__)
+    assert not is_user_code(torch.__file__)
+    assert not is_user_code(pytest.importorskip("logging").__file__)
+    assert not is_user_code(capture_step.__code__.co_filename)
+    assert not is_user_code("<string>")
+
+
+def test_an_operator_of_the_step_has_the_line_of_the_step():
+    def helper(x):
+        return x.sin()
+
+    def step(model, x):
+        return helper(model(x)).mean()
+
+    step_graph = capture_step(nn.Linear(4, 1), step, torch.randn(3, 4)).graph
+    lines = {str(node.target): line_of(node) for node in step_graph.nodes if node.op == "call_function"}
+    assert lines["aten.sin.default"] == f"{__file__}:{helper.__code__.co_firstlineno + 1}"
+    assert lines["aten.mean.default"] == f"{__file__}:{step.__code__.co_firstlineno + 1}"
+
+
+def test_an_internal_assertion_of_torch_is_not_passed_on():
+    text = 'self.defined() INTERNAL ASSERT FAILED at "/pytorch/x.cpp":12, please report a bug to PyTorch. no storage'
+    assert reason_of(RuntimeError(text)) == "torch fails internally (no storage)"
+    assert reason_of(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    assert reason_of(KeyError()) == "KeyError"
+
+
+def test_an_operator_that_no_program_can_be_made_of_is_refused_with_its_line(monkeypatch):
+    def step(model, x):
+        return model(x).sin().mean()
+
+    operators = operators_of(capture_step(nn.Linear(4, 1), step, torch.randn(3, 4)))
+    stage = stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0)
+    node = next(node for node in stage.graph.nodes if node.target is torch.ops.aten.sin.default)
+
+    def fails(x):
+        raise RuntimeError('INTERNAL ASSERT FAILED at "x.cpp":1, please report a bug to PyTorch. no kernel')
+
+    node.target = fails
+    line = f"{__file__}:{step.__code__.co_firstlineno + 1}"
+    with pytest.raises(RequestError, match=rf"{line}: .*torch fails internally \(no kernel\)"):
+        stage_programs(stage)
