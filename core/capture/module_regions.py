@@ -31,6 +31,7 @@ class _Call:
         written: names of these buffers.
         draws: random draws.
         shared: what shared memory.
+        given: of every leaf of its arguments the shape, or None for what is no tensor.
     """
 
     result: Nesting
@@ -38,6 +39,7 @@ class _Call:
     written: tuple[str, ...]
     draws: int
     shared: tuple[tuple[Spot, Spot], ...]
+    given: tuple[tuple[int, ...] | None, ...]
 
 
 @define(eq=False)
@@ -133,6 +135,8 @@ class ModuleRegions:
             )
         call = calls[number]
         _refuse_captured_attributes(self._who(name), module)
+        if _shapes((args, kwargs)) != call.given:
+            _refuse_failing(self._who(name), bare, args, kwargs)
         tensors, given = taken_apart((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
@@ -157,6 +161,30 @@ class ModuleRegions:
         for key, value in zip(call.written, found[count:], strict=True):
             buffers[key].copy_(value.detach())
         return call.result.filled(found[:count])
+
+
+def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
+    leaves = pytree.tree_leaves(given)
+    return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
+    """Refuse a call that is given something else than eager PyTorch gives it, and fails with that.
+
+    Libraries ask whether they are captured, and some then pass a mask where there is none in eager.
+
+    Raises:
+        RequestError: it fails.
+    """
+    try:
+        _tried(who, bare, args, kwargs)
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise RequestError(
+            f"{who} stays Python and fails with what it is given while the step is captured, which is not what eager "
+            f"PyTorch gives it: {type(error).__name__}: {first[:200]}; do not ask torch.compiler.is_exporting() in the "
+            "code around it, or choose an option of the model that does without it"
+        ) from error
 
 
 def _refuse_captured_attributes(who: str, module: nn.Module) -> None:
@@ -222,4 +250,6 @@ def _watched(
     # A region writes into copies of its buffers.
     reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
     shared = tuple(shared_memory(reads, results))
-    return result, _Call(nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared)
+    return result, _Call(
+        nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared, _shapes((args, kwargs))
+    )

@@ -117,3 +117,36 @@ def test_tied_weights_are_one_in_an_end_that_stays_python():
     torch.manual_seed(0)
     for real in batches():
         compare(Tied().double(), the_step, batches()[0], 2, real=real)
+
+
+class Masked(nn.Module):
+    """Branches on values; takes no mask of another size."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None and mask.shape != x.shape:
+            raise ValueError(f"a mask should be of size {tuple(x.shape)}, but is {tuple(mask.shape)}")
+        x = self.layer(x) if mask is None else self.layer(x) * mask
+        return x if x.sum() > 0 else x * 2
+
+
+class OtherwiseWhenCaptured(nn.Module):
+    """Passes a mask while it is captured, as libraries do."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.masked, self.last, self.width = Masked(), nn.Linear(WIDTH, 1), width
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = x.new_ones(x.shape[0], self.width) if torch.compiler.is_exporting() else None
+        return self.last(self.masked(x, mask))
+
+
+def test_a_module_that_fails_with_what_it_is_given_in_capture_alone_is_refused_with_its_line():
+    torch.manual_seed(0)
+    compare(OtherwiseWhenCaptured(WIDTH).double(), the_step, batches()[0], 2)
+    with pytest.raises(RequestError, match=r"module 'masked'.*a mask should be of size.*is_exporting"):
+        capture_step(OtherwiseWhenCaptured(WIDTH + 1).double(), the_step, batches()[0])
