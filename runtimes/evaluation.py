@@ -12,7 +12,7 @@ Nothing is changed by it: no parameter, no gradient, no buffer, no count of step
 of their own. It follows the modes that modules are in, as plain PyTorch does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -43,6 +43,7 @@ from .stage_compiler import StageCompiler
 from .state import StageState
 from .team import Team
 from .update import Ending
+from .variants import Variants
 from .workers import Order, Workers
 
 KEPT = 4
@@ -103,6 +104,7 @@ class Evaluator:
         seed: of all random numbers.
         max_shapes: for how many shapes of microbatches programs of a function are kept.
         compiler: compiles what stage programs are made of.
+        changed: called where anything of the model changed.
 
     Attributes:
         seed: of all random numbers.
@@ -112,14 +114,15 @@ class Evaluator:
     def __init__(
         self, model: nn.Module, plan: Plan, cut: Cut, states: Mapping[int, StageState], team: Team, workers: Workers,
         where: Mapping[int, torch.device], seed: int, max_shapes: int,
-        compiler: StageCompiler | None = None,
+        compiler: StageCompiler | None = None, changed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        self._changed = changed
         self._model, self._plan, self._cut = model, plan, cut
         self._states, self._team, self._workers, self._where = states, team, workers, where
         self.seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
         self._modes = ModuleModes(model)
         self._forward_plan: Plan | None = None
-        self._kept: Recent[Any, Preparations] = Recent(KEPT)
+        self._kept: Recent[Any, Variants] = Recent(KEPT)
         self.count = 0
 
     def run(self, asked: Forwards, pieces: list[Microbatch], spec: pytree.TreeSpec) -> Evaluated:
@@ -135,8 +138,8 @@ class Evaluator:
             WorkerError: a worker stopped.
         """
         self._check_agreed()
-        preparations = self._preparations(asked)
-        prepared, remark = preparations.of(pieces, spec)
+        variants = self._variants(asked)
+        prepared, remark = variants.of(pieces, spec)
         devices = {device: queue.device for device, queue in self._workers.queues.items()}
         joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
         results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers)
@@ -156,7 +159,7 @@ class Evaluator:
             order = Order(Ending.KEEP, asked.trace, asked.trace)
             records, clocked = self._workers.run(prepared, inputs, order, before_end, after)
         except BaseException:
-            preparations.forget()  # the mail of forwards that broke off is no start for the next
+            variants.forget()  # the mail of forwards that broke off is no start for the next
             raise
         self.count += 1
         results.say()
@@ -164,18 +167,22 @@ class Evaluator:
         rows = None if joined is None else joined.result()
         return Evaluated(loss, metrics, rows, records, prepared.plan, clocked, remark)
 
-    def _preparations(self, asked: Forwards) -> Preparations:
+    def _variants(self, asked: Forwards) -> Variants:
         """Of a function in the modes that modules are in now."""
         key = asked.function, asked.rows, self._modes.now()
         found = self._kept.use(key)
         if found is None:
             if self._forward_plan is None:
                 self._forward_plan = forward_only(self._plan)
-            capture = partial(self._captured, asked)
-            shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
-            found = Preparations(self._forward_plan, shapes, self._states, self._model)
+            found = Variants(self._model, asked.function, partial(self._variant, asked), self._changed)
             self._kept.keep(key, found)
         return found
+
+    def _variant(self, asked: Forwards) -> tuple[Shapes, Preparations]:
+        assert self._forward_plan is not None
+        capture = partial(self._captured, asked)
+        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
+        return shapes, Preparations(self._forward_plan, shapes, self._states, self._model)
 
     def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._where.values())).type if self._where else "cpu"

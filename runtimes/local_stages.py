@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.capture.stand_ins import stand_in
 from ..core.plan import Plan
 from .compiled import Compiled
+from .followed import KnownTensors, TiedHere, follow_trained
 from .optimizers import OptimizerFactory
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .replicas import begin_equal
@@ -37,6 +38,7 @@ class LocalStages:
 
     Attributes:
         states: by stage.
+        tied: weights that several of them hold.
     """
 
     def __init__(
@@ -48,6 +50,9 @@ class LocalStages:
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
         self._loaded = False
+        self._known = KnownTensors(model)
+        self.tied = TiedHere({})
+        self._whole_update = training.needs_all_stages
         self.states = {
             i: StageState(
                 own.parameters[i],
@@ -79,6 +84,23 @@ class LocalStages:
             if 0 in self._team.local:  # of every replica
                 kept |= {name for name, _ in self._model.named_parameters()} - self._read
             release_others(self._model, kept, self._written - kept)
+        self._known, self.tied = KnownTensors(self._model), TiedHere(self._own.parameters)
+
+    def follow_model(self) -> bool:
+        """Hold what the model holds now, where it was changed between steps.
+
+        Returns:
+            Whether what is bound to gradients has to be bound again.
+
+        Raises:
+            RequestError: a parameter was replaced, or unfrozen where that cannot be followed.
+        """
+        if not self._loaded:
+            return False
+        self._known.refuse_replaced_parameters(self._model)
+        if self._known.write_back_buffers(self._model):
+            self.copy_buffers()
+        return follow_trained(self._model, self._plan, self.states, self._whole_update)
 
     def have_values(self) -> None:
         """Give the stages values, where they have none yet: those of the model, drawn where it has none."""

@@ -114,6 +114,38 @@ def stage_optimizer(make: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
     return made
 
 
+def join_optimizer(
+    optimizer: Optimizer | None, make: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]], name: str
+) -> None:
+    """Add a parameter to the group of a stage's optimizer in which the user's function puts it.
+
+    Args:
+        optimizer: the stage's; None where it had no parameter.
+        make: made it.
+        named: the stage's parameters that are trained now.
+        name: of the new one.
+
+    Raises:
+        RequestError: there is no optimizer, or other groups.
+    """
+    joining = dict(named)[name]
+    new = stage_optimizer(make, named)
+    groups = [] if new is None else new.param_groups
+    place = next((i for i, group in enumerate(groups) if any(p is joining for p in group["params"])), None)
+    if place is None:
+        return
+    if optimizer is None or len(optimizer.param_groups) != len(groups):
+        found = "none" if optimizer is None else f"one of {len(optimizer.param_groups)} parameter groups"
+        raise RequestError(
+            f"parameter '{name}' was unfrozen, and the optimizer of its stage, {found}, cannot take it: build the "
+            "pipeline with all parameters that are ever trained unfrozen, and freeze them behind it"
+        )
+    group = optimizer.param_groups[place]
+    group["params"].append(joining)
+    if "param_names" in group:
+        group["param_names"].append(name)
+
+
 def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
     """Refuse an optimizer that changes a parameter otherwise where it has others beside it: stages have their own.
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +40,7 @@ from .tracing import measured_trace, message_times
 from .training import Training
 from .transport import check_transport
 from .update import Census, Ending
+from .variants import Variants
 from .weights import Weights
 from .workers import Workers
 
@@ -93,20 +95,24 @@ class Pipeline(Resumable):
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
         kind = next(iter(where.values())).type
-        self._shapes = Shapes(
-            lambda batch, _: capture_step(model, step, batch, device=kind), team,
-            cut := cut_of(first.operators, first.stages), on, max_shapes, compiler,
-        )  # fmt: skip
-        self._shapes.keep(shape, first)
+        cut = cut_of(first.operators, first.stages)
         self._stages = LocalStages(model, plan, team, first, on, optimizer, training, seed)
         self._states = self._stages.states
-        self._preparations = Preparations(plan, self._shapes, self._states, model)
+
+        def variant() -> tuple[Shapes, Preparations]:
+            capture = partial(capture_step, model, step, device=kind)
+            shapes = Shapes(lambda batch, _: capture(batch), team, cut, on, max_shapes, compiler)
+            return shapes, Preparations(plan, shapes, self._states, model)
+
+        self._variants = Variants(model, step, variant, self._follow_model)
+        self._variants.shapes.keep(shape, first)
         largest = shape.samples if team.replicas > 1 else 0
         census = Census.of(plan, dict(model.named_parameters()))
         workers = Workers(plan, self._states, team, where, training, census, clock)
-        self._runner = StepRunner(plan, self._preparations, self._states, team, workers, training, seed, largest)
+        self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, seed, largest)
         self._step = step
-        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler)
+        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler,
+                                    self._follow_model)  # fmt: skip
         self._modes = ModuleModes(model)
         self._warn_of_unused(operators)
 
@@ -223,7 +229,7 @@ class Pipeline(Resumable):
     @property
     def programs(self) -> dict[int, StagePrograms]:
         """Programs of the stages in this process, for the shape of microbatch used last."""
-        return self._shapes.latest.programs
+        return self._variants.shapes.latest.programs
 
     @property
     def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
@@ -303,6 +309,11 @@ class Pipeline(Resumable):
         self.steps = count
         return seen
 
+    def _follow_model(self) -> None:
+        """Have the stages hold what the model holds now, where it was changed between steps."""
+        if self._stages.follow_model():
+            self._variants.forget()
+
     def _traced(self, done: StepResult | Evaluated) -> Trace:
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
@@ -313,6 +324,7 @@ class Pipeline(Resumable):
     def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
         self._refuse_closed()
         self._stages.have_values()
+        self._stages.tied.follow()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
         done = self._evaluator.run(asked, pieces, spec)
         if done.remark is not None and self._team.first:
@@ -326,11 +338,13 @@ class Pipeline(Resumable):
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
             self._stages.have_values()
+            self._stages.tied.follow()
         pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
-        prepared, remark = self._preparations.of(pieces, spec)
+        prepared, remark = self._variants.of(pieces, spec)
         if remark is not None and self.steps and self._team.first:
             warnings.warn(remark, stacklevel=3)
         done = self._runner.run(prepared, pieces, self.steps, trace, watch, ending)
+        self._stages.tied.note()
         self.steps += 1
         if ending is Ending.STEP:
             self._norm = done.norm

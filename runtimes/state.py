@@ -18,6 +18,7 @@ from .optimizers import (
     SchedulerFactory,
     check_groups,
     check_separable,
+    join_optimizer,
     options_of,
     stage_optimizer,
     stage_scheduler,
@@ -48,6 +49,7 @@ class StageState:
         self._replicated = replicated
         self.buffers = buffers
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._trained = {name for name, p in parameters.items() if p.requires_grad}
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -72,7 +74,30 @@ class StageState:
         """The optimizer's state by the names of parameters; None without an optimizer."""
         if self._make_optimizer is None or self.optimizer is None:
             return None
-        return NamedState(self.optimizer, self._make_optimizer, self.trained)
+        return NamedState(self.optimizer, self._make_optimizer, self.parameters)
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter was trained when the optimizer was made, or joined since."""
+        return name in self._trained
+
+    def join(self, name: str) -> None:
+        """Train a parameter that was frozen, from now on.
+
+        It joins the group of the optimizer that the user's function would put it into.
+
+        Raises:
+            RequestError: the optimizer's groups or its scheduler cannot take it.
+        """
+        self._trained.add(name)
+        self._gradients.clear()
+        for cached in ("_buckets", "named"):
+            vars(self).pop(cached, None)
+        if self._make_optimizer is None or "optimizer" not in vars(self):
+            return
+        if self.optimizer is None and self._make_scheduler is None:
+            del self.optimizer  # made when it is asked for
+            return
+        join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
 
     @property
     def gradient_buffers(self) -> list[Tensor]:

@@ -12,13 +12,14 @@ from ..core.trace import Trace
 from .batch_results import BatchResults, weight_of
 from .executor import StepInputs, StepRecord
 from .microbatches import Microbatch
-from .prepared import Preparations, Prepared
+from .prepared import Prepared
 from .replicas import share, totals_of_all
 from .results import SharedResults
 from .state import StageState
 from .team import Team
 from .training import Training
 from .update import Ending
+from .variants import Variants
 from .workers import Order, Workers
 
 
@@ -66,7 +67,7 @@ class StepRunner:
 
     Args:
         plan: where stages are, and what is tied.
-        preparations: what a step needs, by the shapes of its microbatches.
+        variants: what a step needs, by the values that it reads and the shapes of its microbatches.
         states: stage index → what this process keeps of it.
         team: the devices.
         workers: those of this process.
@@ -76,13 +77,13 @@ class StepRunner:
     """
 
     def __init__(
-        self, plan: Plan, preparations: Preparations, states: Mapping[int, StageState], team: Team, workers: Workers,
+        self, plan: Plan, variants: Variants, states: Mapping[int, StageState], team: Team, workers: Workers,
         training: Training, seed: int, largest: int,
     ) -> None:  # fmt: skip
         self._loss_scale = training.loss_scale()
         self._gathered: Gathered | None = None
         self._workers = workers
-        self._plan, self._preparations, self._states, self._team = plan, preparations, states, team
+        self._plan, self._variants, self._states, self._team = plan, variants, states, team
         self.seed, self._largest = seed, largest
 
     @property
@@ -132,7 +133,7 @@ class StepRunner:
             records, clocked = self._workers.run(prepared, inputs, Order(ending, trace, watch), before_end, after)
         except BaseException:
             self._gathered = None
-            self._preparations.forget()  # the mail of a step that broke off is no start for the next
+            self._variants.forget()  # the mail of a step that broke off is no start for the next
             raise
         here = math.fsum(row[1] for row in results.own) if counted else size
         self._keep(ending, Gathered(before.samples, before.divisor + here, before.scale))

@@ -31,9 +31,10 @@ class TiedReduction:
         Every device sends its partial gradients before it waits for any, so the exchange cannot lock up.
         """
         here, sends = backend.device, _Sends(backend)
-        partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in self._tied}
+        tied = [weight for weight in self._tied if not self._frozen(weight)]
+        partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in tied}
         totals: list[tuple[nn.Parameter, Tensor, Handle]] = []
-        for weight in self._tied:
+        for weight in tied:
             first, *others = weight.stages
             mine = [stage for stage in others if self._placement[stage] == here]
             if self._placement[first] == here:
@@ -53,6 +54,11 @@ class TiedReduction:
             handle.wait()
             replica.grad = buffer
         sends.wait()
+
+    def _frozen(self, weight: TiedWeight) -> bool:
+        """Whether it is frozen now: all devices with a replica see the same."""
+        held = (self._replicas.get((stage, weight.name)) for stage in weight.stages)
+        return any(replica is not None and not replica.requires_grad for replica in held)
 
     def _exchange_partials(
         self, weight: TiedWeight, backend: Backend, sends: "_Sends"

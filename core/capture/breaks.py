@@ -15,12 +15,15 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ..errors import RequestError
 from .checks import late_checks_dropped
+from .leftovers import modules_kept
 from .module_regions import ModuleRegions
 from .printed import Printed, noted
 from .randomness import KeyedRandom, random_key
+from .reached import Reached
 from .replay import Locator, Observer, numbered
 from .stand_ins import stand_in_for
 from .tail_region import TailRegion
+from .toggles import Toggles
 from .user_lines import reason_of
 from .values import (
     LateNumber,
@@ -50,6 +53,7 @@ class Breaks:
         sizes: whether sizes that depend on values count as values.
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
+        reached: what the step reaches, before it runs.
     """
 
     model: nn.Module
@@ -58,6 +62,7 @@ class Breaks:
     sizes: bool = False
     printed: Printed = field(factory=Printed)
     assigned: set[str] = field(factory=set)
+    reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
     _names: list[str] = field(factory=list)
@@ -65,6 +70,7 @@ class Breaks:
     _causes: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        self.reached = Reached.of(self.model, self.step)
         self._modules = ModuleRegions(self.model)
         self._meta = any(tensor.is_meta for _, tensor in self._state())
 
@@ -92,7 +98,7 @@ class Breaks:
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            noted() as printed, late_checks_dropped(), watch,
+            noted() as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
             self._modules.called(model, self._meta), numbered(model, regions, locator),
         ):  # fmt: skip
             try:
@@ -106,6 +112,8 @@ class Breaks:
                 if tail is None:
                     raise NeedsValue(str(error)) from error
                 _leave_modules(error)
+        if result is not None:  # it ran to its end
+            toggles.refuse_unequal_ends()
         if tail is not None:
             self.printed = Printed()  # the tail says it itself
             return tail.call(self.model, self.step, regions, model, batch, locator), []
@@ -206,6 +214,7 @@ class Breaks:
         observer = Observer(lambda: random.ordinal)
         try:
             with (
+                modules_kept(self.model),
                 _reparametrize_module(self.model, {name: stand_in_for(tensor) for name, tensor in missing.items()}),
                 noted(), random, self._modules.watched(random), numbered(self.model, regions, observer),
             ):  # fmt: skip

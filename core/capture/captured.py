@@ -18,6 +18,7 @@ from .masked import rewrite_masked_scatters
 from .modes import note_modes
 from .nodes import module_of, root_of, written_arguments
 from .outputs import Outputs, row_outputs, step_outputs, weight_beside_loss
+from .plain_tensors import refuse_written_constants
 from .recurrent import split_layers
 from .user_lines import line_of
 from .values import LateSize
@@ -99,6 +100,7 @@ def captured_step(
         model_name, fake_mode, regions, gradients, causes,
     )  # fmt: skip
     _refuse_written_parameters(step)
+    refuse_written_constants(step.graph, step.constants)
     written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
     step.mutated_buffers = frozenset(inputs.buffers[name] for name in written if name in inputs.buffers)
     return step

@@ -7,17 +7,20 @@ capture leaves in a module belongs to no real step.
 import copy
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+from attrs import define, field
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from ..wording import module_text
+from .reached import Reached
+from .side_effects import FIX, read_line
 from .values import LateNumber
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
@@ -29,7 +32,7 @@ Holder = tuple[str, MutableMapping[str, Any]]
 
 
 @contextmanager
-def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
+def attributes_kept(model: nn.Module, step: Any, reached: Reached) -> Iterator[None]:
     """Take back, at the end, what modules and the step were given within and belongs to no real step.
 
     That is: fake tensors, numbers that are known late, and counts, as attributes or in lists, dicts and sets that are
@@ -39,6 +42,11 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
     Args:
         model: the user's module.
         step: the user's step; what it keeps itself, or in variables around it, is taken back as well.
+        reached: what the step reaches.
+
+    Raises:
+        WritesTensor: a module keeps a tensor from one call to the next in an attribute that is no buffer.
+        RequestError: it, or the step, keeps something else that it reads again.
     """
     modules = [(module_text(name), module) for name, module in model.named_modules()]
     own = [*((label, module.__dict__) for label, module in modules), *_around(step)]
@@ -55,36 +63,107 @@ def attributes_kept(model: nn.Module, step: Any = None) -> Iterator[None]:
                 read.add((id(now), name))
         return object.__getattribute__(module, name)
 
+    taken = _TakenBack(reached, read, lambda: hooks == _hooks(model))
+    finished = False
     try:
         with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
             yield
+        finished = True
     finally:
-        remarks: list[str] = []
         for label, holder, values, contents in before:
             for key, value in list(holder.items()):
+                old = values.get(key, _MISSING)
                 if key in _INTERNAL:
                     continue
-                old = values.get(key, _MISSING)
-                if value is old:
-                    if key in contents and _changed(value, contents[key]):
-                        _refill(value, contents[key])
-                        remarks.append(_remark(label, key, f"with {len(value)} entries"))
-                    continue
-                early = old is not _MISSING if not isinstance(holder, dict) else (id(holder), key) in read
-                counts = _is_count(value) and (_is_count(old) or early) and value != old
-                # Who hooks into modules notes that it has, and would do it again.
-                flag = isinstance(value, bool) and early and value != old and hooks == _hooks(model)
-                if not (counts or flag or _holds_fakes(value)):
-                    continue
-                if old is _MISSING:
-                    del holder[key]
-                else:
-                    holder[key] = old
-                if early or counts:
-                    now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
-                    remarks.append(_remark(label, key, now))
-        for remark in remarks:
-            warnings.warn(remark, stacklevel=6)
+                if value is not old:
+                    taken.assigned(label, holder, key, old, value)
+                elif key in contents and _changed(value, contents[key]):
+                    taken.filled(label, key, value, contents[key])
+        if finished:
+            taken.tell()
+
+
+@define(eq=False)
+class _TakenBack:
+    """What was taken back, and what is to be said of it.
+
+    Args:
+        reached: what the step reaches.
+        read: (identity of a module's attributes, name) of what was read before it was changed.
+        no_hooks: whether no module got a hook.
+    """
+
+    reached: Reached
+    read: set[tuple[int, str]]
+    no_hooks: Callable[[], bool]
+    remarks: list[str] = field(factory=list)
+    failures: list[Exception] = field(factory=list)
+
+    def filled(self, label: str, key: str, value: Any, before: Any) -> None:
+        """A container got other contents."""
+        if _replaced(value, before):
+            self.failures.append(_refusal(label, key, self.reached.line_of(key)))
+        _refill(value, before)
+        self.remarks.append(_remark(label, key, f"with {len(value)} entries"))
+
+    def assigned(self, label: str, holder: Any, key: str, old: Any, value: Any) -> None:
+        """An attribute or a variable was assigned."""
+        own = isinstance(holder, dict)
+        early = (id(holder), key) in self.read if own else old is not _MISSING
+        counts = _is_count(value) and (_is_count(old) or early) and value != old
+        # Who hooks into modules notes that it has, and would do it again.
+        flag = isinstance(value, bool) and early and value != old and self.no_hooks()
+        if not (counts or flag or _holds_fakes(value)):
+            return
+        if old is _MISSING:
+            del holder[key]
+        else:
+            holder[key] = old
+        line = read_line(self.reached.codes, key)
+        if own and early and _holds_fakes(value):
+            where = line or self.reached.line_of(key)
+            self.failures.append(WritesTensor(old) if isinstance(old, Tensor) else _refusal(label, key, where))
+        elif counts and early and line is not None:
+            self.failures.append(_refusal(label, key, line))
+        elif early or counts:
+            now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
+            self.remarks.append(_remark(label, key, now))
+
+    def tell(self) -> None:
+        """Raise what is refused, or warn."""
+        if self.failures:
+            raise next((f for f in self.failures if isinstance(f, WritesTensor)), self.failures[0])
+        for remark in self.remarks:
+            warnings.warn(remark, stacklevel=7)
+
+
+class WritesTensor(Exception):
+    """A module keeps a tensor from one call to the next in an attribute that is no buffer.
+
+    Args:
+        tensor: the attribute's value before.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tuple(tensor.shape))
+        self.tensor = tensor
+
+
+def _refusal(label: str, key: str, line: str) -> RequestError:
+    what = "a variable" if label == _STEP else "its attribute"
+    return RequestError(
+        f"{line}: {label} reads {what} '{key}' here and sets it in the step, from one microbatch to the next: {FIX}"
+    )
+
+
+def _replaced(value: Any, before: Any) -> bool:
+    """Whether a tensor in a container was replaced by one that is captured."""
+    if isinstance(value, dict):
+        return any(isinstance(before.get(key), Tensor) and _holds_fakes(item) for key, item in value.items())
+    if isinstance(value, set):
+        return False
+    return any(isinstance(old, Tensor) and _holds_fakes(item) and item is not old
+               for item, old in zip(value, before, strict=False))  # fmt: skip
 
 
 def _hooks(model: nn.Module) -> int:
@@ -189,6 +268,38 @@ def _holds_fakes(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | float) and type(value) not in (bool, LateNumber)
+
+
+@contextmanager
+def modules_kept(model: nn.Module) -> Iterator[None]:
+    """Within, the model runs for real; at the end its modules have the attributes and buffers that they had before."""
+    before = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
+    registered: list[tuple[Any, dict[str, Any]]] = [
+        (held, dict(held)) for module in model.modules() for held in (module._buffers, module._parameters)
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for module, values, contents in before:
+            module.__dict__.clear()
+            module.__dict__.update(values)
+            for key, value in contents.items():
+                if not _same(values[key], value):
+                    _refill(values[key], value)
+        for held, tensors in registered:
+            held.clear()
+            held.update(tensors)
+
+
+def _same(value: Any, before: Any) -> bool:
+    """Whether a container has the entries that it had."""
+    if len(value) != len(before):
+        return False
+    if isinstance(value, dict):
+        return all(key in value and value[key] is item for key, item in before.items())
+    if isinstance(value, set):
+        return bool(value == before)
+    return all(one is other for one, other in zip(value, before, strict=True))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
+from .late_writes import Version, may_be_written, refuse_late_writes
 from .nesting import Nesting, taken_apart, tensors_of
 from .randomness import KeyedRandom, random_key
 from .regions import Made, Region, Spot, call_region, shared_memory, trained
@@ -145,8 +146,10 @@ class ModuleRegions:
             args, kwargs = given.filled(values)
             state = dict(zip(names, values[len(tensors) :], strict=True))
             state.update({key: state[key].clone() for key in call.written})
+            others = {key: Version(state[key]) for key in buffers if key not in call.written}
             with _reparametrize_module(bare, state, tie_weights=True):
                 found, result = taken_apart(bare(*args, **kwargs))
+            refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
                     f"{self._who(name)} returns {difference}, which it returned for the example: what leaves it beside "
@@ -233,7 +236,10 @@ def _watched(
     draws = random.ordinal
     result = forward(*args, **kwargs)
     state = dict(module.named_buffers())
-    written = tuple(key for key, b in state.items() if b is not old.get(key) or state_of(b) != before[id(b)])
+    written = tuple(
+        key for key, b in state.items()
+        if may_be_written(b) or b is not old.get(key) or state_of(b) != before[id(b)]
+    )  # fmt: skip
     ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
     if any(state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
         raise RequestError(

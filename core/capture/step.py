@@ -22,8 +22,10 @@ from .breaks import Breaks, StepFunction
 from .captured import CapturedStep, captured_step
 from .dynamo import nothing_passed_over, refuse_transforms
 from .functions import own_functions
-from .leftovers import assigned_buffers_written, attributes_kept
+from .leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from .modes import modes_as_calls
+from .plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from .side_effects import outside_kept
 from .sparse_tensors import refuse_sparse_tensors
 from .user_lines import first_line, lines_recorded, reason_of, user_line
 from .values import Refused, depends_on_value, first_of
@@ -51,7 +53,7 @@ class _WholeStep(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         with (
-            attributes_kept(self.model, self._breaks.step),
+            attributes_kept(self.model, self._breaks.step, self._breaks.reached),
             assigned_buffers_written(self.model, self._breaks.assigned),
         ):
             return self._breaks.run(self.model, batch)
@@ -82,7 +84,8 @@ def capture_step(
         _warn_of_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
-    with nullcontext() if gradients else _without_gradients():
+    own = [module.__dict__ for module in model.modules()]
+    with nullcontext() if gradients else _without_gradients(), outside_kept(breaks.reached, own):
         return _captured(breaks, export)
 
 
@@ -106,6 +109,10 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             return export()
         except RequestError:
             raise
+        except WritesTensor as written:
+            make_buffer(breaks.model, written.tensor)
+        except WritesConstant as written:
+            make_constant_a_buffer(breaks.model, written, breaks.reached)
         except Exception as error:
             line = user_line(error) or first_line(step)
             if (refused := first_of(Refused, error)) is not None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ..errors import RequestError
+from .late_writes import Version, may_be_written, refuse_late_writes
 from .nesting import Nesting, numbers_as_tensors, taken_apart, tensors_of
 from .regions import Made, Region, call_region, trained
 from .replay import Locator, Observer, Place, Replay, Tail, numbered, skeleton
@@ -63,7 +64,9 @@ class TailRegion:
             )
         buffers = dict(model.named_buffers())
         state = tuple(n for n, t in (*model.named_parameters(), *buffers.items()) if id(t) in tail.touched)
-        written = tuple(n for n in state if n in buffers and id(buffers[n]) in tail.written)
+        written = tuple(
+            n for n in state if n in buffers and (may_be_written(buffers[n]) or id(buffers[n]) in tail.written)
+        )
         tensors, nesting = taken_apart(numbers_as_tensors(result))
         made = tuple(map(Made.like, (*tensors, *(buffers[n] for n in written))))
         return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws)
@@ -98,8 +101,11 @@ class TailRegion:
             state = dict(zip(self.state, values[count + len(leaves) :], strict=True))
             state.update({key: state[key].clone() for key in self.written})
             replay = Replay(self.tail.record, received, self.line)
+            buffers = {name for name, _ in bare.named_buffers()}
+            others = {n: Version(state[n]) for n in self.state if n in buffers and n not in self.written}
             with _reparametrize_module(bare, state, tie_weights=True), numbered(bare, regions, replay):
                 result = step(bare, given.filled(values[count:]))
+            refuse_late_writes(f"{self.line}: the step", others, state)
             return [*tensors_of(numbers_as_tensors(result)), *(state[key] for key in self.written)]
 
         own = {**dict(captured.named_parameters()), **dict(captured.named_buffers())}

@@ -225,7 +225,7 @@ def noted(m, x):
     return m.c(m.last)
 
 
-@pytest.mark.parametrize(("run", "name"), [(carried, "before"), (kept_in_a_list, "seen"), (set_up_by_a_flag, "ready")])
+@pytest.mark.parametrize(("run", "name"), [(kept_in_a_list, "seen"), (set_up_by_a_flag, "ready")])
 def test_what_goes_from_one_microbatch_to_the_next_is_warned_of_and_taken_back(run, name):
     model = Model(run)
     model.before, model.seen = None, []
@@ -234,6 +234,14 @@ def test_what_goes_from_one_microbatch_to_the_next_is_warned_of_and_taken_back(r
     assert model.before is None
     assert model.seen == []
     assert not hasattr(model, "ready")
+
+
+def test_a_tensor_that_goes_from_one_microbatch_to_the_next_is_refused_with_its_line():
+    model = Model(carried)
+    model.before = None
+    with pytest.raises(RequestError, match=r"test_patterns.py:\d+: the model reads its attribute 'before' here"):
+        capture_step(model, step, batch(2))
+    assert model.before is None
 
 
 def test_what_is_only_noted_is_no_matter(recwarn):

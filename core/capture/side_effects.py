@@ -1,0 +1,125 @@
+"""Python that a step leaves behind outside of the model's modules: it happens once, while the step is captured.
+
+What the step only writes, such as a list of losses, is put back, and a line says that it is not kept. What it reads,
+too, as a counter that a branch compares, would go from one microbatch to the next in one process, and is refused.
+"""
+
+import dis
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from ..errors import RequestError
+from .reached import Reached, is_leaf, is_users
+from .values import LateNumber
+
+FIX = (
+    "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
+    "between steps"
+)
+_WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear", "setdefault"}
+"""Methods of containers that read nothing of what they have."""
+
+
+@contextmanager
+def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Within, a step is captured; at the end what it wrote outside of modules is put back.
+
+    Args:
+        reached: what the step reaches, before it runs.
+        modules: the attributes of modules, which are seen to elsewhere.
+
+    Raises:
+        RequestError: the step also reads what it wrote.
+    """
+    others = {id(own) for own in modules}
+    yield
+    remarks: list[str] = []
+    for place, (holder, name, before) in reached.named_entries():
+        now = holder.get(name)
+        if now is before or id(holder) in others or (is_leaf(now) and is_leaf(before) and now == before):
+            continue
+        holder[name] = before
+        if _carries(before, now):
+            _refuse(reached, place, name)
+            remarks.append(_remark(place))
+    for place, (held, items) in reached.named_sequences():
+        if len(held) == len(items) and all(map(_same, held, items)):
+            continue
+        written = list(held)
+        held.clear()
+        held.extend(items)
+        if any(map(_carries, items, written)):
+            _refuse(reached, place, place.rpartition(".")[2])
+        remarks.append(_remark(place))
+    for remark in dict.fromkeys(remarks):
+        warnings.warn(remark, stacklevel=5)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _carries(before: Any, now: Any) -> bool:
+    """Whether a value that was replaced within the step is a state: a count, or a tensor that was one before."""
+    if isinstance(before, Tensor):
+        return _is_late(now)
+    return isinstance(before, int | float) and (isinstance(now, int | float) or _is_late(now))
+
+
+def _is_late(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+
+
+def _refuse(reached: Reached, place: str, name: Any) -> None:
+    line = read_line(reached.codes, name) if isinstance(name, str) else reached.line_of(place)
+    if line is not None:
+        raise RequestError(f"{line}: the step reads '{place}' here and writes it, too: {FIX}")
+
+
+def _remark(place: str) -> str:
+    return f"the step writes '{place}': {FIX}, or return it as a metric"
+
+
+def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """The user's first line that reads an attribute or variable, other than to write it again.
+
+    ``self.n += 1`` and ``self.seen.append(x)`` write; ``if self.n > 3`` reads.
+
+    Args:
+        codes: of functions.
+        name: of the attribute or variable.
+
+    Returns:
+        File and line; None where it is only written.
+    """
+    for code in codes:
+        if is_users(code.co_filename) and (line := _read_in(code, name)) is not None:
+            return f"{code.co_filename}:{line}"
+    return None
+
+
+def _read_in(code: types.CodeType, name: str) -> int | None:
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+    lines = [i.positions.lineno if i.positions is not None else None for i in instructions]
+    stored = {
+        line for i, line in zip(instructions, lines, strict=True)
+        if (i.opname.startswith("STORE_") and i.argval == name) or i.opname == "STORE_SUBSCR"
+    }  # fmt: skip
+    for place, (instruction, line) in enumerate(zip(instructions, lines, strict=True)):
+        if instruction.argval != name or not instruction.opname.startswith("LOAD_"):
+            continue
+        if instruction.opname in ("LOAD_CONST", "LOAD_CLOSURE", "LOAD_FAST") or line in stored:
+            continue
+        following = instructions[place + 1] if place + 1 < len(instructions) else None
+        if following is not None and following.opname.startswith("LOAD_") and following.argval in _WRITES:
+            continue
+        return line
+    nested = (_read_in(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
+    return next((line for line in nested if line is not None), None)

@@ -1,0 +1,991 @@
+"""What changes between steps, or is kept within one: equal to untouched eager PyTorch, or refused with the line."""
+
+import dataclasses
+import enum
+import functools
+import os
+import types
+from collections import deque
+
+import attrs
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..support.changing import WIDTH, Program, difference, names_a_line, refusal
+
+NEAR = 1e-9
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:microbatches of a new shape"),
+    pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value"),
+    pytest.mark.filterwarnings("ignore:.*the loss does not depend on it"),
+]
+
+BETA = 0.5
+TABLE = {"kl": 0.5, "other": 1.0}
+CONFIG = types.SimpleNamespace(beta=0.5, nested=types.SimpleNamespace(depth=1))
+
+
+class Mode(enum.Enum):
+    L1 = 1
+    L2 = 2
+
+
+class Middle(nn.Module):
+    """Where cases put what they try."""
+
+    def forward(self, x):
+        return x
+
+
+def chain(*middle):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(middle or (nn.Tanh(),)), nn.Linear(WIDTH, WIDTH)).double()
+
+
+def fit(model, batch):
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+RIGHT = {}
+REFUSED = {}
+
+
+def right(make):
+    RIGHT[make.__name__] = make
+    return make
+
+
+def refused(make):
+    REFUSED[make.__name__] = make
+    return make
+
+
+# Numbers
+
+
+@right
+def attribute_of_a_module_in_the_forward():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.beta = 1.0
+
+        def forward(self, x):
+            return x * self.beta
+
+    model = chain(Scaled())
+    return Program(model, fit, lambda n: setattr(model[1], "beta", 1.0 + n // 2))
+
+
+@right
+def attribute_of_the_model_in_the_step():
+    model = chain()
+    model.beta = 1.0
+    return Program(model, lambda m, b: fit(m, b) * m.beta, lambda n: setattr(model, "beta", 1.0 - 0.5 * (n % 2)))
+
+
+@right
+def attribute_by_a_name_that_is_made():
+    model = chain()
+    model.weight_0, model.weight_1 = 1.0, 2.0
+    step = lambda m, b: fit(m, b) * sum(getattr(m, f"weight_{i}") for i in range(2))  # noqa: E731
+    return Program(model, step, lambda n: setattr(model, "weight_1", float(n // 2)))
+
+
+@right
+def attribute_that_is_added_later():
+    model = chain()
+    return Program(
+        model,
+        lambda m, b: fit(m, b) * getattr(m, "beta", 1.0),
+        lambda n: setattr(model, "beta", 2.0) if n == 2 else None,
+    )
+
+
+@right
+def class_attribute_that_an_instance_hides_later():
+    class Scaled(nn.Module):
+        beta = 1.0
+
+        def forward(self, x):
+            return x * self.beta
+
+    model = chain(Scaled())
+    return Program(model, fit, lambda n: setattr(model[1], "beta", 2.0) if n == 2 else None)
+
+
+@right
+def class_attribute():
+    class Scaled(nn.Module):
+        beta = 1.0
+
+        def forward(self, x):
+            return x * self.beta
+
+    return Program(chain(Scaled()), fit, lambda n: setattr(Scaled, "beta", 1.0 + n // 3))
+
+
+@right
+def global_number():
+    def between(n):
+        globals()["BETA"] = 0.5 + n // 2
+
+    return Program(chain(), lambda m, b: fit(m, b) * BETA, between)
+
+
+@right
+def global_table():
+    return Program(chain(), lambda m, b: fit(m, b) * TABLE["kl"], lambda n: TABLE.update(kl=1.0 + n % 2))
+
+
+@right
+def global_namespace():
+    return Program(
+        chain(), lambda m, b: fit(m, b) * CONFIG.nested.depth, lambda n: setattr(CONFIG.nested, "depth", 1 + n // 2)
+    )
+
+
+@right
+def global_object_that_is_replaced():
+    def between(n):
+        globals()["CONFIG"] = types.SimpleNamespace(beta=1.0 + n // 3, nested=types.SimpleNamespace(depth=1))
+
+    return Program(chain(), lambda m, b: fit(m, b) * CONFIG.beta, between)
+
+
+@right
+def closure_variable():
+    beta = 1.0
+
+    def step(m, b):
+        return fit(m, b) * beta
+
+    def between(n):
+        nonlocal beta
+        beta = 1.0 + n // 2
+
+    return Program(chain(), step, between)
+
+
+@right
+def closure_of_a_function_that_the_step_calls():
+    beta = 1.0
+
+    def weight():
+        return beta
+
+    def between(n):
+        nonlocal beta
+        beta = 1.0 + n // 2
+
+    return Program(chain(), lambda m, b: fit(m, b) * weight(), between)
+
+
+@right
+def closure_list():
+    betas = [1.0, 2.0]
+    return Program(chain(), lambda m, b: fit(m, b) * betas[0], lambda n: betas.__setitem__(0, 1.0 + n // 2))
+
+
+@right
+def closure_list_that_grows():
+    betas = [1.0]
+    return Program(chain(), lambda m, b: fit(m, b) * sum(betas), lambda n: betas.append(1.0) if n == 2 else None)
+
+
+@right
+def closure_queue_of_the_last_values():
+    betas = deque([1.0, 2.0], maxlen=2)
+    return Program(chain(), lambda m, b: fit(m, b) * max(betas), lambda n: betas.append(float(n // 2)))
+
+
+@right
+def closure_set():
+    on = {"l2"}
+    step = lambda m, b: fit(m, b) + (m[0].weight.square().sum() if "l2" in on else 0.0)  # noqa: E731
+    return Program(chain(), step, lambda n: on.discard("l2") if n == 2 else None)
+
+
+@right
+def dataclass():
+    @dataclasses.dataclass
+    class Config:
+        beta: float = 1.0
+
+    config = Config()
+    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
+
+
+@right
+def dataclass_with_slots():
+    @dataclasses.dataclass(slots=True)
+    class Config:
+        beta: float = 1.0
+
+    config = Config()
+    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
+
+
+@right
+def attrs_class():
+    @attrs.define
+    class Config:
+        beta: float = 1.0
+
+    config = Config()
+    return Program(chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
+
+
+@right
+def property_of_an_object():
+    class Annealing:
+        def __init__(self):
+            self.count = 0
+
+        @property
+        def beta(self):
+            return 1.0 if self.count < 3 else 2.0
+
+    annealing = Annealing()
+    return Program(chain(), lambda m, b: fit(m, b) * annealing.beta, lambda n: setattr(annealing, "count", n))
+
+
+@right
+def method_of_an_object():
+    class Annealing:
+        def __init__(self):
+            self._values = {"count": 0}
+
+        def beta(self):
+            return 1.0 if self._values["count"] < 3 else 2.0
+
+        def advance(self, n):
+            self._values["count"] = n
+
+    annealing = Annealing()
+    return Program(chain(), lambda m, b: fit(m, b) * annealing.beta(), annealing.advance)
+
+
+@right
+def what_a_function_returns_has_the_number():
+    config = types.SimpleNamespace(beta=1.0)
+
+    def get():
+        return config
+
+    return Program(chain(), lambda m, b: fit(m, b) * get().beta, lambda n: setattr(config, "beta", 1.0 + n // 2))
+
+
+@right
+def bound_method():
+    class Trainer:
+        def __init__(self):
+            self.beta = 1.0
+
+        def step(self, m, b):
+            return fit(m, b) * self.beta
+
+    trainer = Trainer()
+    return Program(chain(), trainer.step, lambda n: setattr(trainer, "beta", 1.0 + n // 2))
+
+
+@right
+def callable_object():
+    class Step:
+        beta = 1.0
+
+        def __call__(self, m, b):
+            return fit(m, b) * self.beta
+
+    step = Step()
+    return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
+
+
+@right
+def partial_of_a_dict():
+    weights = {"kl": 1.0}
+    step = functools.partial(lambda m, b, weights: fit(m, b) * weights["kl"], weights=weights)
+    return Program(chain(), step, lambda n: weights.update(kl=1.0 + n // 2))
+
+
+@right
+def keywords_of_a_partial():
+    step = functools.partial(lambda m, b, beta: fit(m, b) * beta, beta=1.0)
+    return Program(chain(), step, lambda n: step.keywords.update(beta=1.0 + n // 2))
+
+
+@right
+def default_argument():
+    def step(m, b, beta=1.0):
+        return fit(m, b) * beta
+
+    return Program(chain(), step, lambda n: setattr(step, "__defaults__", (1.0 + n // 2,)))
+
+
+@right
+def list_as_a_default_argument():
+    betas = [1.0]
+
+    def step(m, b, betas=betas):
+        return fit(m, b) * betas[0]
+
+    return Program(chain(), step, lambda n: betas.__setitem__(0, 1.0 + n // 2))
+
+
+@right
+def attribute_of_the_step():
+    def step(m, b):
+        return fit(m, b) * step.beta
+
+    step.beta = 1.0
+    return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
+
+
+@right
+def environment_variable():
+    step = lambda m, b: fit(m, b) * float(os.environ.get("PANPIPE_TEST_BETA", "1"))  # noqa: E731
+    return Program(chain(), step, lambda n: os.environ.__setitem__("PANPIPE_TEST_BETA", str(1 + n // 2)))
+
+
+@right
+def numpy_scalar():
+    config = types.SimpleNamespace(beta=numpy.float64(1.0))
+    return Program(
+        chain(), lambda m, b: fit(m, b) * config.beta, lambda n: setattr(config, "beta", numpy.float64(1.0 + n // 2))
+    )
+
+
+@right
+def numpy_array():
+    betas = numpy.ones(3)
+    return Program(chain(), lambda m, b: fit(m, b) * float(betas[1]), lambda n: betas.__setitem__(1, 1.0 + n // 2))
+
+
+@right
+def enumeration():
+    config = types.SimpleNamespace(mode=Mode.L2)
+
+    def step(m, b):
+        difference = m(b["x"]) - b["y"]
+        return difference.square().mean() if config.mode is Mode.L2 else difference.abs().mean()
+
+    return Program(chain(), step, lambda n: setattr(config, "mode", Mode.L1 if n in (2, 3) else Mode.L2))
+
+
+@right
+def flag_that_takes_another_branch():
+    model = chain()
+    model.warm = True
+    step = lambda m, b: fit(m, b) if m.warm else F.l1_loss(m(b["x"]), b["y"])  # noqa: E731
+    return Program(model, step, lambda n: setattr(model, "warm", n < 2))
+
+
+@right
+def counter_with_a_threshold():
+    model = chain()
+    model.count = 0
+    step = lambda m, b: fit(m, b) * (1.0 if m.count < 3 else 0.1)  # noqa: E731
+    return Program(model, step, lambda n: setattr(model, "count", n))
+
+
+@right
+def probability_of_dropout():
+    model = chain(nn.Dropout(0.0))
+    return Program(model, fit, lambda n: setattr(model[1], "p", 1.0 if n == 3 else 0.0))
+
+
+@right
+def option_of_a_norm():
+    model = chain(nn.LayerNorm(WIDTH))
+    return Program(model, fit, lambda n: setattr(model[1], "eps", 1e-5 if n < 2 else 0.5))
+
+
+@right
+def number_in_evaluation():
+    model = chain()
+    model.beta = 1.0
+    step = lambda m, b: fit(m, b) * m.beta  # noqa: E731
+    return Program(model, step, lambda n: setattr(model, "beta", 1.0 + n // 2), evaluated=True)
+
+
+@right
+def learning_rate_of_another_optimizer():
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    step = lambda m, b: fit(m, b) * other.param_groups[0]["lr"]  # noqa: E731
+    return Program(chain(), step, lambda n: other.param_groups[0].update(lr=1.0 + n // 2))
+
+
+@right
+def last_rate_of_a_scheduler():
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), 2)
+    step = lambda m, b: fit(m, b) * scheduler.get_last_lr()[0]  # noqa: E731
+
+    def between(n):
+        scheduler.optimizer.step()
+        scheduler.step()
+
+    return Program(chain(), step, between)
+
+
+@right
+def module_outside_of_the_model():
+    criterion = nn.SmoothL1Loss(beta=1.0)
+    step = lambda m, b: criterion(m(b["x"]), b["y"])  # noqa: E731
+    return Program(chain(), step, lambda n: setattr(criterion, "beta", 1.0 if n < 2 else 0.1))
+
+
+# Functions, hooks and modules
+
+
+@right
+def function_that_is_replaced():
+    config = types.SimpleNamespace(activation=torch.tanh)
+
+    class Middle(nn.Module):
+        def forward(self, x):
+            return config.activation(x)
+
+    return Program(chain(Middle()), fit, lambda n: setattr(config, "activation", torch.tanh if n < 2 else torch.sin))
+
+
+@right
+def forward_of_one_module_that_is_replaced():
+    model = chain()
+    return Program(model, fit, lambda n: setattr(model[1], "forward", torch.sin) if n == 2 else None)
+
+
+@right
+def module_without_parameters_that_is_replaced():
+    model = chain(nn.ReLU())
+    return Program(model, fit, lambda n: setattr(model, "1", nn.GELU()) if n == 2 else None)
+
+
+@right
+def hook_that_is_added_and_removed():
+    model, held = chain(), []
+
+    def between(n):
+        if n == 1:
+            held.append(model[1].register_forward_hook(lambda module, given, result: result * 2))
+        if n == 3:
+            held.pop().remove()
+
+    return Program(model, fit, between)
+
+
+# Freezing
+
+
+def set_trained(module, trained):
+    for parameter in module.parameters():
+        parameter.requires_grad_(trained)
+
+
+@right
+def layer_that_is_frozen():
+    model = chain()
+    return Program(model, fit, lambda n: set_trained(model[0], n < 2))
+
+
+@right
+def layer_that_is_frozen_and_unfrozen():
+    model = chain()
+    return Program(model, fit, lambda n: set_trained(model[0], n % 2 == 0))
+
+
+@right
+def layer_that_is_frozen_at_first():
+    model = chain()
+    set_trained(model[0], False)
+    return Program(model, fit, lambda n: set_trained(model[0], n > 2))
+
+
+@right
+def first_layer_alone_at_first_with_adam():
+    model = chain()
+    set_trained(model[2], False)
+    return Program(model, fit, lambda n: set_trained(model[2], n > 1), lambda named: torch.optim.AdamW(named, lr=0.01))
+
+
+@right
+def one_parameter_of_a_layer_by_its_attribute():
+    model = chain()
+
+    def between(n):
+        model[2].bias.requires_grad = n not in (1, 2)
+
+    return Program(model, fit, between)
+
+
+@right
+def part_that_thaws_with_groups():
+    model = chain()
+    set_trained(model[0], False)
+
+    def optimizer(named):
+        named = list(named)
+        groups = [[p for n, p in named if n.endswith(end)] for end in ("weight", "bias")]
+        return torch.optim.SGD(
+            [{"params": g, "lr": lr} for g, lr in zip(groups, (0.1, 0.01), strict=True)], momentum=0.9
+        )
+
+    return Program(model, fit, lambda n: set_trained(model[0], n > 2), optimizer)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last.weight = self.first.weight
+        self.double()
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+@right
+def tied_weight_that_is_frozen():
+    model = Tied()
+    return Program(model, fit, lambda n: model.first.weight.requires_grad_(n not in (1, 2)))
+
+
+@right
+def tied_weight_that_thaws():
+    model = Tied()
+    model.first.weight.requires_grad_(False)
+    return Program(model, fit, lambda n: model.first.weight.requires_grad_(n > 1))
+
+
+class Adversaries(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator, self.discriminator = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.double()
+
+
+@right
+def discriminator_frozen_for_a_part_of_the_step():
+    def step(m, b):
+        m.discriminator.requires_grad_(False)
+        fake = m.generator(b["x"])
+        fooled = m.discriminator(fake).square().mean()
+        m.discriminator.requires_grad_(True)
+        return fooled + m.discriminator(b["y"]).abs().mean() - m.discriminator(fake.detach()).mean()
+
+    return Program(Adversaries(), step)
+
+
+@right
+def discriminator_frozen_by_its_attributes():
+    def step(m, b):
+        for parameter in m.discriminator.parameters():
+            parameter.requires_grad = False
+        fooled = m.discriminator(m.generator(b["x"])).square().mean()
+        for parameter in m.discriminator.parameters():
+            parameter.requires_grad = True
+        return fooled
+
+    return Program(Adversaries(), step)
+
+
+@refused
+def discriminator_that_stays_frozen():
+    def step(m, b):
+        m.discriminator.requires_grad_(True)
+        real = m.discriminator(b["y"]).abs().mean()
+        m.discriminator.requires_grad_(False)
+        return real + m.discriminator(m.generator(b["x"])).square().mean()
+
+    return Program(Adversaries(), step)
+
+
+@right
+def adversaries_that_take_turns():
+    turn = types.SimpleNamespace(of="generator")
+    model = Adversaries()
+
+    def step(m, b):
+        if turn.of == "generator":
+            return m.discriminator(m.generator(b["x"])).square().mean()
+        with torch.no_grad():
+            fake = m.generator(b["x"])
+        return m.discriminator(b["y"]).abs().mean() - m.discriminator(fake).mean()
+
+    def between(n):
+        turn.of = ("generator", "discriminator")[n % 2]
+        set_trained(model.generator, n % 2 == 0)
+        set_trained(model.discriminator, n % 2 == 1)
+
+    return Program(model, step, between)
+
+
+# Parameters and buffers
+
+
+@right
+def parameter_that_is_written_in_place():
+    model = chain()
+
+    def between(n):
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+
+    return Program(model, fit, between)
+
+
+@right
+def parameter_that_gets_other_data():
+    model = chain()
+
+    def between(n):
+        model[0].weight.data = model[0].weight.data * 0.9
+
+    return Program(model, fit, between)
+
+
+@right
+def tied_weight_that_is_written_in_place():
+    model = Tied()
+
+    def between(n):
+        with torch.no_grad():
+            model.first.weight.mul_(0.9)
+
+    return Program(model, fit, between)
+
+
+@right
+def tied_weight_that_gets_other_data():
+    model = Tied()
+
+    def between(n):
+        model.first.weight.data = model.first.weight.data * 0.9
+
+    return Program(model, fit, between)
+
+
+@right
+def loaded_state():
+    model, other = chain(), chain()
+    return Program(model, fit, lambda n: model.load_state_dict(other.state_dict()) if n == 2 else None)
+
+
+@refused
+def state_loaded_by_assignment():
+    model, other = chain(), chain()
+    return Program(model, fit, lambda n: model.load_state_dict(other.state_dict(), assign=True) if n == 2 else None)
+
+
+@refused
+def parameter_that_is_replaced():
+    model = chain()
+
+    def between(n):
+        if n == 2:
+            model[0].weight = nn.Parameter(torch.zeros(WIDTH, WIDTH, dtype=torch.float64))
+
+    return Program(model, fit, between)
+
+
+@refused
+def layer_that_is_replaced():
+    model = chain()
+    return Program(model, fit, lambda n: setattr(model, "2", nn.Linear(WIDTH, WIDTH).double()) if n == 2 else None)
+
+
+@refused
+def layer_that_is_added():
+    model = chain()
+    return Program(model, fit, lambda n: model.append(nn.Linear(WIDTH, WIDTH).double()) if n == 2 else None)
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.ones(WIDTH))
+        self.plain = torch.ones(WIDTH, dtype=torch.float64)
+        self.double()
+
+    def forward(self, x):
+        return x + self.shift * self.plain
+
+
+@right
+def buffer_that_is_written_in_place():
+    model = chain(Shifted())
+    return Program(model, fit, model[1].shift.fill_)
+
+
+@right
+def buffer_that_is_assigned():
+    model = chain(Shifted())
+    return Program(
+        model, fit, lambda n: setattr(model[1], "shift", torch.full((WIDTH,), float(n), dtype=torch.float64))
+    )
+
+
+@refused
+def buffer_that_gets_another_shape():
+    model = chain(Shifted())
+    return Program(model, fit, lambda n: setattr(model[1], "shift", torch.full((1,), float(n), dtype=torch.float64)))
+
+
+@right
+def plain_tensor_that_is_written_between_steps():
+    model = chain(Shifted())
+    return Program(model, fit, model[1].plain.fill_)
+
+
+@right
+def plain_tensor_that_is_assigned_between_steps():
+    model = chain(Shifted())
+    return Program(
+        model, fit, lambda n: setattr(model[1], "plain", torch.full((WIDTH,), float(n // 2), dtype=torch.float64))
+    )
+
+
+# A buffer's own value
+
+
+class FirstThenAverage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("m", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        v = x.detach().mean(0)
+        if self.m.min() > -1e-5 and self.m.max() < 1e-5:
+            self.m = self.m + v
+        else:
+            self.m = 0.9 * self.m + 0.1 * v
+        return x * self.m
+
+
+@right
+def buffer_set_by_the_first_batch_then_averaged():
+    return Program(chain(FirstThenAverage()), fit)
+
+
+@right
+def buffer_set_by_the_first_batch_in_place():
+    class InPlace(FirstThenAverage):
+        def forward(self, x):
+            if self.m.abs().sum() == 0:
+                self.m.copy_(x.detach().mean(0))
+            else:
+                self.m.lerp_(x.detach().mean(0), 0.1)
+            return x * self.m
+
+    return Program(chain(InPlace()), fit)
+
+
+@right
+def buffer_that_counts_before_another_is_written():
+    class Late(FirstThenAverage):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            if self.count.item() > 5:
+                self.m = self.m + x.detach().mean(0)
+            return x * self.m + x
+
+    return Program(chain(Late()), fit)
+
+
+@right
+def initialised_flag_in_a_buffer():
+    class Flagged(FirstThenAverage):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("ready", torch.tensor(False))
+
+        def forward(self, x):
+            if not self.ready:
+                self.m.copy_(x.detach().std(0))
+                self.ready.fill_(True)
+            return x * self.m
+
+    return Program(chain(Flagged()), fit)
+
+
+@right
+def buffer_branch_in_the_step():
+    model = chain(FirstThenAverage())
+    model.register_buffer("best", torch.full((), 1e9, dtype=torch.float64))
+
+    def step(m, b):
+        loss = fit(m, b)
+        if loss.item() < m.best.item():
+            m.best.copy_(loss.detach())
+        return loss * (2.0 if m.best.item() < 1 else 1.0)
+
+    return Program(model, step)
+
+
+# Tensors that are attributes
+
+
+@right
+def plain_tensor_that_the_forward_writes():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t = torch.zeros(WIDTH, dtype=torch.float64)
+
+        def forward(self, x):
+            self.t.add_(x.detach().mean(0))
+            return x * self.t
+
+    return Program(chain(Plain()), fit)
+
+
+@right
+def plain_tensor_that_the_forward_assigns():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.t = torch.zeros(WIDTH, dtype=torch.float64)
+
+        def forward(self, x):
+            self.t = 0.5 * self.t + x.detach().mean(0)
+            return x * self.t
+
+    return Program(chain(Plain()), fit)
+
+
+@refused
+def tensor_in_a_list_that_the_forward_writes():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [torch.zeros(WIDTH, dtype=torch.float64)]
+
+        def forward(self, x):
+            self.held[0].add_(x.detach().mean(0))
+            return x * self.held[0]
+
+    return Program(chain(Listed()), fit)
+
+
+@refused
+def tensor_in_a_dict_that_the_forward_assigns():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = {"t": torch.zeros(WIDTH, dtype=torch.float64)}
+
+        def forward(self, x):
+            self.held["t"] = self.held["t"] + x.detach().mean(0)
+            return x * self.held["t"]
+
+    return Program(chain(Listed()), fit)
+
+
+@refused
+def cache_that_is_none_at_first():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = None
+
+        def forward(self, x):
+            y = x if self.cache is None else x + self.cache
+            self.cache = x.detach().mean(0)
+            return y
+
+    return Program(chain(Cached()), fit)
+
+
+@right
+def feature_that_is_kept_for_the_step():
+    class Kept(nn.Module):
+        def forward(self, x):
+            self.feature = torch.tanh(x)
+            return self.feature
+
+    model = chain(Kept())
+    return Program(model, lambda m, b: fit(m, b) + m[1].feature.square().mean())
+
+
+@refused
+def closure_tensor_that_the_step_writes():
+    total = torch.zeros((), dtype=torch.float64)
+
+    def step(m, b):
+        loss = fit(m, b)
+        total.add_(loss.detach())
+        return loss * total
+
+    return Program(chain(), step)
+
+
+# What the step leaves behind
+
+
+@refused
+def counter_that_the_forward_reads():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    return Program(chain(Counting()), fit)
+
+
+@refused
+def counter_that_the_step_branches_on():
+    state = types.SimpleNamespace(calls=0)
+
+    def step(m, b):
+        state.calls += 1
+        return fit(m, b) * (1.0 if state.calls < 4 else 0.5)
+
+    return Program(chain(), step)
+
+
+@refused
+def closure_counter_that_the_step_reads():
+    calls = 0
+
+    def step(m, b):
+        nonlocal calls
+        calls += 1
+        return fit(m, b) * calls
+
+    return Program(chain(), step)
+
+
+@right
+def losses_that_the_step_keeps():
+    history = []
+
+    def step(m, b):
+        loss = fit(m, b)
+        history.append(loss.item())
+        return loss
+
+    return Program(chain(), step)
+
+
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+def test_what_changes_between_steps_equals_eager(make):
+    assert difference(make) < NEAR
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_followed_is_refused(make):
+    message = refusal(make)
+    assert "\n" not in message
+    assert names_a_line(message, __file__) or "'" in message
