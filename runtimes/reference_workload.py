@@ -14,7 +14,7 @@ import torch
 from .compute import Stopwatch
 from .team import Team
 
-PASSES = 5
+PASSES = 4
 """Passes of a reading; the median counts."""
 PRODUCTS, SUMS = 2, 6
 """Matrix products and sums of a pass."""

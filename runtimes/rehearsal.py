@@ -100,8 +100,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     planning.report(f"rehearsing {names}")
     for candidate in candidates:
         candidate.rehearse(0, skip=1)
-    best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
-    speeds.append(reference_s(planning.team))
+    best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates, speeds), PLAIN)
     planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
     step_s = statistics.median(best.times) if best.times else 0.0
     wanted_steps = max(ALONE, SEEN - len(best.seen))
@@ -111,8 +110,9 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     return best.pipe
 
 
-def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted."""
+def _in_turns(planning: Planning, candidates: Sequence[Candidate], speeds: list[float]) -> list[Candidate]:
+    """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted. What the
+    reference workload takes after each turn is added to ``speeds``."""
     left = list(candidates)
     for turn in range(TURNS):
         if len(left) == 1:
@@ -123,27 +123,37 @@ def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candi
         planning.report("rehearsing in turns", turn, TURNS)
         for place in range(len(left)):
             left[(turn + place) % len(left)].rehearse(1)
+        speeds.append(reference_s(planning.team))
         if turn + 1 >= LEAST:
-            left = undecided(left)
+            left = undecided(left, PLAIN)
     return left
 
 
-def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that are not shown to be slower than another, nor dearer for a gain that further turns cannot show.
+def undecided(candidates: Sequence[Candidate], plain: str) -> list[Candidate]:
+    """Candidates between which further turns may decide.
+
+    Left out is what is shown to be slower than another one; a dearer plan whose gain over the plain one is below the
+    noise that all turns would leave, and a cheaper one that they would not show to be as fast; and the plain one where
+    a cheaper one is shown to be.
 
     Args:
         candidates: the preferred ones first; each with as many turns.
+        plain: name of the schedule that others are measured against; without it the first one is.
     """
-    turns = len(candidates[0].seen)
-    slower = {
-        b for a in candidates for b in candidates if a is not b and difference(a.faster_than(b), ERROR).low > 0
-    }  # fmt: skip
-    left = [candidate for candidate in candidates if candidate not in slower]
-    cheapest, kept = left[0], left[:1]
-    for dearer in left[1:]:
-        gain = difference(dearer.faster_than(cheapest), ERROR)
-        if gain.estimate > (gain.estimate - gain.low) * math.sqrt(turns / TURNS):
-            kept.append(dearer)
+    left = [
+        b for b in candidates
+        if not any(a is not b and difference(a.faster_than(b), ERROR).low > 0 for a in candidates)
+    ]  # fmt: skip
+    known = next((each for each in left if each.pipe.plan.schedule == plain), left[0])
+    place, kept = left.index(known), list[Candidate]()
+    for number, each in enumerate(left):
+        gain = difference(each.faster_than(known), ERROR)
+        needed = -AS_FAST if number < place else 0.0
+        noise = (gain.estimate - gain.low) * math.sqrt(len(each.seen) / TURNS)
+        if each is known or gain.estimate - noise > needed:
+            kept.append(each)
+        if number < place and gain.low > needed:
+            return kept
     return kept
 
 
@@ -175,7 +185,8 @@ def with_interval(plan: Plan, times: Sequence[Sequence[float]], speeds: Sequence
 
     What steps of a plan take varies by as large a share for one plan as for another. A further step then lies within
     t · s · √(1 + 1/n) of a mean over n with probability ``LEVEL``, where s is the standard deviation of the
-    logarithms over all plans and t the quantile of Student's distribution for its degrees of freedom.
+    logarithms over all plans and t the quantile of Student's distribution for its degrees of freedom. A later step is
+    compared at the speed that the reference workload shows then, and that varies, too: its variance is added.
 
     Args:
         plan: with its prediction.
@@ -188,9 +199,10 @@ def with_interval(plan: Plan, times: Sequence[Sequence[float]], speeds: Sequence
     reference = statistics.median(speeds)
     if not freedom:
         return evolve(plan, prediction=evolve(plan.prediction, reference_s=reference))
-    deviation = math.sqrt(sum((x - statistics.fmean(each)) ** 2 for each in logs for x in each) / freedom)
-    count = max(map(len, logs))
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * deviation * math.sqrt(1 + 1 / count)
+    of_steps = sum((x - statistics.fmean(each)) ** 2 for each in logs for x in each) / freedom
+    of_speeds = statistics.variance(math.log(speed) for speed in speeds) if len(speeds) > 1 else 0.0
+    variance = of_steps * (1 + 1 / max(map(len, logs))) + of_speeds * (1 + 1 / len(speeds))
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
     step_s = plan.prediction.step_s
     interval = step_s * math.exp(-reach), step_s * math.exp(reach)
     return evolve(plan, prediction=evolve(plan.prediction, interval_s=interval, reference_s=reference))

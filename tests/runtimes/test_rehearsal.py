@@ -48,11 +48,19 @@ def test_a_machine_too_loaded_to_show_anything_runs_1f1b():
 
 def test_rehearsing_stops_for_a_gain_below_the_noise():
     plain, other = candidate("1f1b", [1.0, 1.0, 1.0, 1.0]), candidate("zb-v", [1.1, 0.89, 1.1, 0.9])
-    assert undecided([plain, other]) == [plain]
+    assert undecided([plain, other], PLAIN) == [plain]
     other = candidate("zb-v", [1.01, 0.95, 0.96, 0.97])
-    assert undecided([plain, other]) == [plain, other]
+    assert undecided([plain, other], PLAIN) == [plain, other]
     other = candidate("zb-v", [0.95, 0.96, 0.94, 0.95])
-    assert undecided([plain, other]) == [other]
+    assert undecided([plain, other], PLAIN) == [other]
+
+
+def test_rehearsing_goes_on_while_less_memory_may_be_as_fast_as_1f1b():
+    plain = candidate("1f1b", [1.0, 1.0, 1.0, 1.0])
+    found = [undecided([candidate("v-min", times), plain], PLAIN) for times in (
+        [1.025, 1.0, 0.99, 1.0], [1.3, 0.9, 1.2, 0.9], [1.01, 1.0, 1.01, 0.99]
+    )]  # fmt: skip
+    assert [[each.pipe.plan.schedule for each in left] for left in found] == [["v-min", "1f1b"], ["1f1b"], ["v-min"]]
 
 
 def test_without_1f1b_the_first_stays_unless_another_is_shown_to_be_faster():
@@ -81,11 +89,13 @@ def test_the_interval_holds_a_further_step_as_often_as_it_says():
 
 def test_the_interval_is_around_the_prediction_and_follows_the_noise():
     plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
-    quiet = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.01, 0.03, 0.02]).prediction
+    quiet = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.02, 0.0202, 0.0201]).prediction
     loud = with_interval(plan, [[1.0, 1.3, 0.8, 1.0]], [0.02]).prediction
     assert quiet.interval_s[0] < plan.prediction.step_s < quiet.interval_s[1]
     assert loud.interval_s[0] < quiet.interval_s[0] < quiet.interval_s[1] < loud.interval_s[1]
-    assert quiet.reference_s == 0.02
+    drifting = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.02, 0.024, 0.022]).prediction
+    assert drifting.interval_s[0] < quiet.interval_s[0]
+    assert quiet.reference_s == 0.0201
 
 
 def test_one_step_has_no_interval():
