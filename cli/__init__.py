@@ -39,8 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 the request is wrong, 3 infeasible, 1 a failure. What panpipe understands is told in
         one line on standard error; anything else raises, and ends the process with its traceback and status 1.
     """
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character gets a question mark for it
+    # A locale that lacks a character gets a question mark for it; errors, which name files, keep what it was.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     chosen = next((word for word in given if not word.startswith("-")), None)
     try:

@@ -120,9 +120,8 @@ def test_a_folder_to_write(plan_file, tmp_path, capsys, option):
 def test_a_folder_or_nothing_to_read(tmp_path, capsys):
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none.json", "No such file or directory")):
         assert main(["simulate", str(path)]) == 2
-        assert capsys.readouterr().err == (
-            f"panpipe: cannot read '{path}': {reason}; give the path of a readable file\n"
-        )
+        said = f"panpipe: cannot read '{path}': {reason}; give the path of a readable file\n"
+        assert capsys.readouterr().err == said.encode("utf-8", "backslashreplace").decode()
 
 
 def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, capsys):
