@@ -272,6 +272,8 @@ class Reached:
 
     def _module(self, place: str, module: nn.Module, depth: int) -> None:
         self.values[place] = "a module", f"{type(module).__module__}.{type(module).__qualname__}"
+        if isinstance(module, torch.jit.ScriptModule):
+            return  # its attributes are no Python values
         own: dict[str, Any] = module.__dict__
         self._class(type(module).__name__, type(module), depth)
         self._attributes(place, own, depth)

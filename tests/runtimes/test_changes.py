@@ -979,7 +979,19 @@ def losses_that_the_step_keeps():
     return Program(chain(), step)
 
 
-@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+SLOW = {
+    "class_attribute_that_an_instance_hides_later", "global_table", "global_namespace", "closure_list",
+    "closure_list_that_grows", "closure_set", "dataclass_with_slots", "attrs_class", "callable_object",
+    "partial_of_a_dict", "list_as_a_default_argument", "attribute_of_the_step", "numpy_scalar", "numpy_array",
+    "option_of_a_norm", "last_rate_of_a_scheduler", "forward_of_one_module_that_is_replaced", "layer_that_is_frozen",
+    "tied_weight_that_gets_other_data", "initialised_flag_in_a_buffer", "what_a_function_returns_has_the_number",
+}  # fmt: skip
+"""Variations of others, left out of the fast suite."""
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in RIGHT.items()]
+)
 def test_what_changes_between_steps_equals_eager(make):
     assert difference(make) < NEAR
 
