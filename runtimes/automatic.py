@@ -116,7 +116,7 @@ class Planning:
             RequestError: the model has fewer operators than there are devices.
             InfeasibleError: nothing fits in memory.
         """
-        devices, operators = self.team.size, len(self.operators.graph.nodes)
+        devices = self.team.size
         refuse_too_few(self.operators, devices, devices)
         if self.recompute is not None:
             recomputed_stages(self.recompute, devices * self.max_chunks)  # refused before anything is measured
@@ -128,7 +128,7 @@ class Planning:
         graph = self.measured_graph()
         found: list[Plan] = []
         failure: InfeasibleError | None = None
-        for chunks in range(1, min(self.max_chunks, operators // devices) + 1):
+        for chunks in range(1, self.most_chunks + 1):
             if found and not self.budget.allows(f"{chunks} stages a device"):
                 break
             try:
@@ -141,20 +141,27 @@ class Planning:
             )
         return found
 
+    @property
+    def most_chunks(self) -> int:
+        """The most stages a device that the operators are enough for."""
+        return min(self.max_chunks, len(self.operators.graph.nodes) // self.team.size)
+
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Cut, measure, correct operators' times by the stages', see whether another cut follows, and choose."""
         count = chunks * self.team.size
-        self.report(f"cutting into {count} stages")
+        done, total = 3 * (chunks - 1), 3 * self.most_chunks
+        self.report(f"cutting into {count} stages", done, total)
         stages = self.cut(graph, cluster, chunks)
         if stages is None:
             return []
-        self.report(f"measuring {count} stages")
+        self.report(f"measuring {count} stages", done + 1, total)
         costs = self.measured_stages(stages)
         if self.budget.allows("correcting cuts by measured stages"):
             other = self.corrected(chunks, graph, cluster, stages, costs)
             if other != stages:
-                self.report(f"measuring {count} stages on another cut")
+                self.report(f"measuring {count} stages on another cut", done + 1, total)
                 stages, costs = other, self.measured_stages(other)
+        self.report(f"choosing a schedule of {count} stages", done + 2, total)
         return self.choose(graph, cluster, stages, costs)
 
     def corrected(

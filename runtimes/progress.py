@@ -66,13 +66,13 @@ def _line() -> Iterator[Report]:
     )  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=None, part="")
-        last = ""
+        last = 0
 
         def report(phase: str, done: int = 0, total: int = 0) -> None:
             nonlocal last
-            if phase != last:
+            if not total or total != last:  # what is counted together is one bar, from whose pace the time left follows
                 bar.reset(task, total=total or None)
-                last = phase
+            last = total
             part = f"{min(done + 1, total)} of {total}" if total else ""
             bar.update(task, description=phase, completed=done, total=total or None, part=part)
 

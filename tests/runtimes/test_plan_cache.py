@@ -3,6 +3,9 @@
 import json
 import os
 import stat
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import panpipe
@@ -175,6 +178,26 @@ def test_progress_prints_one_line_a_phase_when_piped(capsys):
             report("rehearsing", done, 3)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("s  ")[1] for line in lines] == ["measuring", "rehearsing"]
+
+
+def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
+    code = (
+        "from panpipe.runtimes.progress import shown\n"
+        "with shown(True, True) as report:\n"
+        "    report('measuring')\n"
+        "    for done in range(3): report('rehearsing', done, 3)\n"
+    )
+    reader, terminal = os.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stderr=terminal, env=environment, check=True)
+    os.close(terminal)
+    said = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(reader, 65536):
+            said += part
+    os.close(reader)
+    assert b"rehearsing" in said
+    assert b"3 of 3" in said
 
 
 @pytest.mark.parametrize(("progress", "first"), [(False, True), (True, False)])
