@@ -25,7 +25,9 @@ from .setting import FixedStages, Setting, one_setting
 from .workload import Workload, counted, settings_of
 
 EFFORT = 400_000_000
-"""Compute actions that a search evaluates unless told: some seconds on one core."""
+"""Compute actions that a search evaluates by default: some seconds on one core, and as many again for its starts."""
+FIRST = 0.75
+"""Share of it for a search whose plans an oracle scores that counts more: further searches may follow."""
 LEAST, MOST = 20_000, 400_000
 """Evaluations that this comes to, at least and at most."""
 
@@ -65,7 +67,7 @@ def search_plans(
         anneal: whether a device's order may depart from the family's (the schedule ``auto``).
         recompute: ``"none"``, ``"all"`` or the stages that do; None chooses, where memory is short.
         memory_limit: bytes a device may hold, where less than its memory.
-        budget: evaluations; by default what a few seconds on one core are enough for.
+        budget: evaluations; by default what about ten seconds on one core are enough for.
         seconds: a cap on the time; the best so far counts then.
         seed: of all random numbers.
         min_chunks, max_chunks: fewest and most stages a device.
@@ -92,7 +94,7 @@ def search_plans(
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=message) for setting in settings]
     freedom = Freedom(tuple(families), anneal, (min_chunks, max_chunks), recompute)
-    meter = _meter(settings, budget, seconds, progress, until_fit)
+    meter = _meter(settings, budget, seconds, progress, until_fit, 1.0 if oracle is longest_path else FIRST)
     return confirmed(settings, freedom, meter, oracle, seed, alternatives)
 
 
@@ -174,12 +176,12 @@ def choose_schedule(*given: Any, **choices: Any) -> Plan:
 
 def _meter(
     settings: Sequence[Setting], budget: int | None, seconds: float | None, progress: Progress | None,
-    until_fit: bool = False,
+    until_fit: bool = False, share: float = 1.0,
 ) -> Meter:  # fmt: skip
-    """A meter; by default for as many evaluations of the largest setting as ``EFFORT`` pays for."""
+    """A meter; by default for as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     if budget is None:
         actions = max(6 * setting.devices * setting.microbatches for setting in settings)
-        budget = min(max(EFFORT // actions, LEAST), MOST)
+        budget = min(max(int(share * EFFORT) // actions, LEAST), MOST)
     return Meter(budget, seconds, progress, until_fit=until_fit)
 
 

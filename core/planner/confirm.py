@@ -29,7 +29,7 @@ SEARCHES = 3
 leaves room for what was missing."""
 MORE_ROOM = 1.05
 """How many times what was missing."""
-CONTINUED = 0.4
+CONTINUED = 0.3
 """Share of the budget of a further search: it goes on from what was found."""
 
 
