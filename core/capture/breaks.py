@@ -54,6 +54,7 @@ class Breaks:
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
+        as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
     """
 
     model: nn.Module
@@ -62,6 +63,7 @@ class Breaks:
     sizes: bool = False
     printed: Printed = field(factory=Printed)
     assigned: set[str] = field(factory=set)
+    as_eager: bool = False
     reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
@@ -126,6 +128,10 @@ class Breaks:
         return with_late_numbers_as_tensors(result), watch.texts
 
     # When capture stopped
+
+    def begin_as_eager(self) -> None:
+        """Begin anew, with Python that takes the ways that it takes in eager PyTorch."""
+        self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
 
     def widen(self, error: BaseException, line: str) -> None:
         """Make a region of what needs a value.

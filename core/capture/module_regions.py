@@ -22,6 +22,10 @@ from .storages import state_of
 from .values import LateNumber
 
 
+class CapturedOtherwise(RequestError):
+    """A module is given something else while it is captured than in eager PyTorch, and fails with that."""
+
+
 @frozen
 class _Call:
     """What one call of a module returned.
@@ -177,15 +181,15 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
     Libraries ask whether they are captured, and some then pass a mask where there is none in eager.
 
     Raises:
-        RequestError: it fails.
+        CapturedOtherwise: it fails.
     """
     try:
         _tried(who, bare, args, kwargs)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
-        raise RequestError(
+        raise CapturedOtherwise(
             f"{who} stays Python and fails with what it is given while the step is captured, which is not what eager "
-            f"PyTorch gives it: {type(error).__name__}: {first[:200]}; do not ask torch.compiler.is_exporting() in the "
+            f"PyTorch gives it: {type(error).__name__}: {first[:200]}; do not ask torch.compiler.is_compiling() in the "
             "code around it, or choose an option of the model that does without it"
         ) from error
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from .dynamo import nothing_passed_over, refuse_transforms
 from .functions import own_functions
 from .leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from .modes import modes_as_calls
+from .module_regions import CapturedOtherwise
 from .plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
 from .side_effects import outside_kept
 from .sparse_tensors import refuse_sparse_tensors
@@ -107,6 +109,10 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
     for _ in range(_MAX_BREAKS):
         try:
             return export()
+        except CapturedOtherwise:
+            if breaks.as_eager:
+                raise
+            breaks.begin_as_eager()
         except RequestError:
             raise
         except WritesTensor as written:
@@ -172,7 +178,10 @@ def _exported(
     names, state = _fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
     functions = nothing_passed_over() if strict else own_functions()
-    with _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings():
+    with (
+        _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
+        _exporting_hidden() if breaks.as_eager else nullcontext(),
+    ):  # fmt: skip
         # What a forward assigns is seen to: buffers are written, and the rest is taken back.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
@@ -180,6 +189,13 @@ def _exported(
         refuse_transforms(program.graph)
     leaves = len(pytree.tree_leaves(fake_batch))
     return captured_step(program, names, leaves, type(model).__name__, breaks, gradients=gradients, rows=rows)
+
+
+@contextmanager
+def _exporting_hidden() -> Iterator[None]:
+    """Within, ``torch.compiler.is_exporting`` is false: libraries that ask take the ways that they take in eager."""
+    with mock.patch.object(torch.compiler, "is_exporting", return_value=False):
+        yield
 
 
 def _check_loss(step: StepFunction, batch: Any) -> None:

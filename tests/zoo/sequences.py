@@ -103,6 +103,8 @@ SEQUENCES: tuple[Entry, ...] = (
            **LONG_T5),
     _built("LongT5, global", "LongT5ForConditionalGeneration", "LongT5Config", own_loss, long_translation,
            "local attention with global blocks", encoder_attention_type="transient-global", **LONG_T5),
+    _built("Informer", "InformerForPrediction", "InformerConfig", own_loss, dated(10),
+           "passes a mask of another size where it is exported", **DATED),
     _built("ProphetNet", "ProphetNetForConditionalGeneration", "ProphetNetConfig", own_loss, plain_translation,
            "attention of two streams, an assertion about values", vocab_size=VOCABULARY, hidden_size=16,
            encoder_ffn_dim=32, num_encoder_layers=2, num_encoder_attention_heads=2, decoder_ffn_dim=32,
