@@ -8,20 +8,20 @@ from ..support import demo
 from ..support.launch import torchrun_script
 
 
-def test_demo_only_warns_of_a_missed_prediction(tmp_path, capsys):
+def test_demo_only_warns_of_a_missed_prediction(tmp_path, capfd):
     demo.run(tmp_path)
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "! missed: predicted step time" in said
     assert "wrong" not in said
     assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(("fault", "what"), [("nan", "gradients"), ("loss", "loss of two steps")])
-def test_demo_fails_where_a_result_is_wrong(tmp_path, capsys, fault, what):
+def test_demo_fails_where_a_result_is_wrong(tmp_path, capfd, fault, what):
     with pytest.raises(SystemExit) as ended:
         demo.run(tmp_path, fault)
     assert ended.value.code == 1
-    assert f"✗ wrong: {what}" in capsys.readouterr().err
+    assert f"✗ wrong: {what}" in capfd.readouterr().err
     assert (tmp_path / "report.html").exists()
 
 
