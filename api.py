@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from .backends.kind import BackendKind
+from .core.capture.batch_dims import AUTO
 from .core.capture.breaks import StepFunction
 from .core.catalog import find_cluster
 from .core.cluster import Cluster
@@ -62,6 +63,7 @@ def pipeline(
     scheduler: SchedulerFactory | None = None,
     plan_seconds: float | None = None,
     plan_cache: bool = True,
+    batch_dims: Any = AUTO,
     progress: bool | Progress = True,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -74,8 +76,13 @@ def pipeline(
             process takes memory for its own stages alone.
         step: ``step(model, batch) -> loss``; or ``(loss, weight)``, for means over something else than samples;
             either may be followed by a dict of metrics.
-        example_batch: a whole batch of one replica; every rank of it passes the same one: any nesting of tensors whose
-            dimension 0 is the batch.
+        example_batch: a whole batch of one replica; every rank of it passes the same one: any nesting of tensors in
+            dicts, lists, tuples, named tuples, dataclasses and mappings, such as the BatchEncoding of transformers; or
+            a list of samples, which the step collates.
+        batch_dims: which dimension of each tensor of a batch holds the samples: a prefix of the batch's nesting, as of
+            ``in_dims`` of ``torch.vmap``, with None for tensors that all microbatches share, and ``"samples"`` for a
+            list of samples: ``{"x": 1, "y": 0, "mask": None}``, or ``1`` for all tensors. What is not given is found by
+            tracing the step with another number of samples; where that leaves a doubt, an error asks for it.
         optimizer: called for each stage with the (name, parameter) pairs of those of its parameters that are not
             frozen, such as ``torch.optim.AdamW``; None leaves the gradients in the parameters. A function may form
             groups by name, of parameters, the same ones for every stage: a group is empty where no parameter of the
@@ -213,6 +220,7 @@ def pipeline(
             compile=compiling,
             plan_seconds=plan_seconds,
             plan_cache=plan_cache,
+            batch_dims=batch_dims,
             report=report,
         )
 

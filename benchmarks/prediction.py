@@ -70,7 +70,6 @@ from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 from prediction_models import MICROBATCHES, MODELS
 from recording import machine, record
-from torch.utils import _pytree as pytree
 
 PORT = 29690
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "interleaved-1f1b": 2, "zb-v": 2}
@@ -188,9 +187,9 @@ class Case:
         self.name, self.team = name, team
         torch.manual_seed(0)
         model, self.step, self.batch = MODELS[name]()
-        pieces, spec = split_batch(self.batch, MICROBATCHES)
+        pieces = split_batch(self.batch, MICROBATCHES)
         self.shape = pieces[0].shape
-        example = pytree.tree_unflatten(list(pieces[0].leaves), spec)
+        example = pieces[0].batch
         self.operators = operators_of(capture_step(model, self.step, example))
         self.planning = Planning(
             self.operators, dict(model.named_parameters()), dict(model.named_buffers()), pieces[0], MICROBATCHES, team,

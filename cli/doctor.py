@@ -12,7 +12,12 @@ from .output import note, print_json
 
 def doctor(
     model: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns (model, step, example_batch).")
+        str,
+        typer.Argument(
+            metavar="MODULE:FACTORY",
+            help="A function that returns (model, step, example_batch), and after these a dict of options if wanted: "
+            "{'batch_dims': ...}, as of panpipe.pipeline.",
+        ),
     ],
     devices: Annotated[
         list[int] | None, typer.Option(help="Devices to check on; may be repeated. 2 and 3 by default.", min=1)
@@ -35,12 +40,12 @@ def doctor(
     from .models import load_model
 
     torch.set_num_threads(1)
-    made, step, batch = load_model(model)
+    made, step, batch, options = load_model(model)
     note(f"checking {type(made).__name__}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         teams = [functools.partial(ThreadTeam, count) for count in devices or (2, 3)]
-        found = check_up(made, step, batch, teams, microbatches)
+        found = check_up(made, step, batch, teams, microbatches, **options)
     if json:
         print_json(plain_findings(found))
     else:

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.analytic.model import with_state
 from ..core.analytic.optimizers import Optimizer
+from ..core.capture.batch_dims import AUTO
+from ..core.capture.containers import flatten_batch
+from ..core.capture.find_batch_dims import find_batch_dims
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
 from ..core.errors import RequestError
@@ -28,7 +30,13 @@ from .output import note
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 """Kinds of parameters that a call gives one by one."""
 
-Factory = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]]
+Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any, dict[str, Any]]
+"""Model, step, example batch, and options by name."""
+
+Factory = Callable[[], Any]
+
+OPTIONS = ("batch_dims",)
+"""What a factory may add: where the samples of its batch are, as of ``panpipe.pipeline``."""
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What ``--dtype`` makes of a model's parameters and batch."""
@@ -65,8 +73,8 @@ def load_factory(name: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def load_model(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
-    """Model, step and example batch from ``module:factory``.
+def load_model(name: str) -> Made:
+    """Model, step, example batch and options from ``module:factory``.
 
     Raises:
         RequestError: the factory cannot be found or gives something else.
@@ -74,10 +82,21 @@ def load_model(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], A
     return _checked(name, load_factory(name)())
 
 
-def _checked(name: str, made: Any) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
-    if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise RequestError(f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch)")
-    return made
+def _checked(name: str, made: Any) -> Made:
+    right = isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module) and callable(made[1])
+    if not right:
+        raise RequestError(
+            f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch), which a dict of "
+            f"options may follow: {', '.join(OPTIONS)}"
+        )
+    options = made[3] if len(made) == 4 else {}
+    unknown = [option for option in options if option not in OPTIONS] if isinstance(options, dict) else [options]
+    if unknown:
+        raise RequestError(
+            f"'{name}' returned the option {unknown[0]!r}: the fourth thing that it returns is a dict with "
+            f"{', '.join(OPTIONS)}"
+        )
+    return made[0], made[1], made[2], options
 
 
 @frozen
@@ -133,30 +152,34 @@ def planned_model(
         RequestError: the factory cannot be found or gives something else, or the step cannot be captured.
     """
     if name in BUNDLED:
-        made = make(name, microbatches if batch is None else batch, sequence)
+        made: Made = (*make(name, microbatches if batch is None else batch, sequence), {"batch_dims": 0})
     elif batch is not None or sequence is not None:
         raise RequestError(
             f"--batch and --sequence are for bundled models: '{name}' returns an example batch of its own"
         )
     else:
         made = _constructed_empty(name) if empty else load_model(name)
-    model, step, example = made if dtype is None else _cast(made, DTYPES[dtype])
+    model, step, example, options = made if dtype is None else _cast(made, DTYPES[dtype])
     if device is not None and device.type != "cpu":
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
-        example = pytree.tree_map_only(Tensor, lambda t: t.to(device), example)
-    pieces, nesting = split_batch(example, microbatches)
-    microbatch = pytree.tree_unflatten(list(pieces[0].leaves), nesting)
+        example = _moved(example, lambda tensor: tensor.to(device))
     note("capturing the model over fake tensors")
-    captured = capture_step(model, step, microbatch, device=device or "cpu")
-    rows = pieces[0].shape.rows
-    leaves = pytree.tree_leaves(example)
-    samples = next((len(leaf) for leaf, row in zip(leaves, rows, strict=True) if row), None)
+    dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
+    pieces = split_batch(example, microbatches, dims)
+    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
+    samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
     return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)
 
 
-def _constructed_empty(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
+def _moved(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with other tensors."""
+    leaves, nesting = flatten_batch(batch)
+    return nesting.batch([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+
+def _constructed_empty(name: str) -> Made:
     """What the factory makes, its parameters without memory; with memory where its constructor needs their values."""
     factory = load_factory(name)
     try:
@@ -167,10 +190,7 @@ def _constructed_empty(name: str) -> tuple[nn.Module, Callable[[nn.Module, Any],
     return _checked(name, made)
 
 
-def _cast(
-    made: tuple[nn.Module, Callable[[nn.Module, Any], Any], Any], dtype: torch.dtype
-) -> tuple[nn.Module, Callable[[nn.Module, Any], Any], Any]:
+def _cast(made: Made, dtype: torch.dtype) -> Made:
     """The model in another number type, as ``model.to(dtype)`` makes it, with a batch to match."""
-    model, step, batch = made
-    casted = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
-    return model.to(dtype), step, casted
+    model, step, batch, options = made
+    return model.to(dtype), step, _moved(batch, lambda t: t.to(dtype) if t.is_floating_point() else t), options

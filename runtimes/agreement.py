@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.capture.operators import Operators
 from ..core.capture.outputs import parts_in_words
@@ -107,8 +106,7 @@ def check_same_batch(team: Team, pieces: Sequence[Microbatch]) -> None:
 
 
 def _leaf_names(piece: Microbatch) -> list[str]:
-    batch = pytree.tree_unflatten(list(range(len(piece.leaves))), piece.shape.spec)
-    return [f"batch{pytree.keystr(path)}" for path, _ in pytree.tree_flatten_with_path(batch)[0]]
+    return list(piece.shape.nesting.names)
 
 
 def _in_words(leaf: Any) -> str:

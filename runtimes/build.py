@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from attrs import evolve
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..backends.kind import BackendKind
+from ..core.capture.batch_dims import AUTO
 from ..core.capture.breaks import StepFunction
+from ..core.capture.find_batch_dims import find_batch_dims
 from ..core.capture.operators import Operators, operators_of
 from ..core.capture.step import capture_step
 from ..core.cluster import Cluster
@@ -51,7 +52,7 @@ def build_pipeline(
     max_chunks: int, seed: int, max_shapes: int, weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
     share_devices: bool = False, training: Training | None = None, compile: CompilerChoice | None = None,
-    plan_seconds: float | None = None, plan_cache: bool = False, report: Report = silent,
+    plan_seconds: float | None = None, plan_cache: bool = False, report: Report = silent, batch_dims: Any = AUTO,
 ) -> Pipeline:  # fmt: skip
     """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
 
@@ -71,6 +72,7 @@ def build_pipeline(
         plan_seconds: the most that automatic planning takes after the capture (see :class:`Budget`).
         plan_cache: whether automatic plans are kept on disk.
         report: called with what is going on.
+        batch_dims: where the samples of a batch are; what is not given is found by tracing.
 
     Raises:
         RequestError: something asked for is wrong.
@@ -79,11 +81,11 @@ def build_pipeline(
     training = training or Training()
     given = plan
     report("capturing the step")
-    pieces, spec = split_batch(example_batch, microbatches)
+    dims = find_batch_dims(model, step, example_batch, given=batch_dims, microbatches=microbatches)
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
     training.check(model, optimizer is not None)
-    largest = pieces[0]
+    largest = split_batch(example_batch, microbatches, dims)[0]
     on = compute_device([*model.parameters(), *model.buffers()])
     named = None if devices is None else parse_devices(devices)
     kind = on.type if devices is None else "cuda" if named is None else named[0].type
@@ -91,7 +93,7 @@ def build_pipeline(
         raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
     if compile is not None:
         compile.check(kind)
-    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(largest.leaves), spec), device=kind))
+    operators = operators_of(capture_step(model, step, largest.batch, device=kind))
     source = weights_from(weights, model, seed)
     source.check(read_tensors(operators))
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ..core.capture.batch_dims import AUTO
 from ..core.capture.breaks import StepFunction
+from ..core.capture.containers import flatten_batch
 from ..core.capture.few_operators import refuse_too_few
+from ..core.capture.find_batch_dims import find_batch_dims
 from ..core.capture.nodes import is_view, written_arguments
 from ..core.capture.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.step import capture_step
@@ -112,22 +114,25 @@ class Patient:
         model, step, batch: the user's. The model is copied.
         microbatches: into how many the batch is cut; fewer where it has fewer samples.
         dtype: float64, or float32 where an operator has no other form.
+        batch_dims: where the samples of the batch are; what is not given is found by tracing.
 
     Raises:
         RequestError: the step cannot be captured.
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, dtype: torch.dtype = torch.float64
-    ) -> None:
+        self, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, dtype: torch.dtype = torch.float64,
+        batch_dims: Any = AUTO,
+    ) -> None:  # fmt: skip
         self.model, self.step, self.dtype = copy.deepcopy(model).to(dtype), step, dtype
-        self.batch = pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
-        rows = next((leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1)
-        self.microbatches = min(microbatches, rows)
+        leaves, nesting = flatten_batch(batch)
+        self.batch = nesting.batch([in_dtype(leaf, dtype) for leaf in leaves])
+        self.dims = find_batch_dims(self.model, step, self.batch, given=batch_dims, microbatches=microbatches)
         start = time.perf_counter()
-        pieces, spec = split_batch(self.batch, self.microbatches)
+        pieces = split_batch(self.batch, microbatches, self.dims, fewer=True)
+        self.microbatches = len(pieces)
         self.piece: Microbatch = pieces[0]
-        captured = capture_step(self.model, step, pytree.tree_unflatten(list(pieces[0].leaves), spec))
+        captured = capture_step(self.model, step, pieces[0].batch)
         self.operators: Operators = operators_of(captured)
         self.capture_s = time.perf_counter() - start
 
@@ -150,13 +155,15 @@ class Patient:
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
         pipe = Pipeline(mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED)
         return distance_to_one_process(
-            pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps
-        )
+            pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
+            batch_dims=self.dims,
+        )  # fmt: skip
 
 
 def check_up(
-    model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3
-) -> Findings:
+    model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3,
+    batch_dims: Any = AUTO,
+) -> Findings:  # fmt: skip
     """Capture a step, run it by several plans, and compare with one process.
 
     Args:
@@ -165,11 +172,12 @@ def check_up(
         batch: an example batch.
         teams: make the devices to check on.
         microbatches: into how many the batch is cut.
+        batch_dims: where the samples of the batch are; what is not given is found by tracing.
 
     Raises:
         RequestError: the step cannot be captured at all.
     """
-    patient = _admitted(model, step, batch, microbatches)
+    patient = _admitted(model, step, batch, microbatches, batch_dims)
     checks = []
     for make in teams:
         for schedule, chunks in SCHEDULES:
@@ -185,15 +193,20 @@ def check_up(
     )  # fmt: skip
 
 
-def _admitted(model: nn.Module, step: StepFunction, batch: Any, microbatches: int) -> Patient:
+def _admitted(model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any) -> Patient:
     """In float64 where every operator has such a form."""
     try:
-        patient = Patient(model, step, batch, microbatches, torch.float64)
+        patient = Patient(model, step, batch, microbatches, torch.float64, batch_dims)
         alone = copy.deepcopy(patient.model)
         step(alone, patient.batch)
     except (RuntimeError, RequestError, NotImplementedError):
-        return Patient(model, step, batch, microbatches, torch.float32)
+        return Patient(model, step, batch, microbatches, torch.float32, batch_dims)
     return patient
+
+
+def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:
+    """A leaf of a batch; a tensor of floating-point numbers in another type."""
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def large_pieces(operators: Operators) -> tuple[Piece, ...]:

@@ -20,11 +20,12 @@ from zlib import crc32
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.capture.breaks import StepFunction
 from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import Cut
+from ..core.capture.outputs import ResultRows
+from ..core.capture.row_trace import RowTracer
 from ..core.capture.step import capture_step
 from ..core.derive import forward_only
 from ..core.errors import RequestError
@@ -125,13 +126,12 @@ class Evaluator:
         self._kept: Recent[Any, Variants] = Recent(KEPT)
         self.count = 0
 
-    def run(self, asked: Forwards, pieces: list[Microbatch], spec: pytree.TreeSpec) -> Evaluated:
+    def run(self, asked: Forwards, pieces: list[Microbatch]) -> Evaluated:
         """Run forwards on a batch.
 
         Args:
             asked: what to run.
             pieces: the batch's microbatches.
-            spec: the nesting of their leaves.
 
         Raises:
             RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
@@ -139,7 +139,7 @@ class Evaluator:
         """
         self._check_agreed()
         variants = self._variants(asked)
-        prepared, remark = variants.of(pieces, spec)
+        prepared, remark = variants.of(pieces)
         devices = {device: queue.device for device, queue in self._workers.queues.items()}
         joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
         results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers)
@@ -186,7 +186,10 @@ class Evaluator:
 
     def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._where.values())).type if self._where else "cpu"
-        rows = shape.samples if asked.rows else None
+        rows = None
+        if asked.rows:
+            found = RowTracer(self._model, asked.function, batch, False).trace(shape.dims.by_name, shape.dims.lists)
+            rows = ResultRows(shape.samples, found.results if found.runs else None)
         return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
 
     def _check_agreed(self) -> None:

@@ -47,7 +47,7 @@ class JoinedRows:
         self._devices = team.size
         ends = [0, *accumulate(piece.samples for piece in pieces)]
         self._texts = {name for each in outputs for name in each.texts}
-        self._places: dict[tuple[str, int], list[Tensor]] = {}
+        self._places: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
         self._sources: dict[int, list[Tensor]] = {device: [] for device in range(self._devices)}
         self._whole: list[Tensor | None] = []
         self._handles: dict[int, list[Handle]] = {device: [] for device in team.local}
@@ -61,19 +61,21 @@ class JoinedRows:
             if not everywhere and not set(made) & set(team.local):
                 continue
             like = [c.operators.values[name] for c, name in zip(prepared.compiled, names, strict=True)]
-            _check_alike(like, pieces)
+            dim = outputs[0].dims[number]
+            _check_alike([tensor.movedim(dim, 0) for tensor in like], pieces)
             local = next((device for device in made if device in team.local), team.local[0])
-            whole = torch.empty((ends[-1], *like[0].shape[1:]), dtype=like[0].dtype, device=where[local])
+            rest = like[0].movedim(dim, 0).shape[1:]
+            whole = torch.empty((ends[-1], *rest), dtype=like[0].dtype, device=where[local])
             self._whole[number] = whole
             for m, (name, device) in enumerate(zip(names, made, strict=True)):
                 rows = whole[ends[m] : ends[m + 1]]
-                self._places.setdefault((name, m), []).append(rows)
+                self._places.setdefault((name, m), []).append((rows, dim))
                 self._sources[device].append(rows)
 
     def take(self, name: str, microbatch: int, value: Tensor) -> bool:
         """Put a result in its place; whether it is not needed any more."""
-        for rows in self._places.get((name, microbatch), ()):
-            rows.copy_(value)
+        for rows, dim in self._places.get((name, microbatch), ()):
+            rows.copy_(value.movedim(dim, 0))
         return name not in self._texts
 
     def announce(self, device: int, backend: Backend) -> None:
@@ -97,7 +99,11 @@ class JoinedRows:
 
     def result(self) -> Any:
         """What the function returned, nested as it did."""
-        return pytree.tree_unflatten(self._whole, self._outputs.nesting)
+        found = [
+            whole.movedim(0, dim).contiguous() if whole is not None and dim else whole
+            for whole, dim in zip(self._whole, self._outputs.dims, strict=True)
+        ]
+        return pytree.tree_unflatten(found, self._outputs.nesting)
 
 
 def _outputs(compiled: Compiled) -> RowOutputs:
@@ -107,7 +113,7 @@ def _outputs(compiled: Compiled) -> RowOutputs:
 
 
 def _check_alike(like: Sequence[Tensor], pieces: Sequence[Microbatch]) -> None:
-    """Beyond their rows, the results of all microbatches have one shape and dtype."""
+    """Beyond their rows, which are dimension 0 here, the results of all microbatches have one shape and dtype."""
     for other, piece in zip(like, pieces, strict=True):
         if other.shape[1:] != like[0].shape[1:] or other.dtype != like[0].dtype:
             raise RequestError(

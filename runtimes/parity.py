@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
+from ..core.capture.batch_dims import AUTO
 from ..core.capture.breaks import StepFunction
 from .optimizers import OptimizerFactory
 from .pipeline import Pipeline
@@ -50,7 +51,7 @@ class Distance:
 
 def distance_to_one_process(
     pipe: Pipeline, team: Team, model: nn.Module, step: StepFunction, batch: Any, optimizer: OptimizerFactory, *,
-    microbatches: int, seed: int = 0, steps: int = 2,
+    microbatches: int, seed: int = 0, steps: int = 2, batch_dims: Any = AUTO,
 ) -> Distance:  # fmt: skip
     """Train a pipeline and an eager model, and compare.
 
@@ -64,12 +65,15 @@ def distance_to_one_process(
         microbatches: the plan's.
         seed: the pipeline's.
         steps: how many optimizer steps.
+        batch_dims: where the samples of the batch are.
     """
     alone = optimizer(list(model.named_parameters()))
     found = Distance()
     for index in range(steps):
         loss = pipe.step(batch)
-        wanted = reference_step(model, step, batch, microbatches=microbatches, seed=seed, index=index)
+        wanted = reference_step(
+            model, step, batch, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
+        )
         found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}")
         found = _gradients(found, pipe.model, model)
         if alone is not None:

@@ -24,7 +24,7 @@ from .compute import compute_device
 from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
 from .local_stages import LocalStages
-from .microbatches import Shape, split_batch
+from .microbatches import BatchCutter, Shape
 from .modes import ModuleModes
 from .optimizers import OptimizerFactory
 from .prepared import Preparations
@@ -87,7 +87,8 @@ class Pipeline(Resumable):
         self.skipped = False
         self.scaler = training.scaler
         self.trace: Trace | None = None
-        self._team, self._shape = team, shape
+        self._team = team
+        self._cutter = BatchCutter(model, step, shape, plan.microbatches)
         local = [s.index for s in plan.stages if s.device in team.local]
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where = team.where or dict.fromkeys(team.local, device)
@@ -200,8 +201,8 @@ class Pipeline(Resumable):
         Args:
             batch: a whole batch: any nesting of tensors, the step's or without what the function does not read.
             function: ``function(model, microbatch)``, which returns any nesting of tensors with a row for each sample
-                along dimension 0, and None; it is captured once for every mode, as by ``evaluate``. Define it once: one
-                that is made anew for every batch is captured for every batch.
+                along one dimension, and None; it is captured once for every mode, as by ``evaluate``. Define it once:
+                one that is made anew for every batch is captured for every batch.
             everywhere: whether every rank of a replica gets the results, sent to it by the ranks that compute them;
                 False leaves them there, and None in the place of what is computed elsewhere.
 
@@ -325,8 +326,7 @@ class Pipeline(Resumable):
         self._refuse_closed()
         self._stages.have_values()
         self._stages.tied.follow()
-        pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
-        done = self._evaluator.run(asked, pieces, spec)
+        done = self._evaluator.run(asked, self._cutter.cut(batch, asked.function))
         if done.remark is not None and self._team.first:
             warnings.warn(done.remark, stacklevel=3)
         self.metrics = done.metrics if done.loss is not None else self.metrics
@@ -339,8 +339,8 @@ class Pipeline(Resumable):
         if ending is not Ending.REDUCE:
             self._stages.have_values()
             self._stages.tied.follow()
-        pieces, spec = split_batch(batch, self.plan.microbatches, fewer=True, like=self._shape)
-        prepared, remark = self._variants.of(pieces, spec)
+        pieces = self._cutter.cut(batch)
+        prepared, remark = self._variants.of(pieces)
         if remark is not None and self.steps and self._team.first:
             warnings.warn(remark, stacklevel=3)
         done = self._runner.run(prepared, pieces, self.steps, trace, watch, ending)

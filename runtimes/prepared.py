@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..core.actions import Action, Kind
 from ..core.capture.outputs import StepOutputs
@@ -124,8 +123,8 @@ class Prepared:
         return list({id(each): each for each in self.compiled}.values())
 
 
-Key = tuple[Shape, int, Shape, int]
-"""The shapes of the first and of the last microbatch, and how many have the first one, of how many."""
+Key = tuple[Shape, ...]
+"""The shapes of all microbatches."""
 
 _STEPS = 16
 """Prepared steps kept: by shapes, and by where in the batch larger microbatches end."""
@@ -147,17 +146,16 @@ class Preparations:
         self._orders: Recent[tuple[Messages, ...], Orders] = Recent(_STEPS)
         self._kept: Recent[Key, Prepared] = Recent(_STEPS)
 
-    def of(self, pieces: Sequence[Microbatch], spec: pytree.TreeSpec) -> tuple[Prepared, str | None]:
+    def of(self, pieces: Sequence[Microbatch]) -> tuple[Prepared, str | None]:
         """What a step of these microbatches needs, and a line for the user where a shape is new.
 
         Raises:
             RequestError: the plan cannot run them, or another rank was given another batch.
         """
-        first, last = pieces[0].shape, pieces[-1].shape
-        key = first, sum(piece.shape is first for piece in pieces), last, len(pieces)
+        key = tuple(piece.shape for piece in pieces)
         if key not in self._kept:
             self._shapes.refuse_other_batches(pieces)
-        compiled, remark = self._shapes.ready(pieces, spec)
+        compiled, remark = self._shapes.ready(pieces)
         self._let_go()
         prepared = self._kept.use(key)
         if prepared is None:
@@ -185,7 +183,7 @@ class Preparations:
         for shape in gone:
             del self._runs[shape]
         for key in self._kept if gone else ():
-            if key[0] in gone or key[2] in gone:
+            if any(shape in gone for shape in key):
                 self._kept.drop(key)
         if gone:
             gc.collect()  # captured graphs refer to themselves, and what they hold is large

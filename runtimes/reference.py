@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils import _pytree as pytree
 
+from ..core.capture.batch_dims import AUTO
 from ..core.capture.breaks import StepFunction
+from ..core.capture.find_batch_dims import find_batch_dims
 from ..core.capture.functions import without_checkpoints
 from ..core.capture.randomness import KeyedRandom, random_key
 from ..core.errors import RequestError
@@ -18,7 +19,7 @@ from .microbatches import split_batch
 
 def reference_step(
     model: nn.Module, step: StepFunction, batch: Any, *, microbatches: int, seed: int = 0, index: int = 0,
-    scaler: GradScaler | None = None,
+    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
 ) -> Tensor:  # fmt: skip
     """Run the step over one microbatch after another in this process and leave the gradients in the parameters.
 
@@ -30,6 +31,7 @@ def reference_step(
         seed: the pipeline's seed.
         index: how many steps the pipeline had made before.
         scaler: scales each loss; what it scaled stays scaled.
+        batch_dims: where the samples are, as of ``panpipe.pipeline``; found by tracing where it is not given.
 
     Returns:
         The loss: the mean over the batch, not scaled.
@@ -37,12 +39,14 @@ def reference_step(
     Raises:
         RequestError: there is nothing to cut, or the step returns no tensor.
     """
-    return reference_of_replicas(model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler)
+    return reference_of_replicas(
+        model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler, batch_dims=batch_dims
+    )
 
 
 def reference_of_replicas(
     model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0,
-    scaler: GradScaler | None = None,
+    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
 ) -> Tensor:  # fmt: skip
     """The same for the batches of several replicas, one after another; each is cut into microbatches of its own.
 
@@ -52,18 +56,19 @@ def reference_of_replicas(
     Args:
         batches: of each replica a whole one. Other arguments, result and errors as of `reference_step`.
     """
-    cut = [split_batch(batch, microbatches, fewer=True) for batch in batches]
-    samples = sum(piece.samples for pieces, _ in cut for piece in pieces)
+    dims = find_batch_dims(model, step, batches[0], given=batch_dims, microbatches=microbatches)
+    cut = [split_batch(batch, microbatches, dims, fewer=True) for batch in batches]
+    samples = sum(piece.samples for pieces in cut for piece in pieces)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(cut) > 1 else []
     kept: list[Tensor] = []
     model.zero_grad(set_to_none=True)
     losses: list[Tensor] = []
     weights: list[Any] = []
     weighted = False
-    for replica, (pieces, spec) in enumerate(cut):
+    for replica, pieces in enumerate(cut):
         for m, piece in enumerate(pieces):
             with KeyedRandom(random_key(seed, index, replica * microbatches + m)), without_checkpoints():
-                result = step(model, pytree.tree_unflatten(list(piece.leaves), spec))
+                result = step(model, piece.batch)
             loss, weight = _parts(result)
             if not isinstance(loss, Tensor):
                 raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")

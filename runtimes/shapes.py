@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import Cut, carry_over
@@ -56,6 +55,7 @@ class Shapes:
         self._parts: str | None = None
         self._kept: Recent[Shape, Compiled] = Recent(limit)
         self._latest: Compiled | None = None
+        self._example: Shape | None = None
         self._captures, self._capture_s = 0, 0.0
         self._told: set[Shape] = set()
         self._told_of_limit = False
@@ -63,7 +63,7 @@ class Shapes:
     def keep(self, shape: Shape, compiled: Compiled) -> None:
         """Keep what is compiled already: for the example."""
         self._kept.keep(shape, compiled)
-        self._latest, self._parts = compiled, parts_in_words(compiled.operators.step.outputs)
+        self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
         self._told.add(shape)
 
     @property
@@ -83,12 +83,11 @@ class Shapes:
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._kept
 
-    def ready(self, pieces: Sequence[Microbatch], spec: pytree.TreeSpec) -> tuple[list[Compiled], str | None]:
+    def ready(self, pieces: Sequence[Microbatch]) -> tuple[list[Compiled], str | None]:
         """Programs for microbatches.
 
         Args:
             pieces: the microbatches, larger ones first.
-            spec: the nesting of their leaves.
 
         Returns:
             What is compiled for each of them, and a line for the user where a shape is new, the first one apart.
@@ -97,21 +96,20 @@ class Shapes:
             RequestError: the step cannot be captured for one of the shapes, or the plan cannot run it.
         """
         remark = None
-        wanted = {piece.shape: piece for piece in (pieces[0], pieces[-1])}
+        wanted = {piece.shape: piece for piece in pieces}
         found = {shape: self._kept.use(shape) for shape in wanted}
         for shape, piece in wanted.items():
             if found[shape] is None:
-                found[shape] = made = self._agreed(partial(self._compile, piece, spec))
+                found[shape] = made = self._agreed(partial(self._compile, piece))
                 full = self._kept.keep(shape, made, wanted)
                 remark = self._remark(shape, full) or remark
         compiled = {shape: known for shape, known in found.items() if known is not None}
         self._latest = compiled[pieces[0].shape]
         return [compiled[piece.shape] for piece in pieces], remark
 
-    def _compile(self, piece: Microbatch, spec: pytree.TreeSpec) -> Compiled:
+    def _compile(self, piece: Microbatch) -> Compiled:
         started = time.perf_counter()
-        batch = pytree.tree_unflatten(list(piece.leaves), spec)
-        operators, stages = carry_over(self._cut, operators_of(self._capture(batch, piece.shape)))
+        operators, stages = carry_over(self._cut, operators_of(self._captured(piece)))
         parts = parts_in_words(operators.step.outputs)
         self._parts = self._parts or parts
         if parts != self._parts:
@@ -123,6 +121,16 @@ class Shapes:
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled
+
+    def _captured(self, piece: Microbatch) -> CapturedStep:
+        """The step for a microbatch; where that fails, what is other than in the example is the first thing to know."""
+        try:
+            return self._capture(piece.batch, piece.shape)
+        except RequestError as error:
+            other = None if self._example is None else self._example.difference(piece.shape)
+            if other is None:
+                raise
+            raise RequestError(f"{other}: {error}") from error
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
         if len(self._team.local) == self._team.size:

@@ -11,7 +11,6 @@ from typing import Any
 
 from attrs import define
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ..core.capture.reads import Reads
 from ..core.errors import RequestError
@@ -72,7 +71,7 @@ class Variants:
         """The programs of the step as it was used last."""
         return self._now.shapes
 
-    def of(self, pieces: Sequence[Microbatch], spec: pytree.TreeSpec) -> tuple[Prepared, str | None]:
+    def of(self, pieces: Sequence[Microbatch]) -> tuple[Prepared, str | None]:
         """What a step of these microbatches needs, with the values that it reads now.
 
         Returns:
@@ -82,7 +81,7 @@ class Variants:
             RequestError: it cannot be captured with these values, or the plan cannot run it.
         """
         if self._now.reads.unchanged():
-            return self._now.preparations.of(pieces, spec)
+            return self._now.preparations.of(pieces)
         self._changed()
         reads, before = Reads(self._model, self._step), self._now
         found = self._kept.use(reads.key)
@@ -91,7 +90,7 @@ class Variants:
         found.reads = reads  # the same values, perhaps in other objects
         place = reads.first_other(before.reads)
         try:
-            prepared, remark = found.preparations.of(pieces, spec)
+            prepared, remark = found.preparations.of(pieces)
         except RequestError as error:
             if found.ready or place is None:
                 raise

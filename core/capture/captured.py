@@ -17,7 +17,7 @@ from .functions import place_hooks
 from .masked import rewrite_masked_scatters
 from .modes import note_modes
 from .nodes import module_of, root_of, written_arguments
-from .outputs import Outputs, row_outputs, step_outputs, weight_beside_loss
+from .outputs import Outputs, ResultRows, row_outputs, step_outputs, weight_beside_loss
 from .plain_tensors import refuse_written_constants
 from .recurrent import split_layers
 from .user_lines import line_of
@@ -65,7 +65,7 @@ class CapturedStep:
 
 def captured_step(
     program: Any, names: Mapping[str, str], leaves: int, model_name: str, breaks: Breaks, *, gradients: bool = True,
-    rows: int | None = None,
+    rows: ResultRows | None = None,
 ) -> CapturedStep:  # fmt: skip
     """Make a captured step of an exported program.
 
@@ -76,7 +76,7 @@ def captured_step(
         model_name: for people.
         breaks: the step's regions, and what it prints.
         gradients: whether a backward follows.
-        rows: how many samples it was exported for, where it returns tensors with a row for each and no loss.
+        rows: what its results have, where it returns tensors with a row for each sample and no loss.
 
     Raises:
         RequestError: the step writes a parameter, or returns no scalar loss, or a function no rows.

@@ -54,6 +54,7 @@ class RowOutputs:
 
     Args:
         values: name of the node of every tensor, in order; None where the function returns None.
+        dims: of each the dimension that has a row for each sample.
         nesting: of these.
         home: name of the node beside which whatever every stage could compute for itself is computed.
         texts: names of the nodes whose values the function writes into text, by number.
@@ -61,6 +62,7 @@ class RowOutputs:
     """
 
     values: tuple[str | None, ...]
+    dims: tuple[int, ...]
     nesting: pytree.TreeSpec
     home: str
     texts: tuple[str, ...]
@@ -108,13 +110,32 @@ def step_outputs(program: Any, printed: Printed) -> StepOutputs:
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
 
 
-def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
+@frozen
+class ResultRows:
+    """What is known of the results of a function that is only run forward.
+
+    Args:
+        samples: how many samples a microbatch has.
+        dims: of every tensor in order those dimensions that have a row for each of them; None if dimension 0 of all.
+    """
+
+    samples: int
+    dims: tuple[tuple[int, ...], ...] | None = None
+
+    def of(self, number: int, value: Tensor) -> int | None:
+        """The dimension of a result's rows; None where there is none, or more than one."""
+        dims = (0,) if self.dims is None else self.dims[number] if number < len(self.dims) else ()
+        right = len(dims) == 1 and dims[0] < value.ndim and value.shape[dims[0]] == self.samples
+        return dims[0] if right else None
+
+
+def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
     """Find the results of a function that is only run forward.
 
     Args:
         program: the exported program; its graph is changed in place.
         printed: what the function prints and logs.
-        rows: how many samples it was exported for.
+        rows: what its results have.
 
     Raises:
         RequestError: it returns something that has not a row for each sample, or no tensor at all.
@@ -124,13 +145,19 @@ def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
     nodes = {node.name: node for node in program.graph.nodes}
     end = program.graph.output_node()
     values: list[str | None] = []
+    dims: list[int] = []
+    tensors = 0
     for leaf in leaves:
         node = nodes.get(leaf) if isinstance(leaf, str) else None
         value = None if node is None else node.meta["val"]
-        if leaf is not None and not (isinstance(value, Tensor) and value.ndim and value.shape[0] == rows):
+        dim = rows.of(tensors, value) if isinstance(value, Tensor) else None
+        tensors += isinstance(value, Tensor)
+        dims.append(dim or 0)
+        if leaf is not None and dim is None:
             raise RequestError(
-                f"the function returns {_described(leaf, value)} for {rows} samples: what is joined over microbatches "
-                "has a row for each sample along dimension 0; return tensors of a batch, and reduce what comes back"
+                f"the function returns {_described(leaf, value)} for {rows.samples} samples: what is joined over "
+                "microbatches has a row for each sample along one dimension; return tensors of a batch, and reduce "
+                "what comes back"
             )
         if node is not None and node.op == "placeholder":  # a result is something that is computed
             with program.graph.inserting_before(end):
@@ -143,7 +170,7 @@ def row_outputs(program: Any, printed: Printed, rows: int) -> RowOutputs:
     if not named:
         raise RequestError("the function returns no tensor: return what is to be joined, such as model(batch['x'])")
     home = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
-    return RowOutputs(tuple(values), nesting, home, tuple(texts), printed)
+    return RowOutputs(tuple(values), tuple(dims), nesting, home, tuple(texts), printed)
 
 
 def _returned(program: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ Forward and backward programs are derived from a stage's part of it on the machi
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,19 +14,23 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from .breaks import Breaks, StepFunction
 from .captured import CapturedStep, captured_step
+from .containers import BatchNesting, flatten_batch
 from .dynamo import nothing_passed_over, refuse_transforms
+from .fakes import fake_of, fake_state
 from .functions import own_functions
 from .leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from .modes import modes_as_calls
 from .module_regions import CapturedOtherwise
+from .outputs import ResultRows
 from .plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from .quiet import quiet_torch
 from .side_effects import outside_kept
 from .sparse_tensors import refuse_sparse_tensors
 from .user_lines import first_line, lines_recorded, reason_of, user_line
@@ -36,34 +40,35 @@ from .values import Refused, depends_on_value, first_of
 class _PlainStep(nn.Module):
     """The step as a module and nothing more: what Dynamo can look through."""
 
-    def __init__(self, model: nn.Module, breaks: Breaks) -> None:
+    def __init__(self, model: nn.Module, breaks: Breaks, nesting: BatchNesting) -> None:
         super().__init__()
         self.model = model
         self._step = breaks.step
+        self._restored = nesting.restored if nesting.node is not None else None
 
     def forward(self, batch: Any) -> Any:
-        return self._step(self.model, batch), []
+        return self._step(self.model, batch if self._restored is None else self._restored(batch)), []
 
 
 class _WholeStep(nn.Module):
     """The step as a module, so that it can be exported; the user's model keeps its names under ``model``."""
 
-    def __init__(self, model: nn.Module, breaks: Breaks) -> None:
+    def __init__(self, model: nn.Module, breaks: Breaks, nesting: BatchNesting) -> None:
         super().__init__()
         self.model = model
-        self._breaks = breaks
+        self._breaks, self._nesting = breaks, nesting
 
     def forward(self, batch: Any) -> Any:
         with (
             attributes_kept(self.model, self._breaks.step, self._breaks.reached),
             assigned_buffers_written(self.model, self._breaks.assigned),
         ):
-            return self._breaks.run(self.model, batch)
+            return self._breaks.run(self.model, self._nesting.restored(batch))
 
 
 def capture_step(
     model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu", gradients: bool = True,
-    rows: int | None = None,
+    rows: ResultRows | None = None,
 ) -> CapturedStep:  # fmt: skip
     """Capture one training step, or a function that is only run forward.
 
@@ -73,21 +78,23 @@ def capture_step(
         batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
         device: where the step will run; the kernels of that device are what is captured.
         gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
-        rows: how many samples the microbatch has, where the function returns, instead of a loss, any nesting of tensors
-            with a row for each of them.
+        rows: what the results have, where the function returns, instead of a loss, any nesting of tensors with a row
+            for each sample.
 
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss, or
             no rows.
     """
-    _check_loss(step, batch)
-    refuse_sparse_tensors(model, batch)
+    leaves, nesting = flatten_batch(batch)
+    _check_loss(step, leaves)
+    refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
         _warn_of_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
-    with nullcontext() if gradients else _without_gradients(), outside_kept(breaks.reached, own):
+    modes = nullcontext() if gradients else _without_gradients()
+    with quiet_torch(), modes, outside_kept(breaks.reached, own):
         return _captured(breaks, export)
 
 
@@ -171,12 +178,18 @@ def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> 
 
 
 def _exported(
-    model: nn.Module, breaks: Breaks, device: torch.device, gradients: bool, rows: int | None, strict: bool = False
+    model: nn.Module,
+    breaks: Breaks,
+    device: torch.device,
+    gradients: bool,
+    rows: ResultRows | None,
+    strict: bool = False,
 ) -> CapturedStep:
-    whole = _PlainStep(model, breaks) if strict else _WholeStep(model, breaks)
+    given, nesting = flatten_batch(breaks.batch)
+    whole = _PlainStep(model, breaks, nesting) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    names, state = _fake_state(whole, fake_mode, device, gradients)
-    fake_batch = pytree.tree_map_only(Tensor, lambda t: _fake(t.detach(), fake_mode, device), breaks.batch)
+    names, state = fake_state(whole, fake_mode, device, gradients)
+    fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))
     functions = nothing_passed_over() if strict else own_functions()
     with (
         _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
@@ -187,8 +200,7 @@ def _exported(
         program = torch.export.export(whole, (fake_batch,), strict=strict)
     if strict:
         refuse_transforms(program.graph)
-    leaves = len(pytree.tree_leaves(fake_batch))
-    return captured_step(program, names, leaves, type(model).__name__, breaks, gradients=gradients, rows=rows)
+    return captured_step(program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows)
 
 
 @contextmanager
@@ -198,39 +210,8 @@ def _exporting_hidden() -> Iterator[None]:
         yield
 
 
-def _check_loss(step: StepFunction, batch: Any) -> None:
-    if not pytree.tree_leaves(batch):
+def _check_loss(step: StepFunction, leaves: Sequence[Any]) -> None:
+    if not leaves:
         raise RequestError("the batch holds nothing: give the step a batch with at least one tensor")
     if not callable(step):
         raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")
-
-
-def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
-    with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)  # type: ignore[return-value]
-
-
-def _fake_state(
-    whole: nn.Module, mode: FakeTensorMode, device: torch.device, gradients: bool
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Fake parameters and buffers under every name they have, and the canonical name behind each of these names.
-
-    The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``.
-    """
-    canonical: dict[str, str] = {}
-    fakes: dict[str, Tensor] = {}
-    first: dict[int, str] = {}
-    for source in (whole.named_parameters, whole.named_buffers):
-        for name, tensor in source(remove_duplicate=False):
-            origin = first.setdefault(id(tensor), name)
-            canonical[name] = origin.removeprefix("model.")
-            if origin == name:
-                fake: Tensor = _fake(tensor.detach(), mode, device)
-                fakes[name] = (
-                    nn.Parameter(fake, requires_grad=gradients and tensor.requires_grad)
-                    if isinstance(tensor, nn.Parameter)
-                    else fake
-                )
-            else:
-                fakes[name] = fakes[origin]
-    return canonical, fakes

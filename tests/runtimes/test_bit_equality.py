@@ -53,7 +53,7 @@ def unsplit(name: str, rows: int, microbatches: int) -> tuple[float, dict[str, d
     run = StageRun(0, programs, {}, state, operators.step.constants, operators.step.outputs.loss)
     losses, shares = [], []
     with torch.no_grad():
-        for m, piece in enumerate(split_batch(case.batch(rows, F32), microbatches)[0]):
+        for m, piece in enumerate(split_batch(case.batch(rows, F32), microbatches)):
             key, seed = random_key(3, 0, m), torch.tensor(piece.weight)
             _, results = run.forward(m, [], piece.leaves, key)
             run.backward(m, {}, seed, piece.leaves, key)

@@ -13,7 +13,6 @@ from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from ..support.cuts import captured, even_plan
 from ..support.held import measured, predicted, simulated
@@ -93,8 +92,8 @@ def with_recompute(plan, recompute):
 
 
 def even(model, step, batch, microbatches):
-    pieces, spec = split_batch(batch, microbatches)
-    operators = operators_of(capture_step(model, step, pytree.tree_unflatten(list(pieces[0].leaves), spec)))
+    pieces = split_batch(batch, microbatches)
+    operators = operators_of(capture_step(model, step, pieces[0].batch))
     return even_plan(operators, 2, microbatches)
 
 

@@ -198,7 +198,7 @@ def storages(pipe: Pipeline) -> list[int]:
 def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
     case = CASES[GPT]
     operators = captured(case, F32, 8, 4)
-    shape = split_batch(case.batch(8, F32), 4)[0][0].shape
+    shape = split_batch(case.batch(8, F32), 4)[0].shape
     plan = even_plan(operators, 2, 4)
     pipe = Pipeline(empty(), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW, seed=7)
     assert sum(storages(pipe)) == 0
@@ -214,7 +214,7 @@ def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
 
 def test_operators_are_measured_with_no_more_parameters_than_one_reads(monkeypatch):
     case, model = CASES[GPT], empty()
-    piece = split_batch(case.batch(8, F32), 4)[0][0]
+    piece = split_batch(case.batch(8, F32), 4)[0]
     operators = operators_of(capture_step(model, case.step, {n: v[:2] for n, v in case.batch(8, F32).items()}))
     alive, most = weakref.WeakSet(), 0
     make = operator_profile.stand_in_for

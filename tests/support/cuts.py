@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
+from panpipe.core.capture.find_batch_dims import find_batch_dims
 from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.step import capture_step
 from panpipe.core.plan import MemoryPolicy, Plan
@@ -22,9 +23,9 @@ from .models import Case
 
 def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
     """The case's step for the largest of its microbatches."""
-    pieces, spec = split_batch(batch_on(case, rows, dtype, device), microbatches)
-    batch = pytree.tree_unflatten(list(pieces[0].leaves), spec)
-    return operators_of(capture_step(case.model(dtype).to(device), case.step, batch, device=device))
+    model, batch = case.model(dtype).to(device), batch_on(case, rows, dtype, device)
+    piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
+    return operators_of(capture_step(model, case.step, piece.batch, device=device))
 
 
 captured_once = functools.cache(captured)

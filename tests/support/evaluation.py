@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from panpipe.core.capture.find_batch_dims import find_batch_dims
 from panpipe.core.capture.randomness import KeyedRandom, random_key
 from panpipe.runtimes.losses import mean_loss
 from panpipe.runtimes.microbatches import split_batch
@@ -15,11 +16,11 @@ def microbatch_results(
     model: nn.Module, function: Any, batch: Any, microbatches: int, seed: int = 3, index: int = -1, first: int = 0
 ) -> list[tuple[Any, int]]:
     """What a function returns for one microbatch after another, and how many samples each has."""
-    pieces, spec = split_batch(batch, microbatches, fewer=True)
+    pieces = split_batch(batch, microbatches, find_batch_dims(model, function, batch), fewer=True)
     found = []
     for m, piece in enumerate(pieces):
         with torch.no_grad(), KeyedRandom(random_key(seed, index, first + m)):
-            found.append((function(model, pytree.tree_unflatten(list(piece.leaves), spec)), piece.samples))
+            found.append((function(model, piece.batch), piece.samples))
     return found
 
 

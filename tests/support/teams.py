@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from panpipe.core.capture.find_batch_dims import find_batch_dims
 from panpipe.core.derive import synchronised
 from panpipe.core.plan import Plan
 from panpipe.runtimes.microbatches import split_batch
@@ -47,8 +48,9 @@ def pipeline_on(
         plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
     if training is not None and training.needs_all_stages:
         plan = synchronised(plan)
-    shape = split_batch(batch_on(case, rows, dtype, device), microbatches)[0][0].shape
     model = model or case.model(dtype).to(device)
+    batch = batch_on(case, rows, dtype, device)
+    shape = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0].shape
     pipe = Pipeline(
         model, case.step, team, plan, operators, shape, optimizer, seed=SEED, training=training, **options
     )  # fmt: skip

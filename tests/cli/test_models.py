@@ -1,0 +1,47 @@
+"""Models from factories, with the options that a factory may add."""
+
+from typing import Any
+
+import pytest
+import torch
+from panpipe.cli.models import load_model, planned_model
+from panpipe.core.errors import RequestError
+
+MODULE = """
+import torch
+
+def step(model, batch):
+    return model(batch["x"]).mean()
+
+def make():
+    return torch.nn.Linear(4, 4), step, {"x": torch.zeros(3, 8, 4)}
+
+def sequence_first():
+    return *make(), {"batch_dims": {"x": 1}}
+
+def unknown():
+    return *make(), {"rows": 1}
+
+def number():
+    return *make(), 1
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "made_with_options.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return "made_with_options"
+
+
+def test_factory_may_add_batch_dims(module: str) -> None:
+    assert load_model(f"{module}:make")[3] == {}
+    planned = planned_model(f"{module}:sequence_first", 4)
+    assert planned.samples == 8
+    assert planned.leaves[0].shape == torch.Size([3, 2, 4])
+
+
+@pytest.mark.parametrize(("name", "option"), [("unknown", "'rows'"), ("number", "1")])
+def test_unknown_options_of_a_factory_are_refused(module: str, name: str, option: str) -> None:
+    with pytest.raises(RequestError, match=f"returned the option {option}: .* a dict with batch_dims"):
+        load_model(f"{module}:{name}")

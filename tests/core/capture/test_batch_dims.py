@@ -1,0 +1,342 @@
+"""Where the samples of a batch are: found by tracing with another number of them, or given, or asked for."""
+
+import dataclasses
+from collections import UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from panpipe.core.capture.batch_dims import read_batch_dims
+from panpipe.core.capture.containers import flatten_batch
+from panpipe.core.capture.find_batch_dims import find_batch_dims
+from panpipe.core.errors import RequestError
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import default_collate
+
+N, S, D = 8, 6, 8
+LABELS = torch.zeros(N, dtype=torch.long)
+
+
+class Encoder(nn.Module):
+    """Attention over a sequence, and a linear layer."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=batch_first)
+        self.head = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(self.attention(x, x, x, attn_mask=mask)[0])
+
+
+class Recurrent(nn.Module):
+    """The last state of a sequence-first LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0][-1]
+
+
+def classify(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def label_tokens(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"], batch.get("mask")).flatten(0, 1), batch["y"].flatten())
+
+
+def weigh_classes(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"], weight=batch["weights"])
+
+
+def look_up(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch["table"][batch["ids"]]), batch["y"])
+
+
+def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["a"]) @ model(batch["b"]).T, torch.arange(len(batch["a"])))
+
+
+def mix_up(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"]
+    return F.cross_entropy(model(0.5 * x + 0.5 * x[torch.randperm(len(x))]), batch["y"])
+
+
+def stop_at_nan(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss = classify(model, batch)
+    if torch.isnan(loss).any():
+        raise ValueError("the loss is not a number")
+    return loss
+
+
+def select(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"])[batch["m"]], batch["y"][batch["m"]])
+
+
+def collate(model: nn.Module, batch: Any) -> torch.Tensor:
+    x, y = default_collate(batch)
+    return F.cross_entropy(model(x), y)
+
+
+def pad(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = nn.utils.rnn.pad_sequence([sample["x"] for sample in batch], batch_first=True)
+    return F.cross_entropy(model(x).mean(1), torch.stack([sample["y"] for sample in batch]))
+
+
+def penalize_separately(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch["real"]).mean() - model(batch["noise"]).mean()
+
+
+def square() -> torch.Tensor:
+    return torch.randn(N, N, D)
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+FOUND = {
+    "all rows": (nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
+    "mask first, as many rows": (
+        Encoder(True), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
+        {"mask": None, "x": 0, "y": 0},
+    ),
+    "mask first, sequence first": (
+        Encoder(False), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
+        {"mask": None, "x": 1, "y": 1},
+    ),
+    "sequence as long as the batch": (
+        Encoder(True), label_tokens, {"x": square(), "y": tokens(N, N)}, {"x": 0, "y": 0},
+    ),
+    "sequence first": (
+        Encoder(False), label_tokens, {"x": torch.randn(S, N, D), "y": tokens(S, N)}, {"x": 1, "y": 1},
+    ),
+    "sequence first, as long as the batch": (
+        Encoder(False), label_tokens, {"x": square(), "y": tokens(N, N)}, {"x": 1, "y": 1},
+    ),
+    "recurrent": (Recurrent(), classify, {"x": torch.randn(S, N, D), "y": LABELS}, {"x": 1, "y": 0}),
+    "recurrent, as long as the batch": (Recurrent(), classify, {"x": square(), "y": LABELS}, {"x": 1, "y": 0}),
+    "class weights": (
+        nn.Linear(D, N), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(N)},
+        {"x": 0, "y": 0, "weights": None},
+    ),
+    "class weights first": (
+        nn.Linear(D, N), weigh_classes, {"weights": torch.ones(N), "x": torch.randn(N, D), "y": LABELS},
+        {"weights": None, "x": 0, "y": 0},
+    ),
+    "table of as many rows": (
+        nn.Linear(D, D), look_up, {"table": torch.randn(N, D), "ids": LABELS, "y": torch.randn(N, D)},
+        {"table": None, "ids": 0, "y": 0},
+    ),
+    "contrastive": (nn.Linear(D, D), contrast, {"a": torch.randn(N, D), "b": torch.randn(N, D)}, {"a": 0, "b": 0}),
+    "mixed samples": (nn.Linear(D, D), mix_up, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
+    "branch on a value": (nn.Linear(D, D), stop_at_nan, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
+    "selection of unknown size": (
+        nn.Linear(D, D), select, {"x": square(), "y": tokens(N, N), "m": torch.ones(N, N, dtype=torch.bool)},
+        {"x": 0, "y": 0, "m": 0},
+    ),
+    "images as high as the batch is large": (
+        nn.Conv2d(N, 4, 3, padding=1), classify, {"x": torch.randn(N, N, N, N), "y": tokens(N, N, N)}, {"x": 0, "y": 0},
+    ),
+    "batch statistics": (
+        nn.Sequential(nn.Conv1d(N, N, 3, padding=1), nn.BatchNorm1d(N)),
+        lambda model, batch: F.mse_loss(model(batch["x"]), batch["y"]),
+        {"x": torch.randn(N, N, N), "y": torch.randn(N, N, N)}, {"x": 0, "y": 0},
+    ),
+    "two terms": (
+        nn.Linear(D, D), penalize_separately, {"real": torch.randn(N, D), "noise": torch.randn(N, D)},
+        {"real": 0, "noise": 0},
+    ),
+    "not read": (
+        nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS, "id": LABELS, "names": "abc", "none": None},
+        {"x": 0, "y": 0, "id": 0, "names": None, "none": None},
+    ),
+    "broadcast": (
+        nn.Linear(D, D), lambda model, batch: (model(batch["x"]) * batch["w"]).mean(),
+        {"x": torch.randn(N, D), "w": torch.ones(1, D)}, {"x": 0, "w": None},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_samples_are_found_by_tracing(case: str) -> None:
+    model, step, batch, wanted = FOUND[case]
+    found = find_batch_dims(model, step, batch)
+    assert found.by_name == {f"batch['{key}']": dim for key, dim in wanted.items()}
+    assert not found.lists
+
+
+LISTS = {
+    "dicts": (
+        nn.Linear(D, D), pad, [{"x": torch.randn(S, D), "y": torch.tensor(1)} for _ in range(N)], {"batch"},
+    ),
+    "ragged": (
+        nn.Linear(D, D), pad, [{"x": torch.randn(2 + i, D), "y": torch.tensor(1)} for i in range(N)], {"batch"},
+    ),
+    "pairs": (nn.Linear(D, D), collate, [(torch.randn(D), 1) for _ in range(N)], {"batch"}),
+    "nested": (
+        nn.Linear(D, D), lambda model, batch: collate(model, batch["samples"]),
+        {"samples": [(torch.randn(D), 1) for _ in range(N)]}, {"batch['samples']"},
+    ),
+    "what a loader gives": (
+        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        [torch.randn(N, D), LABELS], set(),
+    ),
+    "two tensors alike": (
+        nn.Linear(D, D), lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        [torch.randn(N, D), torch.randn(N, D)], set(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_of_samples_are_found(case: str) -> None:
+    model, step, batch, wanted = LISTS[case]
+    found = find_batch_dims(model, step, batch)
+    assert found.lists == wanted
+    assert all(dim == 0 for dim in found.by_name.values())
+
+
+class Bags(nn.Module):
+    """Sums of embeddings, each of the tokens between two offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(10, D)
+
+    def forward(self, words: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.bags(words, offsets)
+
+
+def convolve_graph(model: nn.Module, batch: Any) -> torch.Tensor:
+    sums = torch.zeros_like(batch["x"]).index_add(0, batch["edges"][1], model(batch["x"])[batch["edges"][0]])
+    return F.mse_loss(sums, batch["y"])
+
+
+REFUSED = {
+    "offsets": (
+        Bags(), lambda model, batch: F.cross_entropy(model(batch["t"], batch["o"]), batch["y"]),
+        {"t": tokens(20), "o": torch.arange(N), "y": LABELS}, "embedding_bag reads rows of the batch",
+    ),
+    "graph": (
+        nn.Linear(D, D), convolve_graph,
+        {"x": torch.randn(N, D), "edges": tokens(2, 20), "y": torch.randn(N, D)}, "index reads rows of the batch",
+    ),
+    "a number of samples in the code": (
+        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch["x"].view(N, D)), batch["y"]),
+        {"x": torch.randn(N, D), "y": LABELS}, "of another size than 8",
+    ),
+    "lengths that are read": (
+        Recurrent(),
+        lambda model, batch: model.lstm(nn.utils.rnn.pack_padded_sequence(batch["x"], batch["n"]))[1][0].mean(),
+        {"x": square(), "n": torch.full((N,), 3)}, "cannot be traced",
+    ),
+    "no rows": (nn.Linear(D, D), lambda model, batch: model(batch["x"]).mean(), {"x": torch.tensor(1.0)}, "no tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_doubt_is_refused_and_names_what_cannot_be_cut(case: str) -> None:
+    model, step, batch, reason = REFUSED[case]
+    with pytest.raises(RequestError, match=reason) as refused:
+        find_batch_dims(model, step, batch, microbatches=3)
+    assert "\n" not in str(refused.value)
+    assert case == "no rows" or "batch_dims=" in str(refused.value)
+
+
+def test_a_batch_that_is_not_cut_leaves_no_doubt() -> None:
+    model, step, batch, _ = REFUSED["graph"]
+    assert find_batch_dims(model, step, batch, microbatches=1).by_name["batch['x']"] == 0
+
+
+BATCH = {"x": torch.randn(S, N, D), "y": torch.zeros(N), "deep": {"z": torch.zeros(N, S)}, "list": [LABELS, LABELS]}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (0, {"x": 0, "y": 0, "deep']['z": 0}),
+        ({"x": 1, "y": None, "deep": -2}, {"x": 1, "y": None, "deep']['z": 0}),
+        ({"deep": {"z": -1}}, {"deep']['z": 1}),
+        ({"x": "auto", "y": 0}, {"y": 0}),
+        ("auto", {}),
+    ],
+)
+def test_dimensions_are_given_as_a_prefix(given: Any, wanted: dict[str, Any]) -> None:
+    found = read_batch_dims(given, BATCH).by_name
+    assert {name: dim for name, dim in found.items() if "list" not in name} == {
+        f"batch['{key}']": dim for key, dim in wanted.items()
+    }
+
+
+def test_what_is_not_given_is_found() -> None:
+    model, step, batch, _ = FOUND["recurrent"]
+    assert find_batch_dims(model, step, batch, given={"x": 1}).by_name == {"batch['x']": 1, "batch['y']": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"x": 3}, r"3 for batch\['x'\], which is a tensor of shape 6×8×8: give a dimension from -3 to 2"),
+        ({"other": 0}, r"batch_dims has batch\['other'\], and batch holds batch\['x'\], batch\['y'\]"),
+        ([0, 0], r"batch_dims has batch\[0\]"),
+        ({"list": [0]}, r"1 entries for batch\['list'\]"),
+        ({"x": {"a": 0}}, r"which is a tensor of shape 6×8×8: give a dimension or None"),
+        ({"x": "samples"}, "for a list with an element for each sample"),
+        ("rows", "give a dimension, None, or 'samples'"),
+        (1.5, "give a dimension, None"),
+        (True, "give a dimension, None"),
+    ],
+)
+def test_dimensions_that_do_not_fit_are_refused(given: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason) as refused:
+        read_batch_dims(given, BATCH)
+    assert "\n" not in str(refused.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any = None
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Own(dict):
+    """A dict of the user's, with an attribute."""
+
+    note = "kept"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Frozen(1.0, {"z": 2}), Pair(1.0, [2]), UserDict(x=1.0, y=(2, 3)), Own(x=1.0, y=Frozen(2, UserDict(a=1))),
+        [Frozen(1, 2), Frozen(3, 4)], {"a": Frozen(Frozen(1), [UserDict(b=2)])}, {}, None,
+    ],
+)  # fmt: skip
+def test_containers_are_put_together_again(batch: Any) -> None:
+    leaves, nesting = flatten_batch(batch)
+    again = nesting.batch(leaves)
+    assert type(again) is type(batch)
+    assert again == batch
+    assert flatten_batch(again)[1] == nesting
+    assert hash(flatten_batch(again)[1]) == hash(nesting)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "reason"),
+    [
+        (torch.zeros(2).numpy(), r"batch\['x'\] is a numpy ndarray.*torch.as_tensor"),
+        (object(), r"batch\['x'\] is a builtins.object.*register_pytree_node"),
+        ({1, 2}, r"batch\['x'\] is a builtins.set"),
+    ],
+)
+def test_unknown_classes_are_refused_by_name(leaf: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        flatten_batch({"x": leaf})
