@@ -160,7 +160,7 @@ class _Search:
     # Axes
 
     def _axes(self) -> list[Axis]:
-        """All that sizes allow, the likely ones first: those of more tensors, then those along dimension 0."""
+        """All that sizes allow, the likely ones first: those along dimension 0, then those of more tensors."""
         known = {n: d for n, d in self._known.by_name.items() if d is not None and n in self._tensors}
         free = {n: t for n, t in self._tensors.items() if not self._known.knows(n)}
         sizes = {t.shape[known[n]] for n, t in self._tensors.items() if n in known}
@@ -176,7 +176,7 @@ class _Search:
                         axis = self._axis(rows, place, pure, inside, known, free)
                         if axis.covered:
                             found.setdefault(axis)
-        return sorted(found, key=lambda axis: (-axis.covered, not axis.leading, bool(axis.lists)))
+        return sorted(found, key=lambda axis: (not axis.leading, -axis.covered, bool(axis.lists)))
 
     def _axis(
         self, rows: int, place: int, pure: bool, lists: frozenset[str], known: Mapping[str, int],
