@@ -112,7 +112,7 @@ class _Search:
         """The first axis that keeps samples apart, or that does without tensors which have its size by chance."""
         for axis in axes:
             if self._keeps_apart(axis):
-                return axis
+                return self._farthest(axis, axes)
             if axis.leading and self._tracer.fails(dict(axis.dims), axis.lists):
                 for other in filter(self._keeps_apart, _repaired(axis)):
                     return other
@@ -121,6 +121,13 @@ class _Search:
                 for other in filter(self._keeps_apart, _repaired(axis)):
                     return other
         return None
+
+    def _farthest(self, found: Axis, axes: Sequence[Axis]) -> Axis:
+        """Of tensors with other numbers of rows, which the step also keeps apart, those that the model computes with:
+        a term of the loss that is of all samples, such as a penalty, reaches few operators."""
+        others = (axis for axis in axes if found.leading and axis.leading and axis.rows != found.rows)
+        known = self._tracer.trace
+        return max([found, *filter(self._keeps_apart, others)], key=lambda a: known(dict(a.dims), a.lists).reach)
 
     def _running(self, axes: Sequence[Axis]) -> list[Axis]:
         """Axes that the step runs with: as they are, or without some tensors, or with groups of samples."""

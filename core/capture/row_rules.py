@@ -87,6 +87,7 @@ class RowWatch(TorchDispatchMode):
     Attributes:
         findings: operators that do not keep samples apart, each kind of each operator once.
         asked: whether the step asked for a value.
+        reach: how many operators were given samples.
         read: identities of tensors that operators were given.
     """
 
@@ -94,6 +95,7 @@ class RowWatch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._prime, self._rows, self._truth, self._stops = prime, rows, truth, stops
         self.asked = False
+        self.reach = 0
         self.findings: dict[tuple[str, str], Finding] = {}
         self.read: set[int] = set()
         self._marks: Any = WeakIdKeyDictionary()
@@ -185,6 +187,7 @@ class RowWatch(TorchDispatchMode):
         if not carrying:
             self._judge_constant(call, marks)
             return
+        self.reach += 1
         if "reduced" in marks:
             self._note(JOINT, call)
         kept = call.func.is_view or call.name in COPIES

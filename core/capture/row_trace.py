@@ -41,6 +41,7 @@ class RowTrace:
         findings: operators that do not keep samples apart.
         read: names of the leaves that it read.
         results: the dimensions of every tensor that it returned, in order, that have the number of samples.
+        reach: how many operators were given samples.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class RowTrace:
     findings: tuple[Finding, ...] = ()
     read: frozenset[str] = field(factory=frozenset)
     results: tuple[tuple[int, ...], ...] = ()
+    reach: int = 0
 
     @property
     def runs(self) -> bool:
@@ -179,7 +181,7 @@ class RowTracer:
         read = frozenset(name for name, fake in zip(names, fakes, strict=True) if id(fake) in watch.read)
         shapes = [tuple(r.shape) for r in results if isinstance(r, Tensor)]
         where = tuple(tuple(d for d, size in enumerate(shape) if size == rows) for shape in shapes)
-        return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where)
+        return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where, watch.reach)
 
     @contextlib.contextmanager
     def _apart(self) -> Any:

@@ -16,7 +16,6 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.team import ThreadTeam
 from panpipe.runtimes.weights import weights_from
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from .cuts import even_plan
 
@@ -67,17 +66,17 @@ def eager(make: Callable[[], Program]) -> tuple[list[float], dict[str, Tensor]]:
     assert optimizer is not None
     for number, batch in enumerate(batches(program.sizes)):
         program.between(number)
-        pieces, spec = split_batch(batch, MICROBATCHES, fewer=True)
+        pieces = split_batch(batch, MICROBATCHES, fewer=True)
         if program.evaluated:
             kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
             with torch.no_grad():
-                losses.append(sum(_loss(program, piece, spec).item() for piece in pieces))
+                losses.append(sum(_loss(program, piece).item() for piece in pieces))
                 for buffer, value in kept:
                     buffer.copy_(value)
         optimizer.zero_grad()
         total = 0.0
         for piece in pieces:
-            loss = _loss(program, piece, spec)
+            loss = _loss(program, piece)
             if loss.requires_grad:
                 loss.backward()
             total += loss.item()
@@ -86,8 +85,8 @@ def eager(make: Callable[[], Program]) -> tuple[list[float], dict[str, Tensor]]:
     return losses, _tensors(model)
 
 
-def _loss(program: Program, piece: Any, spec: Any) -> Tensor:
-    found: Tensor = program.step(program.model, pytree.tree_unflatten(list(piece.leaves), spec)) * piece.weight
+def _loss(program: Program, piece: Any) -> Tensor:
+    found: Tensor = program.step(program.model, piece.batch) * piece.weight
     return found
 
 
@@ -95,9 +94,8 @@ def pipelined(make: Callable[[], Program], devices: int = 2) -> tuple[list[float
     """The same of a pipeline of threads."""
     program = make()
     model, losses, given = program.model, list[float](), batches(program.sizes)
-    pieces, spec = split_batch(given[0], MICROBATCHES)
-    first = pytree.tree_unflatten(list(pieces[0].leaves), spec)
-    operators = operators_of(capture_step(model, program.step, first))
+    pieces = split_batch(given[0], MICROBATCHES)
+    operators = operators_of(capture_step(model, program.step, pieces[0].batch))
     plan = even_plan(operators, devices, MICROBATCHES)
     pipe = Pipeline(
         model, program.step, ThreadTeam(devices), plan, operators, pieces[0].shape, program.optimizer, seed=1
