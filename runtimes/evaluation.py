@@ -34,6 +34,7 @@ from ..core.trace import Trace
 from ..core.wording import module_text
 from .batch_results import BatchResults
 from .executor import StepInputs, StepRecord
+from .held_elsewhere import as_meta_tensors
 from .joined_rows import JoinedRows
 from .microbatches import Microbatch, Shape
 from .modes import ModuleModes
@@ -186,11 +187,12 @@ class Evaluator:
 
     def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._where.values())).type if self._where else "cpu"
-        rows = None
-        if asked.rows:
-            found = RowTracer(self._model, asked.function, batch, False).trace(shape.dims.by_name, shape.dims.lists)
-            rows = ResultRows(shape.samples, found.results if found.runs else None)
-        return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
+        with as_meta_tensors(self._model):
+            rows = None
+            if asked.rows:
+                found = RowTracer(self._model, asked.function, batch, False).trace(shape.dims.by_name, shape.dims.lists)
+                rows = ResultRows(shape.samples, found.results if found.runs else None)
+            return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
 
     def _check_agreed(self) -> None:
         """Refuse ranks whose modules are in different modes: each would run a part of another model."""

@@ -13,6 +13,7 @@ from ..core.capture.stand_ins import stand_in
 from ..core.plan import Plan
 from .compiled import Compiled
 from .followed import KnownTensors, TiedHere, follow_trained
+from .held_elsewhere import as_meta_tensors
 from .optimizers import OptimizerFactory
 from .ownership import equal_replicas, install, own_tensors, release_others
 from .replicas import begin_equal
@@ -71,6 +72,10 @@ class LocalStages:
         Args:
             weights: where values come from, for what is on meta; a checkpoint has them for everything.
         """
+        with as_meta_tensors(self._model):
+            self._load(weights)
+
+    def _load(self, weights: Weights) -> None:
         occupy(self._without_memory())
         weights.fill(self._own.held, self._own.vacant)
         install(self._model, self._own.vacant)
@@ -83,7 +88,7 @@ class LocalStages:
             kept = set(self._own.held)
             if 0 in self._team.local:  # of every replica
                 kept |= {name for name, _ in self._model.named_parameters()} - self._read
-            release_others(self._model, kept, self._written - kept)
+            release_others(self._model, kept, self._written - kept, self._holders())
         self._known, self.tied = KnownTensors(self._model), TiedHere(self._own.parameters)
 
     def follow_model(self) -> bool:
@@ -129,6 +134,16 @@ class LocalStages:
             state.clear_gradients()
         if not self._loaded:  # another plan's pipeline comes next
             vacate(self._without_memory())
+
+    def _holders(self) -> dict[str, str]:
+        """Who has each parameter, in words: of a tied weight the rank of its first stage."""
+        found: dict[str, str] = {}
+        for stage in self._plan.stages:
+            rank = self._team.rank(self._team.replica * self._team.size + stage.device)
+            for name in stage.parameters:
+                found.setdefault(name, f"rank {rank}")
+        first = self._team.rank(self._team.replica * self._team.size)  # it has what no stage reads
+        return dict.fromkeys((name for name, _ in self._model.named_parameters()), f"rank {first}") | found
 
     def _make_optimizers(self) -> None:
         """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""

@@ -15,6 +15,7 @@ from ..core.capture.find_batch_dims import find_batch_dims
 from ..core.capture.row_trace import with_lists
 from ..core.errors import RequestError
 from ..core.wording import first_of
+from .held_elsewhere import as_meta_tensors
 
 
 @frozen(slots=False, cache_hash=True)
@@ -135,9 +136,11 @@ class BatchCutter:
         key = function or self._step, nesting
         if key not in self._others:
             try:
-                self._others[key] = find_batch_dims(
-                    self._model, key[0], batch, given=known, microbatches=self._microbatches, gradients=function is None
-                )
+                with as_meta_tensors(self._model):
+                    self._others[key] = find_batch_dims(
+                        self._model, key[0], batch, given=known, microbatches=self._microbatches,
+                        gradients=function is None,
+                    )  # fmt: skip
             except RequestError as error:
                 mine, theirs = first_of(list(self._example.named), 8), first_of(list(nesting.names), 8)
                 found = f"the example has {mine}, and this batch {theirs}"

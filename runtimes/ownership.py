@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..backends.contract import Handle
 from ..core.capture.programs import StagePrograms
 from ..core.plan import Plan
+from .held_elsewhere import hold_elsewhere
 from .team import Team
 from .weights import places, tensor_at
 from .weights.vacant import vacant
@@ -132,23 +133,29 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             setattr(place.module, place.leaf, tensors[name])  # by attribute: recurrent layers keep a list of their own
 
 
-def release_others(model: nn.Module, kept: set[str], stale: frozenset[str]) -> None:
-    """Put what other processes own on the meta device.
+def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], holders: Mapping[str, str]) -> None:
+    """Put what other processes own on the meta device, and have it refuse whatever needs its values.
 
     Args:
         model: the user's module.
         kept: names of the parameters that stay; the others are replaced by meta ones.
         stale: buffers that another process writes, and which would go stale here.
+        holders: who has the others, by name, in words.
     """
     for name, held in places(model).items():
         tensor = tensor_at(held[0])
-        if tensor.is_meta or (name in kept if isinstance(tensor, nn.Parameter) else name not in stale):
+        if name in kept if isinstance(tensor, nn.Parameter) else name not in stale:
             continue
-        meta: Tensor = tensor.detach().to("meta")
-        if isinstance(tensor, nn.Parameter):
-            meta = nn.Parameter(meta, tensor.requires_grad)
-        for place in held:  # a tied weight stays one tensor under all its names
-            setattr(place.module, place.leaf, meta)
+        holder = holders.get(name, "another rank")
+        if not tensor.is_meta:
+            meta: Tensor = tensor.detach().to("meta")
+            if isinstance(tensor, nn.Parameter):
+                meta = nn.Parameter(meta, tensor.requires_grad)
+            for place in held:  # a tied weight stays one tensor under all its names
+                setattr(place.module, place.leaf, meta)
+            hold_elsewhere(tensor, name, holder)  # for who keeps it: its values no longer change
+            tensor = meta
+        hold_elsewhere(tensor, name, holder)
 
 
 def equal_replicas(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from ..core.capture.breaks import StepFunction
+from ..core.capture.captured import CapturedStep
 from ..core.capture.carry_over import cut_of
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
@@ -23,6 +23,7 @@ from .compiled import Programs, compile_stages
 from .compute import compute_device
 from .evaluation import Evaluated, Evaluator, Forwards
 from .executor import StepRecord
+from .held_elsewhere import as_meta_tensors
 from .local_stages import LocalStages
 from .microbatches import BatchCutter, Shape
 from .modes import ModuleModes
@@ -79,6 +80,7 @@ class Pipeline(Resumable):
     ) -> None:  # fmt: skip
         training = training or Training()
         self._closed = False
+        self._step = step
         self.plan = plan
         self.model = model
         self.steps = self.updates = 0
@@ -101,8 +103,7 @@ class Pipeline(Resumable):
         self._states = self._stages.states
 
         def variant() -> tuple[Shapes, Preparations]:
-            capture = partial(capture_step, model, step, device=kind)
-            shapes = Shapes(lambda batch, _: capture(batch), team, cut, on, max_shapes, compiler)
+            shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, max_shapes, compiler)
             return shapes, Preparations(plan, shapes, self._states, model)
 
         self._variants = Variants(model, step, variant, self._follow_model)
@@ -318,6 +319,10 @@ class Pipeline(Resumable):
     def _traced(self, done: StepResult | Evaluated) -> Trace:
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
+
+    def _captured(self, batch: Any, device: str) -> CapturedStep:
+        with as_meta_tensors(self.model):
+            return capture_step(self.model, self._step, batch, device=device)
 
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
         return self._team.everywhere(lambda device: records[device])
