@@ -16,7 +16,7 @@ from ..support.parity import EVERYWHERE, PLANS, SOME
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
-    jobs = ("parity", "lower", "ownership", "python", "shapes", "traced", "differing")
+    jobs = ("parity", "lower", "ownership", "python", "shapes", "traced", "differing", "holding")
     return results_of(jobs, tmp_path_factory.mktemp("two"), 2)
 
 
@@ -108,6 +108,15 @@ def test_ranks_that_were_given_different_things_are_all_told_so(two):
         "afterwards": "nothing",
     }.items():
         assert first[about].startswith(said), first[about]
+
+
+def test_a_parameter_of_another_rank_is_refused_by_name_between_steps(two):
+    for rank, found in enumerate(two["holding"]):
+        for use in ("average", "again"):
+            assert found[use].startswith(
+                f"'{found['name']}' is held by rank {1 - rank}, and here is its shape alone: 'add_'"
+            )
+        assert found["text"].endswith(f"held by rank {1 - rank}>")
 
 
 @pytest.mark.slow

@@ -44,4 +44,5 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters, buffers and gradients, of what is in this process."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     found = {f"{name} ": t.detach().clone() for name, t in tensors if not t.is_meta}
-    return found | {f"{n} gradient": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    held = ((name, p) for name, p in model.named_parameters() if not p.is_meta)
+    return found | {f"{name} gradient": p.grad.clone() for name, p in held if p.grad is not None}

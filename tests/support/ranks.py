@@ -114,7 +114,7 @@ def python(team):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
-    regions = pair.pipe._shapes.latest.operators.step.regions
+    regions = pair.pipe._variants.shapes.latest.operators.step.regions
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 
@@ -424,6 +424,36 @@ def differing(team):
         "values": step({**tokens(8), "y": (tokens(8)["y"] + other) % 32}),
         "afterwards": step(tokens(8)),
     }
+
+
+def _logits(model, batch):
+    return model(batch["x"])
+
+
+def holding(team):
+    """What is said of a parameter that the other rank holds; and that shapes, modes and files are as ever."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    averages = [torch.zeros(p.shape, dtype=p.dtype) for p in pipe.model.parameters()]
+    pipe.step(tokens(8))
+    elsewhere = {name: p for name, p in pipe.model.named_parameters() if p.is_meta}
+    name = next(iter(elsewhere))
+
+    def average():
+        with torch.no_grad():
+            for mine, p in zip(averages, pipe.model.parameters(), strict=True):
+                mine.mul_(0.9).add_(p, alpha=0.1)
+
+    found = {"average": refusal(average), "name": name}
+    pipe.step(tokens(6, 7))
+    pipe.model.eval()
+    pipe.evaluate(tokens(8))
+    pipe.forward(tokens(8), _logits)
+    pipe.model.train()
+    pipe.save(Path(sys.argv[2], "saved"))
+    pipe.checkpoint(Path(sys.argv[2], "checkpoint"))
+    pipe.resume(Path(sys.argv[2], "checkpoint"))
+    pipe.step(tokens(8))
+    return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
 
 
 def apart_in_shapes(team):

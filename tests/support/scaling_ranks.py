@@ -68,8 +68,8 @@ def _trained(
         found["scale"].append([scaler.get_scale(), alone.scaler.get_scale()])
         found["norm"].append([pipe.grad_norm, alone.norm])
         found["distance"].append(_distance(pipe.model, alone.model))
-    bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items() if not p.is_meta}
-    dtypes = sorted({str(t.dtype) for pair in pipe._shapes.latest.layout.values() for t in pair})
+    bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
+    dtypes = sorted({str(t.dtype) for pair in pipe._variants.shapes.latest.layout.values() for t in pair})
     return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
 
 

@@ -48,8 +48,9 @@ def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Call
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of the parameters that have one."""
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    """Of the parameters that this process holds and that have one."""
+    held = {name: p for name, p in model.named_parameters() if not p.is_meta}
+    return {name: p.grad.clone() for name, p in held.items() if p.grad is not None}
 
 
 def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
@@ -59,8 +60,8 @@ def unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> 
 
 
 def parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All of them."""
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    """Those that this process holds."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if not p.is_meta}
 
 
 def under_autocast(case: Case, dtype: torch.dtype) -> Case:
