@@ -101,12 +101,12 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
     try:
-        known = top in sys.modules or find_spec(top) is not None
+        found = top in sys.modules or find_spec(top) is not None
     except (ImportError, ValueError):
-        known = False
+        found = False
     finally:
         sys.path.remove(here)
-    if not known:
+    if not found:
         raise RequestError(f"cannot import '{module}' for '{name}': there is no module '{top}'; run where it is found")
 
 

@@ -51,10 +51,10 @@ class Shape:
             if self._beyond_rows(name, mine[name]) != self._beyond_rows(name, theirs[name]):
                 return f"{name} is {_leaf_text(theirs[name])}, and {_leaf_text(mine[name])} in the example"
         for names, others, text in ((mine, theirs, "is missing"), (theirs, mine, "is new")):
-            name = next((n for n in names if n not in others and not self.dims.in_list(n)), None)
-            if name is not None:
+            missing = next((n for n in names if n not in others and not self.dims.in_list(n)), None)
+            if missing is not None:
                 known, found = first_of(list(mine), 8), first_of(list(theirs), 8)
-                return f"{name} {text}: the example has {known}, and this batch {found}"
+                return f"{missing} {text}: the example has {known}, and this batch {found}"
         return None
 
     def _beyond_rows(self, name: str, leaf: Any) -> Any:

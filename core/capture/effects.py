@@ -35,7 +35,7 @@ def remove_tokens(graph: fx.Graph) -> None:
         with graph.inserting_before(node):
             call = graph.call_function(target, tuple(args), dict(node.kwargs))
         results = [(user.args[1], user) for user in node.users if user.target is operator.getitem]
-        values = node.meta.get("val") or ()
+        values: Any = node.meta.get("val") or ()
         call.meta = {**node.meta, "val": values[1] if len(values) == 2 else tuple(values[1:])}
         several = len(values) > 2
         for position, user in results:

@@ -80,16 +80,16 @@ def find_batch_dims(
     refuse_sparse_tensors(model, nesting.plain(leaves))
     kinds = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves)
     key = kinds, nesting, known, microbatches == 1, gradients
-    for of_model, of_step, other, dims in _recent:
+    for of_model, of_step, other, found in _recent:
         if of_model() is model and of_step() is step and other == key:
-            return dims
+            return found
     dims = _Search(RowTracer(model, step, batch, gradients), known, microbatches).found()
     with suppress(TypeError):  # a step of a class without weak references
         _recent.append((weakref.ref(model), weakref.ref(step), key, dims))
     return dims
 
 
-_recent: deque[Any] = deque(maxlen=16)
+_recent: deque[tuple[Any, Any, Any, BatchDims]] = deque(maxlen=16)
 """What was found last; a reference step asks for each batch again."""
 
 
