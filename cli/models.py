@@ -164,9 +164,9 @@ def planned_model(
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
         example = _moved(example, lambda tensor: tensor.to(device))
-    note("capturing the model over fake tensors")
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
+    note("capturing the model over fake tensors")
     captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None

@@ -8,6 +8,8 @@ import pytest
 from panpipe.cli import main
 
 MODELS = """
+    import itertools
+
     import torch
     from torch import nn
 
@@ -26,7 +28,15 @@ MODELS = """
 
         def forward(self, x):
             self.calls += 1
-            return self.linear(x) * self.calls
+            return self.linear(x) * self.calls  # COUNT
+
+    class Iterating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.factors = nn.Linear(4, 4), itertools.count(1)
+
+        def forward(self, x):
+            return self.linear(x) * next(self.factors)
 
     class Remembering(nn.Module):
         def __init__(self):
@@ -56,6 +66,7 @@ MODELS = """
     def sound(): return made()
     def halting(): return made(Halting())
     def counting(): return made(Counting())
+    def iterating(): return made(Iterating())
     def remembering(): return made(Remembering())
     def differentiating(): return made()[0], penalised, torch.randn(6, 4)
     def short(): return nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]), step, torch.randn(2, 4)
@@ -99,11 +110,17 @@ def test_it_names_what_stays_python_with_the_line(models, capsys):
 
 
 def test_a_model_that_ends_elsewhere_is_told_apart(models, capsys):
-    assert main(["doctor", f"{models}:counting", "--devices", "2"]) == 1
+    assert main(["doctor", f"{models}:iterating", "--devices", "2"]) == 1
     said = capsys.readouterr().out
     assert "DIFFERS" in said
     assert "1f1b on 2 devices differs most in " in said
     assert "does not train as one process does" in said
+
+
+def test_a_counter_that_a_forward_changes_and_reads_is_refused_with_its_line(models, capsys):
+    assert main(["doctor", f"{models}:counting", "--devices", "2"]) == 2
+    line = MODELS.splitlines().index("            return self.linear(x) * self.calls  # COUNT") + 1
+    assert f"{models}.py:{line}" in capsys.readouterr().err
 
 
 def test_it_names_operations_that_cannot_be_cut(models, capsys):

@@ -44,6 +44,19 @@ def trained(name, optimizer, scheduler=None, steps=4, freeze=(), **options):
     return parameters(pipe.model), rates
 
 
+def check_as_in_one_process(found, optimizer, *others, **options):
+    """Equal to the captured graph on one device to the last bit, and to eager PyTorch but for rounding.
+
+    Which kernel of a matrix library eager's backward calls depends on strides and on the processor: the two may differ
+    in the last bit.
+    """
+    one = trained(CONV, optimizer, *others, devices=1, **options)
+    wanted = alone(CONV, optimizer, *others, **options)
+    assert unequal(found[0], one[0]) == []
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    assert found[1] == wanted[1]
+
+
 def by_depth(named):
     """A group for each learning rate, by name; most of them are empty in most stages."""
     named = list(named)
@@ -54,10 +67,8 @@ def by_depth(named):
 
 @pytest.mark.parametrize("cut", [{}, {"devices": 3}, {"schedule_name": "v-half", "chunks": 2}])
 @pytest.mark.parametrize("optimizer", [two_groups, by_depth])
-def test_groups_by_name_are_those_of_one_process_to_the_last_bit(optimizer, cut):
-    found, wanted = trained(CONV, optimizer, **cut), alone(CONV, optimizer)
-    assert unequal(found[0], wanted[0]) == []
-    assert found[1] == wanted[1]
+def test_groups_by_name_are_those_of_one_process(optimizer, cut):
+    check_as_in_one_process(trained(CONV, optimizer, **cut), optimizer)
 
 
 def test_a_tied_weight_is_in_the_same_group_everywhere():
@@ -87,8 +98,8 @@ def test_a_tied_weight_is_in_the_same_group_everywhere():
 
 def test_frozen_parameters_are_in_no_group():
     freeze = ("stem.weight", "stem.bias", "trunk.0.weight")
-    found, wanted = trained(CONV, two_groups, freeze=freeze), alone(CONV, two_groups, freeze=freeze)
-    assert unequal(found[0], wanted[0]) == []
+    found = trained(CONV, two_groups, freeze=freeze)
+    check_as_in_one_process(found, two_groups, freeze=freeze)
     before = CASES[CONV].model(F32)
     assert all(torch.equal(found[0][name], before.get_parameter(name)) for name in freeze)
 
@@ -111,7 +122,7 @@ def test_kernels_over_several_parameters_change_nothing(kind):
     def made(named):
         return torch.optim.AdamW(named, lr=1e-2, **kind)
 
-    assert unequal(trained(CONV, made)[0], alone(CONV, made)[0]) == []
+    check_as_in_one_process(trained(CONV, made), made)
 
 
 # Schedulers
@@ -119,10 +130,9 @@ def test_kernels_over_several_parameters_change_nothing(kind):
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_a_schedule_is_stepped_once_an_update_in_every_stage(devices):
-    found, wanted = trained(CONV, two_groups, warm_up, 6, devices=devices), alone(CONV, two_groups, warm_up, 6)
-    assert found[1] == wanted[1]
-    assert len({tuple(rates) for rates in wanted[1]}) > 4
-    assert unequal(found[0], wanted[0]) == []
+    found = trained(CONV, two_groups, warm_up, 6, devices=devices)
+    assert len({tuple(rates) for rates in found[1]}) > 4
+    check_as_in_one_process(found, two_groups, warm_up, 6)
 
 
 def test_a_batch_whose_gradients_are_kept_moves_no_learning_rate():
