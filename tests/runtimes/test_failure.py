@@ -44,12 +44,12 @@ def subclasses(of: type) -> set[type]:
     return {of}.union(*map(subclasses, of.__subclasses__()))
 
 
-def test_every_error_class_of_the_package_is_a_family_and_among_the_tested_failures():
+def test_every_error_class_of_the_package_is_among_the_tested_failures_and_families_are_some_of_them():
     for module in pkgutil.walk_packages(panpipe.__path__, "panpipe."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     own = {each for each in subclasses(PanpipeError) if each.__module__.startswith("panpipe.")}
-    assert own == set(FAMILIES.values())
+    assert set(FAMILIES.values()) <= own
     assert own <= {type(make()) for make in FAILURES.values()}
 
 

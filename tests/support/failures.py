@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from attrs import evolve
+from panpipe.core.capture.module_regions import CapturedOtherwise
 from panpipe.core.cluster import fully_connected
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError, WorkerError, message_of
 from panpipe.core.planner.infeasible import NothingFits
@@ -70,6 +71,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "InfeasibleError": lambda: InfeasibleError("device 0 is full"),
     "WorkerError": lambda: WorkerError("one of ranks 1, 2 stopped answering", (1, 2)),
     "NothingFits": nothing_fits,
+    "CapturedOtherwise": lambda: CapturedOtherwise("line: a module fails with what export gives it"),
     "a plug-in's request": lambda: OwnRequest(field="x"),
     "a plug-in's worker": OwnWorker,
     "an OSError": lambda: OSError("no such sample"),
