@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .batch_agreement import BatchAgreement
 from .executor import StepRecord
 from .losses import mean_loss
 from .microbatches import Microbatch
@@ -31,11 +32,14 @@ class BatchResults:
         microbatches: the most that a replica may have.
         team: the devices.
         workers: those of this process.
+        agreement: of all ranks about this batch.
     """
 
     def __init__(
-        self, prepared: Prepared, pieces: Sequence[Microbatch], microbatches: int, team: Team, workers: Workers
-    ) -> None:
+        self, prepared: Prepared, pieces: Sequence[Microbatch], microbatches: int, team: Team, workers: Workers,
+        agreement: BatchAgreement,
+    ) -> None:  # fmt: skip
+        self._agreement = agreement
         self._prepared, self._most, self._team, self._workers = prepared, microbatches, team, workers
         self._parts = [
             [weight_of(piece, team.replicas) if part is None else part for part in row]
@@ -50,15 +54,19 @@ class BatchResults:
         backend = self._team.backend(device)
         shared = self._shared[device] = SharedResults(self._parts, backend, self._workers.queues[device])
         shared.announce(record)
+        self._agreement.announce()
         return shared
 
     def collect(self, device: int) -> None:
         """Wait for the others' parts, and for those of all replicas."""
+        self._agreement.collect()
         own = self._own[device] = self._rows[device] = self._shared[device].collect()
         replicas = self._team.replicas_of(device)
         if replicas is not None and self._prepared.columns:
             where = self._workers.queues[device].device
-            self._rows[device] = rows_of_all(own, replicas, self._most, self._prepared.columns, where)
+            columns, differ = self._prepared.columns, self._agreement.differ()
+            self._rows[device], apart = rows_of_all(own, replicas, self._most, columns, where, differ)
+            self._agreement.note_replica(apart)
 
     @property
     def own(self) -> Rows:

@@ -33,6 +33,7 @@ from .compute import compute_device
 from .devices import Names, of_rank, parse_devices, place
 from .earlier_plan import EarlierPlans
 from .heap import SMALL, keep_freed_memory
+from .initial_weights import check_same_weights
 from .launch import MeshWish, make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .microbatches import split_batch
 from .optimizers import OptimizerFactory
@@ -112,6 +113,7 @@ def build_pipeline(
             "share_devices": share_devices, "compile": compile and compile.name, **training.settings,
             "microbatches of": largest.shape, **model_in_words(model, operators),
         })  # fmt: skip
+        check_same_weights(team, model, source)
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))

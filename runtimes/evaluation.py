@@ -32,6 +32,7 @@ from ..core.errors import RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
 from ..core.wording import module_text
+from .batch_agreement import BatchAgreement
 from .batch_results import BatchResults
 from .executor import StepInputs, StepRecord
 from .held_elsewhere import as_meta_tensors
@@ -140,10 +141,11 @@ class Evaluator:
         """
         self._check_agreed()
         variants = self._variants(asked)
-        prepared, remark = variants.of(pieces)
+        agree = partial(BatchAgreement, self._team, self._workers.queues, pieces)
+        prepared, agreement, remark = variants.of(pieces, agree)
         devices = {device: queue.device for device, queue in self._workers.queues.items()}
         joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
-        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers)
+        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers, agreement)
 
         def before_end(device: int, record: StepRecord) -> None:
             results.announce(device, record)
@@ -159,6 +161,7 @@ class Evaluator:
         try:
             order = Order(Ending.KEEP, asked.trace, asked.trace)
             records, clocked = self._workers.run(prepared, inputs, order, before_end, after)
+            agreement.refuse("nothing was changed")
         except BaseException:
             variants.forget()  # the mail of forwards that broke off is no start for the next
             raise

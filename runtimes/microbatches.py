@@ -85,6 +85,11 @@ class Microbatch:
         """It, nested as the user nests batches."""
         return self.shape.nesting.batch(self.leaves)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for every leaf, such as ``batch['x']``."""
+        return _names(self.shape.nesting)
+
 
 class BatchCutter:
     """Cuts the batches of a pipeline.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from ..core.errors import PanpipeError, RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
 from ..core.wording import counted, first_of
+from .batch_agreement import BatchAgreement
 from .clocked import Clock
 from .compiled import Programs, compile_stages
 from .compute import compute_device
@@ -111,8 +113,8 @@ class Pipeline(Resumable):
         largest = shape.samples if team.replicas > 1 else 0
         census = Census.of(plan, dict(model.named_parameters()))
         workers = Workers(plan, self._states, team, where, training, census, clock)
+        self._queues = workers.queues
         self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, seed, largest)
-        self._step = step
         self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler,
                                     self._follow_model)  # fmt: skip
         self._modes = ModuleModes(model)
@@ -345,10 +347,12 @@ class Pipeline(Resumable):
             self._stages.have_values()
             self._stages.tied.follow()
         pieces = self._cutter.cut(batch)
-        prepared, remark = self._variants.of(pieces)
+        prepared, agreement, remark = self._variants.of(
+            pieces, partial(BatchAgreement, self._team, self._queues, pieces)
+        )
         if remark is not None and self.steps and self._team.first:
             warnings.warn(remark, stacklevel=3)
-        done = self._runner.run(prepared, pieces, self.steps, trace, watch, ending)
+        done = self._runner.run(prepared, pieces, agreement, self.steps, trace, watch, ending)
         self._stages.tied.note()
         self.steps += 1
         if ending is Ending.STEP:

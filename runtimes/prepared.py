@@ -29,6 +29,7 @@ from ..core.plan import Plan
 from ..core.room import room_for
 from ..core.validate import validate
 from ..core.validation.progress import Room
+from .batch_agreement import BatchAgreement
 from .compiled import Compiled
 from .executor import Bound
 from .microbatches import Microbatch, Shape
@@ -126,6 +127,11 @@ class Prepared:
 Key = tuple[Shape, ...]
 """The shapes of all microbatches."""
 
+
+def _key(pieces: Sequence[Microbatch]) -> Key:
+    return tuple(piece.shape for piece in pieces)
+
+
 _STEPS = 16
 """Prepared steps kept: by shapes, and by where in the batch larger microbatches end."""
 
@@ -146,15 +152,23 @@ class Preparations:
         self._orders: Recent[tuple[Messages, ...], Orders] = Recent(_STEPS)
         self._kept: Recent[Key, Prepared] = Recent(_STEPS)
 
-    def of(self, pieces: Sequence[Microbatch]) -> tuple[Prepared, str | None]:
+    def known(self, pieces: Sequence[Microbatch]) -> bool:
+        """Whether what a step of these microbatches needs is kept."""
+        return _key(pieces) in self._kept
+
+    def of(self, pieces: Sequence[Microbatch], agreement: BatchAgreement) -> tuple[Prepared, str | None]:
         """What a step of these microbatches needs, and a line for the user where a shape is new.
+
+        Args:
+            pieces: the microbatches.
+            agreement: of all ranks about this batch.
 
         Raises:
             RequestError: the plan cannot run them, or another rank was given another batch.
         """
-        key = tuple(piece.shape for piece in pieces)
+        key = _key(pieces)
         if key not in self._kept:
-            self._shapes.refuse_other_batches(pieces)
+            agreement.refuse_before()
         compiled, remark = self._shapes.ready(pieces)
         self._let_go()
         prepared = self._kept.use(key)

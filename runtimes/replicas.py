@@ -18,8 +18,8 @@ Rows = list[list[float]]
 
 
 def rows_of_all(
-    rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device
-) -> Rows:  # fmt: skip
+    rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
+) -> tuple[Rows, int | None]:  # fmt: skip
     """The rows of all replicas, in their order: an all-reduce of a table in which each fills in its own.
 
     Args:
@@ -28,12 +28,20 @@ def rows_of_all(
         microbatches: the most that a replica may have.
         columns: loss, weight and metrics; what stands behind them stays here.
         where: the device's tensors are there.
+        marked: whether this replica has something to say to all: that its ranks have different batches.
+
+    Returns:
+        The rows, and the first replica that is marked, if any.
     """
     table = torch.zeros(replicas.devices, microbatches, 1 + columns, dtype=torch.float64)
-    table[replicas.device, : len(rows)] = torch.tensor([[1.0, *row[:columns]] for row in rows], dtype=torch.float64)
+    there = 1.0 + marked
+    own = torch.tensor([[there, *row[:columns]] for row in rows], dtype=torch.float64)
+    table[replicas.device, : len(rows)] = own
     table = table.to(where)
     replicas.all_reduce(table).wait()
-    return [values for there, *values in table.flatten(0, 1).tolist() if there]
+    found = table.tolist()
+    first = next((number for number, of_one in enumerate(found) if of_one[0][0] > 1), None)
+    return [values for of_one in found for there, *values in of_one if there], first
 
 
 def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:

@@ -18,7 +18,6 @@ from ..core.capture.carry_over import Cut, carry_over
 from ..core.capture.operators import operators_of
 from ..core.capture.outputs import parts_in_words
 from ..core.errors import RequestError, in_a_line
-from .agreement import check_same_batch
 from .compiled import Compiled, compile_any
 from .microbatches import Microbatch, Shape
 from .recent import Recent
@@ -71,14 +70,6 @@ class Shapes:
         """What is compiled for the shape that was used last."""
         assert self._latest is not None
         return self._latest
-
-    def refuse_other_batches(self, pieces: Sequence[Microbatch]) -> None:
-        """Refuse ranks that were given different batches; all of a replica call this at once.
-
-        Raises:
-            RequestError: as of `check_same_batch`.
-        """
-        check_same_batch(self._team, pieces)
 
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._kept

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.plan import Plan
 from ..core.trace import Trace
+from .batch_agreement import BatchAgreement
 from .batch_results import BatchResults, weight_of
 from .executor import StepInputs, StepRecord
 from .microbatches import Microbatch
@@ -96,32 +97,38 @@ class StepRunner:
         self._gathered = None
 
     def run(
-        self, prepared: Prepared, pieces: list[Microbatch], index: int, trace: bool, watch: bool, ending: Ending
+        self, prepared: Prepared, pieces: list[Microbatch], agreement: BatchAgreement, index: int, trace: bool,
+        watch: bool, ending: Ending,
     ) -> StepResult:  # fmt: skip
         """Run one step.
 
         Args:
             prepared: for these microbatches.
             pieces: the microbatches.
+            agreement: of all ranks about this batch.
             index: number of the step, for random numbers.
             trace: record every action.
             watch: record the saved tensors.
             ending: what is done with the gradients.
+
+        Raises:
+            RequestError: ranks were given different batches.
         """
         samples = sum(piece.shape.samples for piece in pieces)
         before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
         inputs = self._inputs(prepared, pieces, index, size, before.scale)
-        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers)
+        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers, agreement)
 
         def before_end(device: int, record: StepRecord) -> None:
             shared = results.announce(device, record)
             if ending is not Ending.KEEP:
                 executor = self._workers.executor(device)
-                divisor, scales = self._divisor(prepared, device, shared, before, size)
+                differ = agreement.differ()
+                divisor, scales, refused = self._divisor(prepared, device, shared, before, size, differ)
                 executor.finish_reductions()
-                executor.update.begin(divisor, before.scale, scales)
+                executor.update.begin(divisor, before.scale, scales, refused)
 
         def after(device: int) -> None:
             results.collect(device)
@@ -131,6 +138,7 @@ class StepRunner:
 
         try:
             records, clocked = self._workers.run(prepared, inputs, Order(ending, trace, watch), before_end, after)
+            agreement.refuse(self._outcome(ending))
         except BaseException:
             self._gathered = None
             self._variants.forget()  # the mail of a step that broke off is no start for the next
@@ -141,6 +149,13 @@ class StepRunner:
             results.say()
         update = self._workers.update(self._team.local[0])
         return StepResult(*results.loss_and_metrics(), records, prepared.plan, update.norm, update.overflow, clocked)
+
+    def _outcome(self, ending: Ending) -> str:
+        """What becomes of a step that is refused at its end."""
+        on_host = all(queue.device.type == "cpu" for queue in self._workers.queues.values())
+        if ending is Ending.STEP and not on_host:
+            return "the update was made with them: go on from a checkpoint"
+        return "no parameter was updated, and gradients that waited for an update are dropped"
 
     def _keep(self, ending: Ending, gathered: Gathered) -> None:
         """Keep what later steps need to know of one that ended so, with these batches."""
@@ -153,9 +168,11 @@ class StepRunner:
         return prepared.weighted or self._team.replicas > 1
 
     def _divisor(
-        self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float
-    ) -> tuple[Tensor | float, tuple[Tensor, int] | None]:
-        """What makes the mean of gradients that are summed up, and the sum of the replicas' scales, of so many.
+        self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float,
+        differ: bool,
+    ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:  # fmt: skip
+        """What makes the mean of gradients that are summed up, the sum of the replicas' scales, of so many, and whether
+        no stage of any replica steps.
 
         Args:
             prepared: the step.
@@ -163,19 +180,22 @@ class StepRunner:
             shared: its results, announced.
             before: the batches that wait for this one.
             size: of this batch, where weights are shares.
+            differ: whether the ranks of this replica have different batches.
         """
         if not self._counted(prepared):
-            return before.divisor + size, None
+            return before.divisor + size, None, differ
         # A weighted mean's sum of weights is known when the last microbatch is through.
         total = shared.total_weight(prepared.weight_dtype)
         if before.divisor:
             total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
         replicas = self._team.replicas_of(device)
         if replicas is None:
-            return total, None
-        summed, scales = totals_of_all([total, before.scale or 0.0], replicas, self._workers.queues[device])
+            return total, None, differ
+        queue = self._workers.queues[device]
+        summed, scales, apart = totals_of_all([total, before.scale or 0.0, float(differ)], replicas, queue)
         mean: Tensor = summed / (1 if prepared.weighted else self._samples())
-        return mean, None if before.scale is None else (scales, replicas.devices)
+        refused = queue.device.type == "cpu" and bool(apart)
+        return mean, None if before.scale is None else (scales, replicas.devices), refused
 
     def _inputs(
         self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..backends import gloo, memcpy
-from ..backends.contract import Backend
+from ..backends.contract import Backend, Handle
 from ..backends.kind import BackendKind
 from ..backends.streams import InheritedStreams
 from ..core.errors import RequestError, WorkerError, message_of
@@ -131,6 +131,13 @@ class Team(ABC):
             if end is not None and end.devices > 1:
                 end.all_reduce(sums).wait()
         return sums
+
+    def add_up(self, numbers: Tensor) -> Handle:
+        """Begin to add up a tensor of the host over the devices of this replica, in place; nobody waits.
+
+        For processes of one device, where the transport may be busy with other messages.
+        """
+        raise NotImplementedError(f"the devices of a {type(self).__name__} share a process")
 
     def rank(self, number: int) -> int:
         """What people call a device, by its number among all devices of all replicas."""
@@ -309,6 +316,11 @@ class RankTeam(Team):
             raise own or decoded(chosen[1])
         decision: T = chosen[0]
         return decision
+
+    def add_up(self, numbers: Tensor) -> Handle:
+        with self._watched():
+            work: Handle = dist.all_reduce(numbers, group=self._pipeline, async_op=True)
+        return work
 
     def collectively(self, work: Callable[[], T]) -> T:
         with self._watched():

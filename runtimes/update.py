@@ -122,8 +122,12 @@ class Update:
     _scales: list[tuple[Tensor, int]] = field(factory=list, init=False)
     _overflows: Tensor | None = field(default=None, init=False)
     _overflow: bool | None = field(default=None, init=False)
+    _refused: bool = field(default=False, init=False)
 
-    def begin(self, divisor: Tensor | float, scale: float | None, scales: tuple[Tensor, int] | None = None) -> None:
+    def begin(
+        self, divisor: Tensor | float, scale: float | None, scales: tuple[Tensor, int] | None = None,
+        refused: bool = False,
+    ) -> None:  # fmt: skip
         """Take the average of the gradients.
 
         Args:
@@ -131,7 +135,9 @@ class Update:
             scale: what the losses were multiplied by, which SYNC takes back; None where they were not.
             scales: the sum of all replicas' scales, and how many replicas there are; None where there is one, or none
                 is scaled.
+            refused: whether no stage steps, whatever the gradients are.
         """
+        self._refused = refused
         self.norm, self._scale, self._scales = None, scale, [] if scales is None else [scales]
         self._overflows, self._overflow = None, None
         if isinstance(divisor, Tensor) or divisor != 1:
@@ -176,6 +182,8 @@ class Update:
 
     def step(self, state: StageState) -> None:
         """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""
+        if self._refused:
+            return
         if self.norm is not None and self.clip_norm is not None:
             state.multiply_gradients(torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0))
         if self._overflows is not None and state.leaves_out_itself:

@@ -3,7 +3,8 @@
     values read now ──▶ seen before? ──▶ its programs
                             └─ no ──▶ captured anew, the plan's cut carried over          (shapes.py)
 
-Going back to values that were seen before captures nothing. All ranks run the same Python, so they see the same values.
+Going back to values that were seen before captures nothing. Ranks whose values changed compare what changed before they
+go on: one that captures alone would wait for the others.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -14,6 +15,7 @@ from torch import nn
 
 from ..core.capture.reads import Reads
 from ..core.errors import RequestError
+from .batch_agreement import BatchAgreement, Change
 from .microbatches import Microbatch
 from .prepared import Preparations, Prepared
 from .recent import Recent
@@ -26,6 +28,8 @@ _OFTEN = 3
 
 Make = Callable[[], tuple[Shapes, Preparations]]
 """Makes what keeps the programs of one variant."""
+Agree = Callable[[bool, Change | None], BatchAgreement]
+"""Begins to compare a batch between ranks: whether its programs are known here, and which value changed."""
 
 
 @define(eq=False)
@@ -71,26 +75,39 @@ class Variants:
         """The programs of the step as it was used last."""
         return self._now.shapes
 
-    def of(self, pieces: Sequence[Microbatch]) -> tuple[Prepared, str | None]:
+    def of(self, pieces: Sequence[Microbatch], agree: Agree) -> tuple[Prepared, BatchAgreement, str | None]:
         """What a step of these microbatches needs, with the values that it reads now.
 
+        Args:
+            pieces: the microbatches.
+            agree: begins the comparison of this batch between ranks.
+
         Returns:
-            It, and a line for the user where a shape is new or a value changes again and again.
+            It, the comparison, and a line for the user where a shape is new or a value changes again and again.
 
         Raises:
-            RequestError: it cannot be captured with these values, or the plan cannot run it.
+            RequestError: it cannot be captured with these values, or the plan cannot run it, or another rank has
+                another batch or other values.
         """
         if self._now.reads.unchanged():
-            return self._now.preparations.of(pieces)
+            kept = self._now.preparations
+            agreement = agree(kept.known(pieces), None)
+            prepared, remark = kept.of(pieces, agreement)
+            return prepared, agreement, remark
         self._changed()
         reads, before = Reads(self._model, self._step), self._now
         found = self._kept.use(reads.key)
         if found is None:
             found = _Variant(reads, *self._make())
         found.reads = reads  # the same values, perhaps in other objects
-        place = reads.first_other(before.reads)
+        places = list(reads.others(before.reads))
+        place = places[0] if places else None
+        change = None if place is None else Change(reads.digest(places), _change(place, before.reads, reads))
+        agreement = agree(change is None and found.preparations.known(pieces), change)
+        if change is not None:
+            agreement.refuse_before()
         try:
-            prepared, remark = found.preparations.of(pieces)
+            prepared, remark = found.preparations.of(pieces, agreement)
         except RequestError as error:
             if found.ready or place is None:
                 raise
@@ -99,10 +116,10 @@ class Variants:
             ) from error
         self._now = found
         if found.ready:
-            return prepared, remark
+            return prepared, agreement, remark
         found.ready = True
         self._kept.keep(reads.key, found)
-        return prepared, remark if place is None else self._remark(place, before.reads, reads) or remark
+        return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
 
     def forget(self) -> None:
         """Let go of prepared steps: after one that broke off, of what it left behind."""

@@ -11,16 +11,18 @@ Too much may be found, never too little where code names what it reads: a value 
 capture of the same program. Values in libraries' own globals are not looked at.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import starmap
 from operator import eq, is_
 from typing import Any
+from zlib import crc32
 
 from torch import nn
 
 from .reached import Reached, is_leaf, leaf_key
 
 _MISSING = object()
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Reads:
@@ -69,6 +71,10 @@ class Reads:
             if self.values.get(place, _MISSING) != other.values.get(place, _MISSING):
                 yield place
 
+    def digest(self, places: Iterable[str]) -> int:
+        """32 bits over some places and the values there, the same in every process; of an object its kind counts."""
+        return crc32(repr([(place, _plain(self.values.get(place))) for place in places]).encode())
+
     def text(self, place: str) -> str:
         """The value at a place, for people."""
         value = self.values.get(place, None)
@@ -77,6 +83,13 @@ class Reads:
     def line(self, place: str) -> str:
         """The user's line that reads a place, or the first line of the step."""
         return self._reached.line_of(place)
+
+
+def _plain(value: Hashable) -> Any:
+    """What processes have in common of a value that can be compared."""
+    if isinstance(value, tuple) and len(value) == 2:
+        return value if isinstance(value[1], _PLAIN) else value[0]
+    return type(value).__name__
 
 
 def _still(probe: Callable[[], Any], value: Any) -> bool:

@@ -93,6 +93,10 @@ class Weights(ABC):
             RequestError: one of them would stay without a value, or has one that does not fit.
         """
 
+    def overwrites(self, name: str) -> bool:
+        """Whether it gives a parameter or buffer its value, whatever value the model has."""
+        return False
+
     @abstractmethod
     def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
         """Give the tensors of this process their values.
@@ -234,6 +238,9 @@ class FromCheckpoint(Weights):
         with torch.no_grad():
             self.checkpoint.read_into({there: held[name] for name, there in found.items()})
         self.rest.fill(held, [name for name in vacant if name not in found])
+
+    def overwrites(self, name: str) -> bool:
+        return self._find(name) is not None
 
     def _find(self, name: str) -> str | None:
         """The tensor's name in the checkpoint: any of those that it has in the model."""

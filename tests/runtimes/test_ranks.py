@@ -16,7 +16,10 @@ from ..support.parity import EVERYWHERE, PLANS, SOME
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
-    jobs = ("parity", "lower", "ownership", "python", "shapes", "traced", "differing", "holding")
+    jobs = (
+        "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
+        "beginning",
+    )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"), 2)
 
 
@@ -103,11 +106,27 @@ def test_ranks_that_were_given_different_things_are_all_told_so(two):
         "absent": "rank 1 has no b and rank 0 has b=2",
         "frozen": "rank 1 has embedding.weight=32×16 torch.float32, frozen and rank 0 has embedding.weight=32×16 torch",
         "mode": "rank 1 has blocks.0.training=False and rank 0 has blocks.0.training=True",
-        "rows": "rank 1 has a batch of 6 samples, microbatches of (2×12 torch.int64, 2×12 torch.int64) and rank 0 a",
+        "rows": "rank 1 has a batch of 6 samples and rank 0 one of 8: the ranks of a pipeline compute parts of one",
         "values": "rank 1 has other values in batch['y'] than rank 0: the ranks of a pipeline compute parts of one",
         "afterwards": "nothing",
     }.items():
         assert first[about].startswith(said), first[about]
+
+
+def assert_shuffled(found: dict[str, str], replica: str) -> None:
+    """Batches in another order were refused in the same step, by name, and nothing was trained on them."""
+    other = "rank 1 has other values in batch['x'] than rank 0: "
+    for what in ("step", "evaluate", "new shape", "kept"):
+        assert found[what].startswith(replica or other), (what, found[what])
+    assert "no parameter was updated" in found["step"]
+    assert (found["steps"], found["unchanged"], found["still unchanged"]) == ([1, 1], True, True)
+    assert (found["afterwards"], found["trained"]) == ("nothing", True)
+
+
+def test_a_batch_in_another_order_on_one_rank_is_refused_in_the_same_step(two):
+    for found in two["shuffled"]:
+        assert_shuffled(found, "")
+        assert found["forward"] == found["evaluate"]
 
 
 def test_a_parameter_of_another_rank_is_refused_by_name_between_steps(two):
@@ -119,11 +138,37 @@ def test_a_parameter_of_another_rank_is_refused_by_name_between_steps(two):
         assert found["text"].endswith(f"held by rank {1 - rank}>")
 
 
+def test_ranks_that_begin_with_other_weights_are_refused_by_name(two):
+    first, second = two["beginning"]
+    assert first == second
+    rule = ": ranks begin with one model; call torch.manual_seed with the same seed on every rank"
+    assert (first["equal"], first["both meta"]) == ("nothing", "nothing")
+    assert first["bit"].startswith(f"'position.weight' has other values on rank 1 than on rank 0{rule}")
+    assert first["seed"].startswith("'embedding.weight' has other values on rank 1 than on rank 0, and so have ")
+    assert first["meta"].startswith("'embedding.weight' has values on rank 0 and is on meta on rank 1, and so have ")
+
+
+def test_ranks_that_change_what_the_step_reads_into_different_values_are_refused(two):
+    for found in two["values"]:
+        said = found["rate 0"]
+        assert said.startswith("other values that the step reads changed on rank 1 than on rank 0: on rank "), said
+        assert "'model.blocks.0.dropout', which was" in said, said
+        assert (found["rate 1"], found["steps"]) == ("nothing", 2)
+
+
 @pytest.mark.slow
-def test_ranks_that_wait_for_different_things_end_by_a_time_out(tmp_path):
-    for one in alone("apart_in_shapes", tmp_path, PANPIPE_ARRIVAL_S="3"):
+def test_rank_that_alone_changes_what_the_step_reads_names_the_value(tmp_path):
+    for one in alone("apart_in_values", tmp_path):
         assert one.returncode == 1
-        assert "rank 0 did not come within 3 s to where rank 1 waits" in one.stderr
+        assert "other values that the step reads changed on rank 1 than on rank 0: on rank 1 " in one.stderr
+        assert "which was 0.1 and is 0.35" in one.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_whose_batch_has_another_shape_names_itself(tmp_path):
+    for one in alone("apart_in_shapes", tmp_path):
+        assert one.returncode == 1
+        assert "rank 1 has a batch of 6 samples and rank 0 one of 8" in one.stderr
 
 
 @pytest.mark.slow

@@ -25,8 +25,10 @@ from panpipe.core.plan import parse_plan, plan_json
 from panpipe.runtimes.agreement import check_same, model_in_words
 from panpipe.runtimes.buckets import Bucket
 from panpipe.runtimes.devices import of_rank
+from panpipe.runtimes.initial_weights import check_same_weights
 from panpipe.runtimes.stage_run import StageRun
 from panpipe.runtimes.training import Training
+from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -426,6 +428,33 @@ def differing(team):
     }
 
 
+def shuffled(team):
+    """What is said to ranks whose samples come in another order, and what becomes of the parameters; of two replicas
+    the second one's second rank shuffles."""
+    other = team.rank_here == team.mesh.ranks - 1
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    batch = tokens(8)
+    mixed = {name: leaf.flip(0) if other else leaf for name, leaf in batch.items()}
+    pipe.step(batch)
+    pipe.evaluate(batch)
+    pipe.forward(batch, _logits)
+    before = [p.detach().clone() for stage in pipe.stage_parameters.values() for p in stage.values()]
+
+    def unchanged():
+        now = [p.detach() for stage in pipe.stage_parameters.values() for p in stage.values()]
+        return all(map(torch.equal, before, now))
+
+    found = {"step": refusal(lambda: pipe.step(mixed)), "steps": [pipe.steps, pipe.updates], "unchanged": unchanged()}
+    found["evaluate"] = refusal(lambda: pipe.evaluate(mixed))
+    found["forward"] = refusal(lambda: pipe.forward(mixed, _logits))
+    found["new shape"] = refusal(lambda: pipe.step({name: leaf[:6] for name, leaf in mixed.items()}))
+    found["kept"] = refusal(lambda: pipe.step(mixed, update=False))
+    found["still unchanged"] = unchanged()
+    found["afterwards"] = refusal(lambda: pipe.step(batch))
+    found["trained"] = not unchanged()
+    return found
+
+
 def _logits(model, batch):
     return model(batch["x"])
 
@@ -454,6 +483,53 @@ def holding(team):
     pipe.resume(Path(sys.argv[2], "checkpoint"))
     pipe.step(tokens(8))
     return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
+
+
+def beginning(team):
+    """What is said to ranks whose models begin with other values."""
+    case, other = CASES["tied gpt with dropout"], team.rank_here == 1
+
+    def refused(change):
+        change(model := case.model(torch.float64))
+        return refusal(lambda: check_same_weights(team, model, weights_from(None, model, 0)))
+
+    def one_bit(model):
+        with torch.no_grad():
+            model.position.weight.view(torch.int64)[-1, -1] ^= int(other)
+
+    def drawn(model):
+        torch.manual_seed(7 + other)
+        for p in model.parameters():
+            torch.nn.init.normal_(p)
+
+    return {
+        "equal": refused(lambda model: None),
+        "bit": refused(one_bit),
+        "seed": refused(drawn),
+        "meta": refused(lambda model: model.to("meta") if other else model),
+        "both meta": refused(lambda model: model.to("meta")),
+    }
+
+
+def values(team):
+    """What is said to ranks that change what the step reads into different values, and a step where all change it."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    pipe.step(tokens(8))
+    found = {}
+    for rate in (0.25 + 0.125 * team.rank_here, 0.5):
+        for block in pipe.model.blocks:
+            block.dropout = rate
+        found[f"rate {len(found)}"] = refusal(lambda: pipe.step(tokens(8)))
+    return {**found, "steps": pipe.steps}
+
+
+def apart_in_values(team):
+    """Rank 1 alone changes what the step reads."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    pipe.step(tokens(8))
+    for block in pipe.model.blocks:
+        block.dropout = 0.1 + 0.25 * team.rank_here
+    pipe.step(tokens(8))
 
 
 def apart_in_shapes(team):
