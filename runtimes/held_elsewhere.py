@@ -42,7 +42,7 @@ _ALLOWED: set[Any] = {
     *(getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)),
     torch.is_complex, torch.is_floating_point, torch.is_signed, torch.numel, torch.is_same_size,
 }  # fmt: skip
-_GRADIENT = Tensor.grad.__set__  # type: ignore[attr-defined]
+_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 
 
 class HeldElsewhere(Tensor):
@@ -82,7 +82,7 @@ class HeldElsewhere(Tensor):
             "pipe.checkpoint() write files"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
         return f"<'{self.held_as}' of shape {shape}, {dtype}, held by {self.holder}>"
 
@@ -118,7 +118,7 @@ def hold_elsewhere(tensor: Tensor, name: str, holder: str) -> None:
 
 def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
     kind = _HeldParameter if isinstance(tensor, nn.Parameter) else HeldElsewhere
-    tensor.__class__ = kind  # type: ignore[assignment]  # as torch's lazy parameters become others
+    tensor.__class__ = kind  # as torch's lazy parameters become others
     tensor.held_as, tensor.holder = name, holder  # type: ignore[attr-defined]
     return tensor
 
