@@ -5,7 +5,7 @@ Equal bits have equal fingerprints, on every device. The bytes are taken as int3
 left. The place of a word counts, so that samples in another order differ: a plain sum would not see a shuffle. Words of
 32 bits times factors of 64 keep a change of a sign bit, which is a multiple of 2**31, in 33 bits of the sum.
 
-3 GB/s on one core (19 MB of float32, torch 2.13); a batch of 8 × 1024 tokens takes 35 µs.
+3 GB/s on one core (39 MB of float32 in eight parts: 13 ms, torch 2.13).
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 _ROW = 1 << 15
-_ROWS_AT_ONCE = 16
-"""How many rows are multiplied at a time: their products are 4 MiB."""
+_ROWS_ON_CPU, _ROWS_ON_ACCELERATORS = 2, 64
+"""Rows that are multiplied at a time. On a CPU their products stay in the cache: 4 MiB of them cost seven times as
+much, in page faults."""
 _SEED = 0x5EED
 BITS = 52
 """A float64 holds as many exactly, and so a table of them that is added up over devices."""
@@ -54,8 +55,9 @@ def _sums_of_rows(words: Tensor) -> Tensor:
     whole, rest = divmod(count, _ROW)
     rows = words[: whole * _ROW].view(whole, _ROW)
     sums = torch.empty(whole + (rest > 0), dtype=torch.int64, device=words.device)
-    for start in range(0, whole, _ROWS_AT_ONCE):
-        some = rows[start : start + _ROWS_AT_ONCE]
+    at_once = _ROWS_ON_CPU if words.device.type == "cpu" else _ROWS_ON_ACCELERATORS
+    for start in range(0, whole, at_once):
+        some = rows[start : start + at_once]
         sums[start : start + len(some)] = (some * factors).sum(1)
     if rest:
         sums[-1] = (words[whole * _ROW :] * factors[:rest]).sum()
@@ -82,10 +84,21 @@ def _words(parts: Sequence[Tensor]) -> Tensor:
     """The bytes of tensors one after another as int32, with zeros at the end."""
     # A tensor of one element is contiguous with any stride, and a view of its bytes wants stride 1.
     flat = [part.contiguous().as_strided((part.numel(),), (1,)).view(torch.uint8) for part in parts]
-    whole = flat[0] if len(flat) == 1 else torch.cat(flat)
+    whole = _joined(flat)
     lacking = -whole.numel() % 4
     if lacking:
         whole = torch.cat([whole, whole.new_zeros(lacking)])
     elif whole.storage_offset() % 4:
         whole = whole.clone()
     return whole.view(torch.int32)
+
+
+def _joined(flat: Sequence[Tensor]) -> Tensor:
+    """Bytes one after another; without a copy where they are so in memory, as microbatches of one batch."""
+    first, storage = flat[0], flat[0].untyped_storage().data_ptr()
+    end = first.data_ptr()
+    for part in flat:
+        if part.data_ptr() != end or part.untyped_storage().data_ptr() != storage:
+            return torch.cat(list(flat))
+        end += part.numel()
+    return first.as_strided((end - first.data_ptr(),), (1,))

@@ -15,6 +15,7 @@ def of(*parts):
 def test_parts_count_as_what_they_make_together(count):
     whole = torch.arange(count, dtype=torch.int32)
     assert of(whole) == of(*whole.tensor_split(7)) == of(whole.clone()) == of(torch.stack([whole, whole], 1)[:, 0])
+    assert count < 7 or of(*reversed(whole.tensor_split(7))) != of(whole)
     assert 0 <= of(whole) < 1 << BITS
     changed = whole.clone()
     changed[-1] += 1
