@@ -78,8 +78,8 @@ class HeldElsewhere(Tensor):
             what = getattr(owner, "__name__", what)
         raise RequestError(
             f"'{self.held_as}' is held by {self.holder}, and here is its shape alone: '{what}' would be lost or wrong; "
-            "pipe.stage_parameters are those of this rank, clip_norm= clips gradients, pipe.save() and "
-            "pipe.checkpoint() write files"
+            "pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
+            "gradients, pipe.save() and pipe.checkpoint() write files"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -19,6 +19,7 @@ from ..core.errors import PanpipeError, RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
 from ..core.wording import counted, first_of
+from .averages import WeightAverage
 from .batch_agreement import BatchAgreement
 from .clocked import Clock
 from .compiled import Programs, compile_stages
@@ -81,7 +82,8 @@ class Pipeline(Resumable):
         training: Training | None = None, compiler: StageCompiler | None = None, known: Programs | None = None,
     ) -> None:  # fmt: skip
         training = training or Training()
-        self._closed = False
+        self._closed = self._applied = False
+        self._averages, self._visits = list[WeightAverage](), 0
         self._step = step
         self.plan = plan
         self.model = model
@@ -342,6 +344,7 @@ class Pipeline(Resumable):
 
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._refuse_closed()
+        self._refuse_applied("train")
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
             self._stages.have_values()
@@ -354,11 +357,13 @@ class Pipeline(Resumable):
             warnings.warn(remark, stacklevel=3)
         done = self._runner.run(prepared, pieces, agreement, self.steps, trace, watch, ending)
         self._stages.tied.note()
-        self.steps += 1
+        self.steps, self._visits = self.steps + 1, 0
         if ending is Ending.STEP:
             self._norm = done.norm
             self.skipped = done.skipped
             self.updates += not done.skipped
+            for average in () if done.skipped else self._averages:
+                average.update()
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
         return done

@@ -10,6 +10,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ..core.errors import RequestError
+from .averages import AverageFunction, Visit, WeightAverage, visit
 from .checkpoints import read_checkpoint, write_checkpoint
 from .evaluation import Evaluator
 from .local_stages import LocalStages
@@ -36,10 +37,17 @@ class Resumable(ABC):
     _stages: LocalStages
     _runner: StepRunner
     _evaluator: Evaluator
+    _averages: list[WeightAverage]
+    _applied: bool
+    _visits: int
 
     @abstractmethod
     def _refuse_closed(self) -> None:
         """Refuse what needs the other processes, after `close`."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Write the weights as a checkpoint."""
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -63,7 +71,7 @@ class Resumable(ABC):
     def _training_state(self) -> TrainingState:
         self._stages.have_values()
         scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
-        return TrainingState(self.model, self._stages.states, self._stages.copy_buffers, scaler)
+        return TrainingState(self.model, self._stages.states, self._stages.copy_buffers, scaler, self._averages)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, as far as this process holds it.
@@ -104,6 +112,66 @@ class Resumable(ABC):
         self._runner.seed = self._evaluator.seed = counts["seed"]
         self._runner.begin_anew()
 
+    def ema(
+        self, decay: float = 0.999, *, buffers: bool = False, function: AverageFunction | None = None
+    ) -> WeightAverage:
+        """Keep an average of the weights: each process of what it holds, moved after every update. Every rank asks.
+
+        It begins as the values that parameters have now, and an update that is skipped does not move it. Checkpoints
+        written from now on hold it, and `resume` reads it where it was made before. Its ``applied()`` is a context in
+        which the model computes with it, for evaluation; its ``save(folder)`` writes it.
+
+        Args:
+            decay: the average becomes ``average.lerp_(parameter, 1 - decay)``.
+            buffers: whether buffers are averaged, too; else those of the model count.
+            function: ``function(average, parameter, updates)`` returns the new average: ``avg_fn`` of
+                ``torch.optim.swa_utils.AveragedModel``, in place of ``decay``.
+
+        Raises:
+            RequestError: decay is no number from 0 to 1, or function is none.
+
+        Example:
+            >>> ema = pipe.ema(0.999)  # doctest: +SKIP
+            >>> with ema.applied():  # doctest: +SKIP
+            ...     loss = pipe.evaluate(batch)
+        """
+        self._refuse_closed()
+        self._stages.have_values()
+        made = WeightAverage(
+            self.model, self._stages.states, decay, buffers, function, self._apply_average, self.save
+        )  # fmt: skip
+        self._averages.append(made)
+        return made
+
+    def on_parameters(self, function: Visit) -> dict[str, Any]:
+        """Call a function with every parameter, in each process that holds it. Every rank calls this alike.
+
+        For what a loop over ``model.parameters()`` does in one process between steps: clipping of weights, noise,
+        statistics. It may change parameters in place; their gradients are in ``grad``. Processes that hold a tied
+        weight, and replicas, call it with the same value and the same random numbers, and must do the same.
+
+        Args:
+            function: ``function(name, parameter)``, called without gradients.
+
+        Returns:
+            Name → what it returned, of the parameters that this process holds.
+        """
+        self._refuse_closed()
+        self._stages.have_values()
+        self._visits += 1
+        return visit(self.model, self._stages.states, function, (self._runner.seed, self.steps, self._visits))
+
+    def _apply_average(self, applied: bool) -> None:
+        """Note that parameters have the values of an average, or their own again."""
+        if applied:
+            self._refuse_closed()
+            self._refuse_applied("apply an average")
+        self._applied = applied
+
+    def _refuse_applied(self, what: str) -> None:
+        if self._applied:
+            raise RequestError(f"the model has the values of an average: leave `with ema.applied()` to {what}")
+
     def checkpoint(self, folder: str | Path) -> None:
         """Write a checkpoint of training with ``torch.distributed.checkpoint``. Every rank calls this.
 
@@ -114,6 +182,7 @@ class Resumable(ABC):
             RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
         """
         self._refuse_closed()
+        self._refuse_applied("write a checkpoint")
         write_checkpoint(Path(folder), self.state_dict(), self._team)
 
     def resume(self, folder: str | Path) -> None:
@@ -130,4 +199,5 @@ class Resumable(ABC):
             RequestError: there is no whole checkpoint, or one of another model, optimizer or scheduler.
         """
         self._refuse_closed()
+        self._refuse_applied("resume")
         read_checkpoint(Path(folder), self, self._training_state, self._team)

@@ -5,6 +5,7 @@
     optimizer.param_groups.NAME.KEY  an option of the parameter's group
     stepped.NAME                     whether the optimizer has stepped the parameter yet
     scheduler, scaler                its class and its state
+    ema.NUMBER.tensors.NAME          an average of the weights, and how many updates it has taken in
     progress.KEY                     counts, the seed, the optimizer's class
 
 Each process has what its own stages hold: of a tied weight the first stage's here, of what others hold too the same as
@@ -13,7 +14,7 @@ ranks.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.errors import RequestError
 from ..core.wording import first_of
+from .averages import WeightAverage
 from .saving import savable
 from .state import StageState
 from .weights import places
@@ -44,12 +46,14 @@ class TrainingState:
         states: of the stages here, by index.
         copy_buffers: gives copies of buffers the values of those that they are of.
         scaler: of the loss; None where nothing is scaled.
+        averages: of the weights, in the order in which they were asked for.
     """
 
     model: nn.Module
     states: Mapping[int, StageState]
     copy_buffers: Callable[[], None]
     scaler: GradScaler | None = None
+    averages: Sequence[WeightAverage] = ()
 
     def read(self, counts: Mapping[str, Any]) -> dict[str, Any]:
         """It, nested; tensors are those in use.
@@ -69,6 +73,8 @@ class TrainingState:
             found["scheduler"] = (type(self._scheduler).__name__, self._scheduler.state_dict())
         if self.scaler is not None:
             found["scaler"] = (type(self.scaler).__name__, self.scaler.state_dict())
+        for number, average in enumerate(self.averages):
+            found.setdefault("ema", {})[str(number)] = {"updates": average.updates, "tensors": dict(average.tensors)}
         made = self._optimizer_name
         return {**found, "progress": {**counts, **({} if made is None else {"optimizer": made})}}
 
@@ -92,6 +98,11 @@ class TrainingState:
             for state in self.states.values():
                 for name, parameter in state.parameters.items():
                     _put(tensors[name], parameter)
+            for number, average in enumerate(self.averages):
+                kept = found["ema"][str(number)]
+                average.updates = kept["updates"]
+                for name, tensor in average.tensors.items():
+                    _put(kept["tensors"][name], tensor)
         self.copy_buffers()
         for index, state in self.states.items():
             if state.optimizer is not None:
@@ -126,6 +137,13 @@ class TrainingState:
                     f"'{name}' has the shape {there} in the checkpoint and {tuple(tensor.shape)} in the model: "
                     f"{_OTHER_MODEL}"
                 )
+        for number, average in enumerate(self.averages):
+            for name, tensor in average.tensors.items():
+                if listing.get(f"ema.{number}.tensors.{name}") != tuple(tensor.shape):
+                    raise RequestError(
+                        f"the checkpoint has no average of '{name}' for average {number} of the pipeline: it was "
+                        "written without; call pipe.ema() after pipe.resume(), or resume from one written with it"
+                    )
         if self.scaler is not None:
             _check_there(listing, "scaler")
         if self._optimizer_name is not None:
@@ -218,6 +236,8 @@ def _listing(found: Mapping[str, Any]) -> Listing:
     listing: dict[str, tuple[int, ...] | None] = {
         f"model.{n}": tuple(t.shape) for n, t in found.get("model", {}).items()
     }
+    for number, kept in found.get("ema", {}).items():
+        listing |= {f"ema.{number}.tensors.{n}": tuple(t.shape) for n, t in kept["tensors"].items()}
     listing |= dict.fromkeys(f"optimizer.{name}" for name in found.get("optimizer", {}))
     return listing | dict.fromkeys(name for name in ("scheduler", "scaler") if name in found)
 

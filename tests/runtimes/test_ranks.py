@@ -18,7 +18,7 @@ def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
-        "beginning",
+        "averaging", "beginning",
     )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"), 2)
 
@@ -136,6 +136,20 @@ def test_a_parameter_of_another_rank_is_refused_by_name_between_steps(two):
                 f"'{found['name']}' is held by rank {1 - rank}, and here is its shape alone: 'add_'"
             )
         assert found["text"].endswith(f"held by rank {1 - rank}>")
+
+
+def test_each_rank_averages_what_it_holds_bit_for_bit(two):
+    first, second = two["averaging"]
+    for found in (first, second):
+        assert found["equal"]
+        assert found["refused"].startswith("the model has the values of an average")
+        assert found["other loss"]
+        assert found["same loss"]
+        assert found["resumed"]
+    both = set(first["names"]) & set(second["names"])
+    assert both == {"embedding.weight"}
+    assert first["noise"]["embedding.weight"] == second["noise"]["embedding.weight"]
+    assert set(first["noise"]) == set(first["names"])
 
 
 def test_ranks_that_begin_with_other_weights_are_refused_by_name(two):

@@ -485,6 +485,33 @@ def holding(team):
     return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
 
 
+def averaging(team):
+    """An average of the weights on ranks beside a loop over what each holds, through a checkpoint and an evaluation."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    ema = pipe.ema(0.9)
+    held = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    own = {name: p.detach().clone() for name, p in held.items()}
+    for _ in range(3):
+        pipe.step(tokens(8), update=False)
+        pipe.step(tokens(8))
+        for name, p in held.items():
+            own[name].lerp_(p.detach(), 1 - 0.9)
+    found = {"equal": all(torch.equal(own[name], ema.tensors[name]) for name in held), "names": sorted(ema.tensors)}
+    pipe.model.eval()
+    before = pipe.evaluate(tokens(8))
+    with ema.applied():
+        found["refused"] = refusal(lambda: pipe.step(tokens(8)))
+        found["other loss"] = not torch.equal(before, pipe.evaluate(tokens(8)))
+    found["same loss"] = torch.equal(before, pipe.evaluate(tokens(8)))
+    pipe.model.train()
+    pipe.checkpoint(Path(sys.argv[2], "with average"))
+    pipe.step(tokens(8))
+    pipe.resume(Path(sys.argv[2], "with average"))
+    found["resumed"] = ema.updates == 3 and all(torch.equal(own[name], ema.tensors[name]) for name in held)
+    noise = pipe.on_parameters(lambda name, p: p.add_(torch.randn_like(p)).sum().item())
+    return {**found, "noise": noise}
+
+
 def beginning(team):
     """What is said to ranks whose models begin with other values."""
     case, other = CASES["tied gpt with dropout"], team.rank_here == 1
