@@ -5,15 +5,35 @@ wrote, and carries no attribute over that a module sets. Each of these would tra
 captured by Dynamo at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.variables import misc, nn_module, tensor
 
+from .containers import BatchNesting
+
 _Module = nn_module.UnspecializedNNModuleVariable
+
+
+class PlainStep(nn.Module):
+    """The step as a module and nothing more: what Dynamo can look through.
+
+    Args:
+        model, step: the user's.
+        nesting: of the batch, which ``forward`` gets in pytree's own containers.
+    """
+
+    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], nesting: BatchNesting) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+        self._restored = nesting.restored if nesting.node is not None else None
+
+    def forward(self, batch: Any) -> Any:
+        return self._step(self.model, batch if self._restored is None else self._restored(batch)), []
 
 
 class PassedOver(Exception):

@@ -215,8 +215,8 @@ class _Search:
         lookup = next((f for f in trace.findings if f.kind == LOOKUP), None)
         if lookup is not None:
             raise RequestError(
-                f"{lookup.line}: {lookup.operator} reads rows of the batch that values of the batch name, so {best} "
-                f"cannot be cut into microbatches; {_ask(best)}"
+                f"{lookup.line}{': ' if lookup.line else ''}{lookup.operator} reads rows of the batch that values of "
+                f"the batch name, so {best} cannot be cut into microbatches; {_ask(best)}"
             )
         rivals = [axis for axis in running[1:] if axis.covered >= best.covered]
         if not rivals:
@@ -231,7 +231,7 @@ class _Search:
         )
 
     def _untraced(self, axes: Sequence[Axis]) -> Axis:
-        """Where no axis could be traced: the one that sizes leave no doubt about."""
+        """Where no axis could be traced: what Dynamo's capture says, or the one that sizes leave no doubt about."""
         best = axes[0]
         whole = self._tracer.trace_with({}, frozenset(), None)
         if whole.runs:  # the step itself runs, with this number of samples
@@ -243,6 +243,10 @@ class _Search:
             raise RequestError(
                 f"{self._traces[best].reason} (with {best} of another size than {best.rows}); {_ask(best)}"
             )
+        captured = self._tracer.by_dynamo()
+        if captured.trace_with({}, frozenset(), None).runs:
+            self._tracer, self._traces, self._count = captured, {}, 0
+            return self._kept_apart(axes) or self._likeliest(axes)
         shapes = {t.shape[0] for t in self._tensors.values()}
         rivals = [a for a in axes[1:] if a.covered >= best.covered]
         if best.leading and not rivals and len(shapes) == 1:

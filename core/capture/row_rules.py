@@ -76,7 +76,7 @@ class RowWatch(TorchDispatchMode):
     """Watches a step on fake tensors, with a size of the batch that is a multiple of a prime.
 
     Operators whose result depends on values return what a step may go on with: numbers are 0 or 1, selections have
-    some rows.
+    some rows, or all where every bool is True.
 
     Args:
         prime: which divides no other size.
@@ -86,7 +86,7 @@ class RowWatch(TorchDispatchMode):
 
     Attributes:
         findings: operators that do not keep samples apart, each kind of each operator once.
-        asked: whether the step asked for a value.
+        asked: whether the step asked for a value, or for a selection.
         reach: how many operators were given samples.
         read: identities of tensors that operators were given.
     """
@@ -153,7 +153,8 @@ class RowWatch(TorchDispatchMode):
         return NotImplemented
 
     def _selected(self, tensor: Tensor, rest: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        rows = self._rows if self.carried(tensor) else _UNKNOWN_ROWS
+        self.asked = True
+        rows = tensor.numel() if self._truth else self._rows if self.carried(tensor) else _UNKNOWN_ROWS
         found = tensor.new_empty((rows, *rest), dtype=dtype)
         self._marks[found] = frozenset({"number"})
         return found

@@ -1,29 +1,26 @@
 """A step traced on fake tensors with another number of samples."""
 
 import contextlib
-import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .containers import BatchNesting, flatten_batch
+from .dynamo import PlainStep
 from .fakes import fake_of, fake_state
 from .functions import without_checkpoints
+from .isolation import isolated
 from .leftovers import assigned_buffers_written, attributes_kept
-from .printed import noted
-from .quiet import quiet_torch
+from .placeholder_values import PlaceholderValues
 from .reached import Reached
 from .row_rules import Dependent, Finding, RowWatch
-from .side_effects import outside_kept
 from .user_lines import user_line
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
@@ -73,15 +70,6 @@ class RowTrace:
         return f"{line}: {text}" if line else text
 
 
-class _Arrays(TorchFunctionMode):
-    """Within, fake tensors are numpy arrays of zeros where a step asks for an array."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.numpy, Tensor.__array__) and isinstance(args[0], FakeTensor):
-            return numpy.zeros(tuple(args[0].shape), dtype=str(args[0].dtype).removeprefix("torch."))
-        return func(*args, **(kwargs or {}))
-
-
 class RowTracer:
     """Traces a step, or a function of model and batch, with other numbers of samples.
 
@@ -89,10 +77,16 @@ class RowTracer:
         model, step: the user's; nothing of the model changes.
         batch: an example; only shapes and dtypes matter.
         gradients: whether a backward follows.
+        by_dynamo: whether Dynamo captures the step first, and what it captured is traced: for a step whose Python does
+            not run on fake tensors.
     """
 
-    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool) -> None:
-        self._model, self._step, self._gradients = model, step, gradients
+    def __init__(
+        self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool,
+        by_dynamo: bool = False,
+    ) -> None:  # fmt: skip
+        self._model, self._step, self._batch, self._gradients = model, step, batch, gradients
+        self._by_dynamo = by_dynamo
         self.leaves, self.nesting = flatten_batch(batch)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         tensors = [*model.parameters(), *model.buffers(), *(t for t in self.leaves if isinstance(t, Tensor))]
@@ -103,6 +97,10 @@ class RowTracer:
         self._prime = next((p for p in _PRIMES if all(size % p for size in sizes)), _PRIMES[-1])
         self._reached = Reached.of(model, step)
         self._known: dict[Any, RowTrace] = {}
+
+    def by_dynamo(self) -> "RowTracer":
+        """A tracer of what Dynamo captures of the step."""
+        return RowTracer(self._model, self._step, self._batch, self._gradients, by_dynamo=True)
 
     def trace(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
         """Run the step with a number of samples that has a prime factor of its own.
@@ -173,9 +171,12 @@ class RowTracer:
         watch.read_numbers([fake for fake in fakes if isinstance(fake, Tensor)])
         error: Exception | Dependent | None = None
         results: list[Any] = []
-        with self._apart(), self._mode, watch, _Arrays():
+        with self._apart(), self._mode:
             try:
-                results = pytree.tree_leaves(self._step(self._model, nesting.batch(fakes)))
+                run = self._captured(nesting, fakes) if self._by_dynamo else partial(self._step, self._model)
+                batch = (nesting.plain if self._by_dynamo else nesting.batch)(fakes)
+                with watch, PlaceholderValues():
+                    results = pytree.tree_leaves(run(batch))
             except (Exception, Dependent) as raised:
                 error = raised
         read = frozenset(name for name, fake in zip(names, fakes, strict=True) if id(fake) in watch.read)
@@ -183,27 +184,23 @@ class RowTracer:
         where = tuple(tuple(d for d, size in enumerate(shape) if size == rows) for shape in shapes)
         return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where, watch.reach)
 
+    def _captured(self, nesting: BatchNesting, fakes: Sequence[Any]) -> Callable[[Any], Any]:
+        """What Dynamo captures of the step; what it passes over, such as what is printed, is no matter here."""
+        plain = PlainStep(self._model, self._step, nesting)
+        return torch.export.export(plain, (nesting.plain(fakes),), strict=True).module()
+
     @contextlib.contextmanager
     def _apart(self) -> Any:
         """Within, parameters and buffers are fake; what the step leaves in Python is taken back."""
-        states = random.getstate(), numpy.random.get_state()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(quiet_torch())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
+            stack.enter_context(isolated(self._model, self._reached))
             stack.enter_context(torch.set_grad_enabled(self._gradients))
-            stack.enter_context(noted())
-            stack.enter_context(without_checkpoints())
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
-            stack.enter_context(contextlib.suppress(Exception))  # what is assigned is no matter here
-            stack.enter_context(outside_kept(self._reached, [module.__dict__ for module in self._model.modules()]))
-            stack.enter_context(attributes_kept(self._model, self._step, self._reached))
-            stack.enter_context(assigned_buffers_written(self._model, set()))
-            try:
-                yield
-            finally:
-                random.setstate(states[0])
-                numpy.random.set_state(states[1])
+            if not self._by_dynamo:  # it would look into these
+                stack.enter_context(without_checkpoints())
+                stack.enter_context(attributes_kept(self._model, self._step, self._reached))
+                stack.enter_context(assigned_buffers_written(self._model, set()))
+            yield
 
     def _fake(self, leaf: Any, dim: int | None, rows: int | None) -> Any:
         if not isinstance(leaf, Tensor):

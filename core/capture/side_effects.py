@@ -39,27 +39,37 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
         RequestError: the step also reads what it wrote.
     """
     others = {id(own) for own in modules}
-    yield
-    remarks: list[str] = []
-    for place, (holder, name, before) in reached.named_entries():
-        now = holder.get(name)
-        if now is before or id(holder) in others or (is_leaf(now) and is_leaf(before) and now == before):
-            continue
-        holder[name] = before
-        if _carries(before, now):
+    finished = False
+    written: list[tuple[str, Any, bool]] = []  # place, name, whether it carries a state
+    try:
+        yield
+        finished = True
+    finally:
+        for place, (holder, name, before) in reached.named_entries():
+            now = holder.get(name)
+            if now is before or id(holder) in others or (is_leaf(now) and is_leaf(before) and now == before):
+                continue
+            holder[name] = before
+            if _carries(before, now):
+                written.append((place, name, True))
+        for place, (held, items) in reached.named_sequences():
+            if len(held) == len(items) and all(map(_same, held, items)):
+                continue
+            now = list(held)
+            held.clear()
+            held.extend(items)
+            written.append((place, place.rpartition(".")[2], any(map(_carries, items, now))))
+    if finished:
+        _report(reached, written)
+
+
+def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:
+    """Refuse what the step also reads; warn of the rest."""
+    for place, name, carries in written:
+        if carries:
             _refuse(reached, place, name)
-            remarks.append(_remark(place))
-    for place, (held, items) in reached.named_sequences():
-        if len(held) == len(items) and all(map(_same, held, items)):
-            continue
-        written = list(held)
-        held.clear()
-        held.extend(items)
-        if any(map(_carries, items, written)):
-            _refuse(reached, place, place.rpartition(".")[2])
-        remarks.append(_remark(place))
-    for remark in dict.fromkeys(remarks):
-        warnings.warn(remark, stacklevel=5)
+    for remark in dict.fromkeys(_remark(place) for place, _, _ in written):
+        warnings.warn(remark, stacklevel=6)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -22,7 +22,7 @@ from ..errors import RequestError
 from .breaks import Breaks, StepFunction
 from .captured import CapturedStep, captured_step
 from .containers import BatchNesting, flatten_batch
-from .dynamo import nothing_passed_over, refuse_transforms
+from .dynamo import PlainStep, nothing_passed_over, refuse_transforms
 from .fakes import fake_of, fake_state
 from .functions import own_functions
 from .leftovers import WritesTensor, assigned_buffers_written, attributes_kept
@@ -35,19 +35,6 @@ from .side_effects import outside_kept
 from .sparse_tensors import refuse_sparse_tensors
 from .user_lines import first_line, lines_recorded, reason_of, user_line
 from .values import Refused, depends_on_value, first_of
-
-
-class _PlainStep(nn.Module):
-    """The step as a module and nothing more: what Dynamo can look through."""
-
-    def __init__(self, model: nn.Module, breaks: Breaks, nesting: BatchNesting) -> None:
-        super().__init__()
-        self.model = model
-        self._step = breaks.step
-        self._restored = nesting.restored if nesting.node is not None else None
-
-    def forward(self, batch: Any) -> Any:
-        return self._step(self.model, batch if self._restored is None else self._restored(batch)), []
 
 
 class _WholeStep(nn.Module):
@@ -186,7 +173,7 @@ def _exported(
     strict: bool = False,
 ) -> CapturedStep:
     given, nesting = flatten_batch(breaks.batch)
-    whole = _PlainStep(model, breaks, nesting) if strict else _WholeStep(model, breaks, nesting)
+    whole = PlainStep(model, breaks.step, nesting) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))

@@ -73,6 +73,34 @@ def stop_at_nan(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
+def show(model: nn.Module, batch: Any) -> torch.Tensor:
+    loss = classify(model, batch)
+    print(f"loss {loss:.3f} of {loss.item():>8.2f}", loss, loss.tolist(), batch["x"][:1, :1].tolist())
+    return loss
+
+
+def check_targets(model: nn.Module, batch: Any) -> torch.Tensor:
+    if batch["y"].max() >= D or (batch["y"] < 0).any():
+        raise ValueError("a target is no class")
+    if not batch["x"].isfinite().all():
+        raise ValueError("an input is not finite")
+    return classify(model, batch)
+
+
+def check_sizes(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"]
+    assert x[x > -99].numel() == x.numel()
+    torch._check(x[x.isfinite()].numel() == x.numel(), lambda: "not finite")
+    return classify(model, batch)
+
+
+def take_plain(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Refuses every subclass of a tensor, fake ones among them."""
+    assert type(batch["x"]) is torch.Tensor
+    print("mean", batch["x"].mean())
+    return classify(model, batch)
+
+
 def select(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch["x"])[batch["m"]], batch["y"][batch["m"]])
 
@@ -135,6 +163,14 @@ FOUND = {
     "contrastive": (nn.Linear(D, D), contrast, {"a": torch.randn(N, D), "b": torch.randn(N, D)}, {"a": 0, "b": 0}),
     "mixed samples": (nn.Linear(D, D), mix_up, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
     "branch on a value": (nn.Linear(D, D), stop_at_nan, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
+    "values in a text": (nn.Linear(D, D), show, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
+    "checks of values": (nn.Linear(D, D), check_targets, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
+    "checks of sizes": (nn.Linear(D, D), check_sizes, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
+    "plain tensors only": (nn.Linear(D, D), take_plain, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
+    "plain tensors only, one of them": (
+        nn.Linear(D, D), lambda model, batch: take_plain(model, batch | {"y": tokens(len(batch["x"]))}),
+        {"x": torch.randn(S, D)}, {"x": 0},
+    ),
     "selection of unknown size": (
         nn.Linear(D, D), select, {"x": square(), "y": tokens(N, N), "m": torch.ones(N, N, dtype=torch.bool)},
         {"x": 0, "y": 0, "m": 0},

@@ -1,0 +1,70 @@
+"""A step that runs only for its shapes: nothing of it is seen outside, and nothing of it stays.
+
+It prints, warns and logs nothing. What it assigned and filled in modules and around them is as before, and so are the
+states of the random number generators.
+"""
+
+import builtins
+import contextlib
+import io
+import logging
+import random
+import warnings
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy
+import torch
+from torch import nn
+
+from .leftovers import modules_kept
+from .reached import Reached
+from .side_effects import outside_kept
+
+
+@contextlib.contextmanager
+def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
+    """Within, a step runs and leaves nothing.
+
+    Args:
+        model: the user's module.
+        reached: what the step reaches.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_silent())
+        stack.enter_context(_random_numbers_kept())
+        stack.enter_context(modules_kept(model))
+        stack.enter_context(contextlib.suppress(Exception))  # capture refuses what a step may not leave
+        stack.enter_context(outside_kept(reached, [module.__dict__ for module in model.modules()]))
+        yield
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(mock.patch.object(builtins, "print", _nothing))
+        stack.enter_context(mock.patch.object(logging.Logger, "handle", _nothing))
+        for name in ("warning_once", "info_once"):  # transformers adds them; what they log now they never log again
+            if hasattr(logging.Logger, name):
+                stack.enter_context(mock.patch.object(logging.Logger, name, _nothing))
+        yield
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """Do nothing."""
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    states = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])

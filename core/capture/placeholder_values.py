@@ -1,0 +1,26 @@
+"""Values for a step that runs on fake tensors, where its Python asks for some: it goes on with them."""
+
+from typing import Any
+
+import numpy
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from .raising import value_without_error
+
+
+class PlaceholderValues(TorchFunctionMode):
+    """Within, fake tensors are numpy arrays of zeros where a step asks for an array, texts show the number that
+    ``item()`` returns, and checks that raise an error pass."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], FakeTensor):
+            tensor = args[0]
+            if func in (Tensor.numpy, Tensor.__array__):
+                return numpy.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+            if func is Tensor.__format__ and tensor.dim() == 0:
+                return format(tensor.item(), args[1])
+            if func is Tensor.__bool__ and (found := value_without_error(started=False)) is not None:
+                return found
+        return func(*args, **(kwargs or {}))

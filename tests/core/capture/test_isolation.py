@@ -1,0 +1,105 @@
+"""A step that is traced for where its samples are leaves nothing: no text, no random number, no attribute."""
+
+import logging
+import random
+import sys
+import warnings
+
+import numpy
+import pytest
+import torch
+from panpipe.core.capture.find_batch_dims import find_batch_dims
+from panpipe.core.capture.reached import Reached
+from panpipe.core.capture.side_effects import outside_kept
+from panpipe.core.errors import RequestError
+from torch import nn
+
+LOGGER = logging.getLogger("a training script")
+COUNTS = {"steps": 0}
+LOSSES = []
+
+
+class Noting(nn.Module):
+    """Leaves something of every kind in itself."""
+
+    def __init__(self, plain):
+        super().__init__()
+        self.linear, self.plain = nn.Linear(8, 4), plain
+        self.register_buffer("mean", torch.zeros(8))
+        self.calls, self.mode, self.flag, self.seen, self.cache = 0, "new", False, [], {}
+
+    def forward(self, x):
+        assert not self.plain or type(x) is torch.Tensor
+        self.calls += 1
+        self.mode, self.flag = "old", True
+        self.seen.append(len(x))
+        self.cache["rows"] = x
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.late = x.shape
+        return self.linear(x)
+
+
+def step(model, x):
+    print("rows", len(x))
+    sys.stderr.write("rows\n")
+    LOGGER.warning("rows %d", len(x))
+    warnings.warn("rows", stacklevel=1)
+    torch.manual_seed(5)
+    random.seed(5)
+    numpy.random.seed(5)
+    COUNTS["steps"] += 1
+    loss = model(x).mean()
+    LOSSES.append(loss)
+    return loss
+
+
+def short_step(model, x):
+    """What Dynamo captures, too."""
+    print("rows", len(x))
+    COUNTS["steps"] += 1
+    return model(x).mean()
+
+
+def drawn():
+    return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
+
+
+@pytest.mark.parametrize(("plain", "step"), [(False, step), (True, short_step)])
+def test_tracing_leaves_nothing_and_says_nothing(plain, step, capfd, caplog):
+    model = Noting(plain)
+    attributes = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    mean, batch = model.mean, torch.randn(6, 8)
+    seeds = drawn()
+    found = find_batch_dims(model, step, batch)
+    assert found.by_name == {"batch": 0}
+    assert drawn() == seeds
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert {name: value for name, value in vars(model).items() if not name.startswith("_")} == attributes
+    assert (model.calls, model.mode, model.flag, model.seen, model.cache) == (0, "new", False, [], {})
+    assert model.mean is mean
+    assert mean.eq(0).all()
+    assert COUNTS == {"steps": 0}
+    assert not LOSSES
+
+
+class State:
+    def __init__(self):
+        self.count, self.text, self.all = 0, "before", []
+
+
+@pytest.mark.parametrize(("divisor", "error"), [(1, RequestError), (0, ZeroDivisionError)])
+def test_all_that_a_step_wrote_is_put_back_whether_it_is_refused_or_fails(divisor, error):
+    state = State()
+
+    def write(model, x):
+        if state.count > 3:
+            return x
+        state.count += 1
+        state.text = "after"
+        state.all.append(x)
+        return x / divisor
+
+    with pytest.raises(error), outside_kept(Reached.of(nn.Identity(), write), []):
+        write(None, 1)
+    assert (state.count, state.text, state.all) == (0, "before", [])
