@@ -116,8 +116,19 @@ def the_step(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum()
 
 
-@pytest.mark.parametrize("options", [{"cuts": 1}, {"cuts": 3, "split": True}, {"cuts": 2, "recompute": True}], ids=str)
-@pytest.mark.parametrize("use", USES)
+SPLIT = {"cuts": 3, "split": True}
+OTHERS = [{"cuts": 1}, {"cuts": 2, "recompute": True}]
+
+
+@pytest.mark.parametrize(
+    ("use", "options"),
+    [
+        *((use, SPLIT) for use in USES),
+        *((average, options) for options in OTHERS),
+        *(pytest.param(use, o, marks=pytest.mark.slow) for use in USES if use is not average for o in OTHERS),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_gradients_and_buffers_equal_eager(use, options):
     torch.manual_seed(0)
     compare(Between(use).double(), the_step, torch.randn(3, WIDTH, dtype=torch.float64), **options)

@@ -57,7 +57,13 @@ def batches() -> list[Tensor]:
     return [torch.randn(3, WIDTH, dtype=torch.float64) + shift for shift in (0, 3, -3)]
 
 
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(r, marks=pytest.mark.slow) if r in ("by keyword", "computed with", "used twice") else r
+        for r in READS
+    ],
+)
 def test_a_late_number_decides_in_a_submodule(read):
     torch.manual_seed(0)
     for real in batches():
@@ -149,7 +155,7 @@ def exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-@pytest.mark.parametrize("width", [WIDTH, WIDTH + 1])
+@pytest.mark.parametrize("width", [pytest.param(WIDTH, marks=pytest.mark.slow), WIDTH + 1])
 def test_python_that_asks_whether_it_is_exported_may_pass_what_eager_does_not(width):
     torch.manual_seed(0)
     compare(OtherwiseWhenCaptured(width, exporting).double(), the_step, batches()[0], 2)

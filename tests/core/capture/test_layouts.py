@@ -22,6 +22,7 @@ LAYOUTS = {
     "every other": lambda x: x[:, ::2],
 }
 """How (rows, time, width) lies in memory where an operator reads it."""
+SLOW = pytest.mark.slow
 
 
 class Behind(nn.Module):
@@ -110,7 +111,19 @@ def behind(operator: str, layout: str) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
-@pytest.mark.parametrize(("operator", "layout"), list(zip(OPERATORS, itertools.cycle(LAYOUTS), strict=False)))
+ONE_OF_A_KIND = {
+    "batch norm", "layer norm", "convolution", "dropout", "maximum pool", "softmax", "attention", "scan", "gather",
+    "written in place",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operator", "layout"),
+    [
+        pytest.param(operator, layout, marks=[] if operator in ONE_OF_A_KIND else SLOW)
+        for operator, layout in zip(OPERATORS, itertools.cycle(LAYOUTS), strict=False)
+    ],
+)
 def test_gradients_equal_eager_whatever_strides_an_operator_reads(operator, layout):
     model, x = behind(operator, layout)
     compare(model, the_step, x, 3, split=True)
@@ -124,7 +137,7 @@ def test_gradients_equal_eager_for_every_operator_and_layout(operator, layout):
         compare(copy.deepcopy(model), the_step, x, cuts, **options)
 
 
-@pytest.mark.parametrize("layout", ["time last", "rows second"])
+@pytest.mark.parametrize("layout", ["time last", pytest.param("rows second", marks=SLOW)])
 @pytest.mark.parametrize("operator", ["batch norm", "convolution", "dropout"])
 def test_gradients_equal_eager_where_kernels_return_other_strides(operator, layout):
     model, x = behind(operator, layout)
