@@ -2,11 +2,12 @@
 
 For each model, on two workers that live for the whole run:
 
-1. The step is captured, operators and links are measured, and the model is cut into 2 stages and into 4.
+1. The step is captured, operators and links are measured, and the model is cut into 2 stages, and into 4 on devices in
+   a loop and in a fold.
 2. Profile. One step of each cut is rehearsed some times, in turns; both devices compute, and nothing is updated. Its
-   order is none of the five: 1F1B whose later half of backwards is in halves, so that it tells of F, B, I and W alike.
-   What messages cost the devices and what an optimizer step takes is measured, too.
-3. The five plans are made and their steps predicted from this one profile. Plans and predictions are written down with
+   order is none of the five: 1F1B, interleaved 1F1B and V-Half with the later half of their backwards in halves, for
+   times of F, B, I and W alike. What messages cost the devices and what an optimizer step takes is measured, too.
+3. The five plans are made and their steps predicted from these profiles. Plans and predictions are written down with
    their hash: from here on, nothing changes any more. None of these plans has run yet.
 4. Each plan trains by itself, as training does: its steps follow each other, and no other plan's parameters, optimizer
    state and freed memory are in the process (five pipelines that take turns have steps up to 14 % longer). Steps that
@@ -22,7 +23,7 @@ prediction corrected for the drift. The bounds are on the corrected one.
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
 
-    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 8] [--traces FOLDER]
+    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 6] [--traces FOLDER]
                                     [--record benchmarks/results/prediction.md]
 
 It exits with 1 where a bound is missed.
@@ -64,7 +65,7 @@ from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.reference_workload import reference_s
 from panpipe.runtimes.rehearsal import TYPICAL
-from panpipe.runtimes.rehearsed import RehearsedProfile, length_ratio, rehearsed_profile, times_scaled
+from panpipe.runtimes.rehearsed import Rehearsal, RehearsedProfile, length_ratio, rehearsed_profile, times_scaled
 from panpipe.runtimes.team import RankTeam
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
@@ -72,11 +73,11 @@ from prediction_models import MICROBATCHES, MODELS
 from recording import machine, record
 
 PORT = 29690
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "zb-h1": 1, "interleaved-1f1b": 2, "zb-v": 2}
-"""Schedules, and how many stages each device holds."""
-CUTS = {1: "1f1b", 2: "interleaved-1f1b"}
-"""Stages a device, and the schedule that cuts are searched for and rehearsed with."""
-REHEARSALS, STEPS = 4, 2
+SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b": "interleaved-1f1b", "zb-v": "v-half"}
+"""Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
+CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
+"""Stages a device of what is rehearsed."""
+REHEARSALS, STEPS = 3, 2
 """Turns of rehearsals of each cut, and steps of a turn after one that does not count."""
 WARM_UP = 2
 """Steps of each plan before those that count."""
@@ -175,6 +176,21 @@ class ProcessorTimes:
         return max(0.0, (busy - own) / everything)
 
 
+@frozen
+class Profile:
+    """What the rehearsal of a cut showed.
+
+    Args:
+        stages: operators of each.
+        programs: costs.
+        ratio: what the rehearsed steps took ÷ what these costs predict for them.
+    """
+
+    stages: Stages
+    programs: RehearsedProfile
+    ratio: float
+
+
 class Case:
     """One model on the workers.
 
@@ -197,7 +213,6 @@ class Case:
         )  # fmt: skip
         self.cluster = measured_cluster(team, torch.device("cpu"))
         self.graph = self.planning.measured_graph()
-        self.longer: dict[Stages, float] = {}
         self.speeds: list[float] = []
 
     def plan(self, schedule: str, stages: Stages, costs: Sequence[StageCosts]) -> Plan:
@@ -216,41 +231,44 @@ class Case:
         """The pipeline of a plan, with a model of its own."""
         torch.manual_seed(0)
         model = MODELS[self.name]()[0]
-        return Pipeline(model, self.step, self.team, plan, self.operators, self.shape, torch.optim.AdamW)
+        return Pipeline(
+            model, self.step, self.team, plan, self.operators, self.shape, torch.optim.AdamW,
+            known=self.planning.programs,
+        )  # fmt: skip
 
-    def profile(self, chunks: Sequence[int]) -> tuple[RehearsedProfile, dict[int, Stages]]:
-        """Rehearse a step of each cut. Returns the profile and the cuts, by stages a device."""
-        rehearsed, pipes = [], []
-        cuts: dict[int, Stages] = {}
-        for count in chunks:
-            stages = self.planning.cut(self.graph, self.cluster, count, [find_family(CUTS[count])])
+    def profiles(self, wanted: Sequence[str]) -> dict[str, "Profile"]:
+        """Rehearse a step of each cut and placement, in turns."""
+        pipes: dict[str, Pipeline] = {}
+        seen: dict[str, list[Rehearsal]] = {name: [] for name in wanted}
+        known: dict[str, tuple[StageCosts, ...]] = {}
+        for name in wanted:
+            stages = self.planning.cut(self.graph, self.cluster, CHUNKS[name], [find_family(name)])
             assert stages is not None
-            costs = self.planning.measured_stages(stages)
-            plan = self.plan(CUTS[count], stages, costs)
+            known[name] = self.planning.measured_stages(stages)
+            plan = self.plan(name, stages, known[name])
             orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
-            pipes.append(self.ready(evolve(plan, schedule="rehearsal", device_actions=orders)))
-            rehearsed.append((pipes[-1].plan, costs, []))
-            cuts[count] = stages
+            pipes[name] = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
         self.speeds = [reference_s(self.team)]
         for _ in range(REHEARSALS):
-            for pipe, (_, _, seen) in zip(pipes, rehearsed, strict=True):
-                seen.extend(pipe.rehearse(self.batch, 1 + STEPS)[1:])
+            for name, pipe in pipes.items():
+                seen[name] += pipe.rehearse(self.batch, 1 + STEPS)[1:]
             self.speeds.append(reference_s(self.team))
-        profile = rehearsed_profile(rehearsed, TYPICAL)
-        for plan, _, seen in rehearsed:
-            stages = tuple(stage.nodes for stage in plan.stages)
-            took = [one.trace.step_s for one in seen]
-            self.longer[stages] = length_ratio(plan, profile.of(plan), took, simulated)
-        return profile, cuts
+        found = {}
+        for name, pipe in pipes.items():
+            profile = rehearsed_profile([(pipe.plan, known[name], seen[name])], TYPICAL)
+            took = [one.trace.step_s for one in seen[name]]
+            ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
+            found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio)
+        return found
 
     def predicted(self, schedules: Sequence[str]) -> dict[str, Plan]:
         """The plans of schedules with their predictions, none of which has run."""
-        profile, cuts = self.profile(sorted({SCHEDULES[name] for name in schedules}))
+        profiles = self.profiles(sorted({SCHEDULES[name] for name in schedules}))
         found = {}
         for name in schedules:
-            stages = cuts[SCHEDULES[name]]
-            plan = self.plan(name, stages, profile.costs[stages])
-            found[name] = with_prediction(plan, times_scaled(profile.of(plan), self.longer[stages]), self.cluster)
+            known = profiles[SCHEDULES[name]]
+            plan = self.plan(name, known.stages, known.programs.costs[known.stages])
+            found[name] = with_prediction(plan, times_scaled(known.programs.of(plan), known.ratio), self.cluster)
         return found
 
     def measured(self, pipe: Pipeline, steps: int) -> "Times":
@@ -431,7 +449,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
-    parser.add_argument("--steps", type=int, default=8, help="timed steps of each plan")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of each plan")
     parser.add_argument("--traces", help="write predicted and measured traces to this folder")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
