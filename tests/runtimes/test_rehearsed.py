@@ -8,6 +8,7 @@ from panpipe.core.costs import StageCosts, StageEdge
 from panpipe.core.message_times import MessageTimes
 from panpipe.core.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.executor import StepRecord
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.rehearsed import Rehearsal, rehearsed_costs, rehearsed_profile
 from panpipe.runtimes.team import ThreadTeam
@@ -75,8 +76,9 @@ def test_rehearsals_tell_of_programs_and_messages_and_traced_steps_of_saved_tens
     case = CASES["batchnorm with a skip"]
     operators = captured(case, torch.float32, 8, 4)
     plan = even_plan(operators, 2, 4)
-    pipe = Pipeline(case.model(torch.float32), case.step, ThreadTeam(2), plan, operators, None, torch.optim.AdamW)
     batch = case.batch(8, torch.float32)
+    shape = split_batch(batch, 4)[0].shape
+    pipe = Pipeline(case.model(torch.float32), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW)
     seen = pipe.rehearse(batch, 2)
     assert all(not one.trace.memory and one.messages.send.keys() == one.messages.receive.keys() for one in seen)
     sizes = {edge.bytes for edge in plan.edges} | {edge.gradient_bytes for edge in plan.edges}
