@@ -132,6 +132,7 @@ class Reached:
         self.parameters: list[nn.Parameter] = []
         self.codes: list[types.CodeType] = []
         self._seen: dict[int, Any] = {}
+        self._names_of: dict[int, str] = {}
 
     @classmethod
     def of(cls, model: nn.Module, step: Any) -> "Reached":
@@ -139,6 +140,8 @@ class Reached:
         names, starts = frozenset[str](), frozenset[str]()
         while True:
             found = cls(names, starts)
+            tensors = [*model.named_parameters(), *model.named_buffers()]
+            found._names_of = {id(tensor): name for name, tensor in tensors}
             found._visit("the step", step, 0)
             found._visit("model", model, 0)
             found.parameters = list(model.parameters())
@@ -162,7 +165,7 @@ class Reached:
         """Where a tensor, or one that shares its memory, was reached; "" where none was."""
         where = tensor.untyped_storage().data_ptr()
         alike = {
-            id(value) for value in self._seen.values()
+            self._identity(value) for value in self._seen.values()
             if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == where
         }  # fmt: skip
         return next((p for p, v in self.values.items() if isinstance(v, tuple) and v[1] in alike), "")
@@ -175,6 +178,13 @@ class Reached:
         """The lists with their places."""
         return zip(self.sequence_places, self.sequences, strict=True)
 
+    def _identity(self, tensor: Tensor) -> Hashable:
+        """What a tensor is compared by: those of the model by their names, wherever else they are kept.
+
+        Recurrent layers keep theirs in a list, too. A parameter that another rank holds is replaced under its name.
+        """
+        return self._names_of.get(id(tensor), id(tensor))
+
     def _named(self, name: Any) -> bool:
         return name in self._known or (bool(self._known_starts) and name.startswith(self._known_starts))
 
@@ -186,7 +196,7 @@ class Reached:
             return
         self._seen[id(value)] = value  # alive, so that no other object gets its identity
         if isinstance(value, Tensor):
-            self.values[place] = "a tensor", id(value)
+            self.values[place] = "a tensor", self._identity(value)
         elif isinstance(value, nn.Module):
             self._module(place, value, depth)
         elif isinstance(value, types.FunctionType):
