@@ -5,7 +5,7 @@
 2. For each number of stages a device, cuts are searched on these times. A regular cut (`core/planner/regular`) is taken
    where what is searched is not predicted to gain more than ``WORTH``: it is the same one in the next run.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators. They correct the
-   times of 1; where another cut follows that is predicted to gain more than ``WORTH``, that one is measured.
+   times of 1; where another cut follows that is predicted to gain more than ``RECUT``, that one is measured.
 4. Schedules are chosen on the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
 """
 
@@ -51,6 +51,9 @@ from .team import Team
 WORTH = 0.03
 """Share of a step that a cut which follows measured times must be predicted to gain over a regular one: the times of
 operators differ by about as much from one run to the next."""
+RECUT = 2 * ALIKE
+"""The same for another cut once stages were measured: the times of both are known no better than to ``ALIKE``, and the
+other one is compiled and measured, too."""
 
 PLAIN = "1f1b"
 """The schedule that is rehearsed in any case: what others have to be faster than."""
@@ -173,7 +176,7 @@ class Planning:
             return self.cut(times, cluster, chunks, known=stages) or stages
         other = regular_cut(times, len(stages))
         gain = 0.0 if other is None else longest_stage_s(times, stages) / longest_stage_s(times, other) - 1
-        return other if other is not None and gain > WORTH else stages
+        return other if other is not None and gain > RECUT else stages
 
     def cut(
         self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None,
@@ -190,7 +193,8 @@ class Planning:
 
         Returns:
             ``known``, a regular cut, or what was searched: the first of them that is not predicted to be slower than
-            what was searched by more than ``WORTH``. None where no schedule is made for this many stages.
+            what was searched by more than ``WORTH``, or, for ``known``, ``RECUT``. None where no schedule is made for
+            this many stages.
         """
         message = self.message  # measured by all ranks, before one of them searches
 
@@ -207,13 +211,15 @@ class Planning:
                 return None
             self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
             searched = tuple(stage.nodes for stage in found.stages)
-            others = [each for each in (known, regular_cut(graph, len(searched))) if each is not None]
-            return next((each for each in others if self._as_good(found, graph, each, cluster)), searched)
+            others = [(known, RECUT), (regular_cut(graph, len(searched)), WORTH)]
+            return next(
+                (each for each, worth in others if each and self._as_good(found, graph, each, cluster, worth)), searched
+            )
 
         return self.team.decide(search)
 
-    def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, cluster: Cluster) -> bool:
-        """Whether the orders of a plan fit on another cut, and are not slower by more than is worth a search."""
+    def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, cluster: Cluster, worth: float) -> bool:
+        """Whether the orders of a plan fit on another cut, and are not slower by more than this share."""
         try:
             searched, other = (
                 score_of_cut(
@@ -225,7 +231,7 @@ class Planning:
             return False
         limits = [cluster.devices[device].memory_bytes for device in found.mesh.cluster_devices]
         fits = all(peak <= limit for peak, limit in zip(other.peak_memory_bytes, limits, strict=False))
-        return fits and other.step_s <= (1 + WORTH) * searched.step_s
+        return fits and other.step_s <= (1 + worth) * searched.step_s
 
     def choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
         """Plans of measured stages: the fastest, and those that hold less than every faster one; the same on every
