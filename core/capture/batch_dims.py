@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from ..wording import first_of
-from .containers import BatchNesting, flatten_batch
+from .containers import BatchNesting, flatten_batch, one_level
 
 AUTO = "auto"
 """What ``batch_dims`` has for what is to be found by tracing."""
@@ -129,11 +129,8 @@ def flatten_given(given: Any) -> Any:
 
 
 def _children(value: Any, name: str) -> dict[str, Any] | None:
-    """What a container of pytree's holds, by name; None for a leaf."""
-    keyed = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)[0]
-    if len(keyed) == 1 and not keyed[0][0]:
-        return None
-    return {name + pytree.keystr(path): part for path, part in keyed}
+    level = one_level(value, name)
+    return None if level is None else level[0]
 
 
 def _text(value: Any) -> str:

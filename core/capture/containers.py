@@ -118,24 +118,33 @@ def _plain(value: Any, name: str) -> tuple[Any, _Node | None]:
         parts = {key: _plain(part, f"{name}[{key!r}]") for key, part in fields.items()}
         node = _Node(tuple(child for _, child in parts.values()), _Object(type(value), value))
         return {key: part for key, (part, _) in parts.items()}, node
-    children, spec = _one_level(value)
-    if len(children) == 1 and children[0] is value:
+    level = one_level(value, name)
+    if level is None:
         raise RequestError(_unknown(value, name))
-    keyed = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)[0]
-    found = [_plain(child, name + pytree.keystr(path)) for path, child in keyed]
+    children, spec = level
+    found = [_plain(child, place) for place, child in children.items()]
     nodes = tuple(node for _, node in found)
     return pytree.tree_unflatten([part for part, _ in found], spec), _Node(nodes) if any(nodes) else None
 
 
 def _restored(plain: Any, node: _Node) -> Any:
-    children, spec = _one_level(plain)
+    children, spec = pytree.tree_flatten(plain, is_leaf=lambda part: part is not plain)
     parts = [c if n is None else _restored(c, n) for c, n in zip(children, node.children, strict=True)]
     made = pytree.tree_unflatten(parts, spec)
     return made if node.object is None else node.object.filled(made)
 
 
-def _one_level(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    return pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] | None:
+    """What a container that pytree knows holds, by name, and its structure; None for a leaf.
+
+    Args:
+        value: the container, or a leaf.
+        name: of the value, with which the names of what it holds begin.
+    """
+    keyed, spec = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+    if len(keyed) == 1 and not keyed[0][0]:
+        return None
+    return {name + pytree.keystr(path): part for path, part in keyed}, spec
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:

@@ -18,11 +18,10 @@ from typing import Any
 
 from attrs import frozen
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
-from .containers import flatten_batch
+from .containers import flatten_batch, one_level
 from .row_rules import LOOKUP, POSITIONAL
 from .row_trace import RowTrace, RowTracer
 from .sparse_tensors import refuse_sparse_tensors
@@ -141,16 +140,22 @@ class _Search:
         return running
 
     def _keeps_apart(self, axis: Axis) -> bool:
-        self._count += 1
-        return self._count <= MAX_TRACES and self._tracer.keeps_apart(dict(axis.dims), axis.lists)
+        return self._may_trace(axis) and self._tracer.keeps_apart(dict(axis.dims), axis.lists)
 
     def _trace(self, axis: Axis) -> RowTrace:
         if axis not in self._traces:
-            self._count += 1
-            if self._count > MAX_TRACES:
-                return RowTrace(0, RuntimeError("not traced"))
-            self._traces[axis] = self._tracer.trace(dict(axis.dims), axis.lists)
+            self._traces[axis] = (
+                self._tracer.trace(dict(axis.dims), axis.lists)
+                if self._may_trace(axis)
+                else RowTrace(0, RuntimeError(f"not traced: {MAX_TRACES} others were"))
+            )
         return self._traces[axis]
+
+    def _may_trace(self, axis: Axis) -> bool:
+        """Whether an axis was traced already, or fewer than `MAX_TRACES` were; counts it."""
+        known = self._tracer.known(dict(axis.dims), axis.lists) is not None
+        self._count += not known
+        return known or self._count <= MAX_TRACES
 
     def _dims(self, axis: Axis) -> BatchDims:
         """With what is not cut, by name; tensors that the step does not read are cut with the others."""
@@ -275,12 +280,10 @@ def _lists_of_samples(batch: Any, name: str) -> dict[str, Sequence[Any]]:
     """Lists whose elements are nested alike, with tensors of the same dtypes and numbers of dimensions."""
     if type(batch) in (list, tuple) and len(batch) > 1 and len({_kind(one) for one in batch}) == 1 and _kind(batch[0]):
         return {name: batch}
-    keyed = pytree.tree_flatten_with_path(batch, is_leaf=lambda part: part is not batch)[0]
-    if len(keyed) == 1 and not keyed[0][0]:
-        return {}
+    level = one_level(batch, name)
     found: dict[str, Sequence[Any]] = {}
-    for path, part in keyed:
-        found |= _lists_of_samples(part, name + pytree.keystr(path))
+    for place, part in level[0].items() if level is not None else ():
+        found |= _lists_of_samples(part, place)
     return found
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from .containers import BatchNesting, flatten_batch
+from .containers import BatchNesting, flatten_batch, one_level
 from .dynamo import PlainStep
 from .fakes import fake_of, fake_state
 from .functions import without_checkpoints
@@ -25,7 +25,7 @@ from .user_lines import user_line
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _EVEN = 12
-"""Where a step does not run with a prime number of samples, such as one that forms groups of them: so many times it."""
+"""Where a step does not run with a prime number of samples, such as one that forms groups: the multiple of it."""
 
 
 @frozen
@@ -229,6 +229,8 @@ def with_lists(
 
 
 def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]) -> Any:
+    if isinstance(value, Tensor):  # a batch may have one where the example had a list
+        return value
     if name in lists:
         return type(value)(take(list(value)))
     if not any(other.startswith(name) for other in lists):
@@ -238,9 +240,11 @@ def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list
         fields = nesting.plain(leaves)
         parts = {key: _relisted(_field(value, key), f"{name}[{key!r}]", lists, take) for key in fields}
         return nesting.node.object.filled(parts)
-    keyed, spec = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
-    parts_ = [_relisted(part, name + pytree.keystr(path), lists, take) for path, part in keyed]
-    return pytree.tree_unflatten(parts_, spec)
+    level = one_level(value, name)
+    if level is None:
+        return value
+    held, spec = level
+    return pytree.tree_unflatten([_relisted(part, place, lists, take) for place, part in held.items()], spec)
 
 
 def _field(value: Any, key: str) -> Any:

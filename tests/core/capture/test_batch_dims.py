@@ -8,7 +8,7 @@ import pytest
 import torch
 from panpipe.core.capture.batch_dims import read_batch_dims
 from panpipe.core.capture.containers import flatten_batch
-from panpipe.core.capture.find_batch_dims import find_batch_dims
+from panpipe.core.capture.find_batch_dims import MAX_TRACES, find_batch_dims
 from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F
@@ -206,6 +206,8 @@ def test_samples_are_found_by_tracing(case: str) -> None:
     assert not found.lists
 
 
+Fields = namedtuple("Fields", "x xs")
+
 LISTS = {
     "dicts": (
         nn.Linear(D, D), pad, [{"x": torch.randn(S, D), "y": torch.tensor(1)} for _ in range(N)], {"batch"},
@@ -226,6 +228,10 @@ LISTS = {
         nn.Linear(D, D), lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         [torch.randn(N, D), torch.randn(N, D)], set(),
     ),
+    "a field whose name begins another one's": (
+        nn.Linear(D, D), lambda model, batch: F.mse_loss(model(torch.stack(batch.xs)), batch.x),
+        Fields(torch.randn(N, D), [torch.randn(D) for _ in range(N)]), {"batch.xs"},
+    ),
 }  # fmt: skip
 
 
@@ -237,6 +243,15 @@ def test_lists_of_samples_are_found(case: str) -> None:
     assert all(dim == 0 for dim in found.by_name.values())
 
 
+def test_a_tensor_in_the_place_of_a_list_is_cut_by_rows() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(torch.stack(list(batch["xs"]))).mean()
+
+    known = find_batch_dims(nn.Linear(D, D), step, {"xs": [torch.randn(D) for _ in range(N)]})
+    found = find_batch_dims(nn.Linear(D, D), step, {"xs": torch.randn(N, D)}, given=known)
+    assert found.by_name == {"batch['xs']": 0}
+
+
 class Bags(nn.Module):
     """Sums of embeddings, each of the tokens between two offsets."""
 
@@ -246,6 +261,12 @@ class Bags(nn.Module):
 
     def forward(self, words: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         return self.bags(words, offsets)
+
+
+def take_known_shapes(model: nn.Module, batch: Any) -> torch.Tensor:
+    if any(part.shape != (2 + i, 30 + i) for i, part in enumerate(batch.values())):
+        raise ValueError("other shapes")
+    return model.weight.sum() * sum(part.sum() for part in batch.values())
 
 
 def convolve_graph(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -270,6 +291,10 @@ REFUSED = {
         Recurrent(),
         lambda model, batch: model.lstm(nn.utils.rnn.pack_padded_sequence(batch["x"], batch["n"]))[1][0].mean(),
         {"x": square(), "n": torch.full((N,), 3)}, "cannot be traced",
+    ),
+    "more dimensions than are traced": (
+        nn.Linear(D, D), take_known_shapes, {f"x{i}": torch.randn(2 + i, 30 + i) for i in range(MAX_TRACES)},
+        "other shapes",
     ),
     "no rows": (nn.Linear(D, D), lambda model, batch: model(batch["x"]).mean(), {"x": torch.tensor(1.0)}, "no tensor"),
 }  # fmt: skip
