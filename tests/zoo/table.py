@@ -1,17 +1,24 @@
-"""``make zoo``: trains every model of the zoo, writes the table of what was found, and prints a summary."""
+"""``make zoo``: trains every model of the zoo, writes the table of what was found, and prints a summary.
+
+Results are kept in a file as they come. Models that are named are trained again, and the table keeps what the file has
+of the others; ``--missing`` goes on with a run that was interrupted.
+"""
 
 import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.recording import machine
+from tests.zoo.measured import HERE, Measured, Result
 from tests.zoo.models import ZOO
-from tests.zoo.run import Result, run_zoo
+from tests.zoo.run import run_zoo
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "zoo.md"
+TABLE = HERE / "benchmarks" / "results" / "zoo.md"
+RESULTS = HERE / "out" / "zoo.jsonl"
 KINDS = ("loss", "gradient", "parameter", "buffer")
 PLANS = 8
 """Checks of one model: two and three devices, 1F1B and V-Half, threads and gloo."""
@@ -23,8 +30,10 @@ def worst(results: list[Result], kind: str) -> str:
 
 
 def outcome(results: list[Result]) -> str:
-    """Of one model: ``right`` or ``refused`` where all its checks are, else the worst."""
+    """Of one model: ``right`` or ``refused`` where all its checks are, else the worst; ``not run`` without any."""
     found = {result["outcome"] for result in results}
+    if not found:
+        return "not run"
     complete = found == {"refused"} or (found == {"right"} and len(results) == PLANS)
     return found.pop() if complete else "wrong" if "wrong" in found else "crashed"
 
@@ -43,66 +52,79 @@ def row(name: str, results: list[Result]) -> str:
     problem = problem_of(results)
     remark = "; ".join(text for text in (entry.shows, f"Python: {python}" if python else "") if text)
     kind, count = first.get("dtype", "–"), first.get("operators", "–")
+    at = results[0]["commit"] if results else "–"
     if outcome(results) == "refused":
-        return f"| {name} | {entry.source} | refused | {kind} | {count} | – | – | – | – | {remark}: “{entry.refusal}” |"
+        counted = f"{kind} | {count} | – | – | – | – | {at}"
+        return f"| {name} | {entry.source} | refused | {counted} | {remark}: “{entry.refusal}” |"
     distances = " | ".join(worst(results, kind) for kind in KINDS)
     remark = "; ".join(text for text in (remark, problem.replace("|", "/")) if text)
-    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {count} | {distances} | {remark} |"
+    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {count} | {distances} | {at} | {remark} |"
 
 
-def summary(by_model: dict[str, list[Result]]) -> dict[str, int]:
+def summary(by_model: Mapping[str, list[Result]]) -> dict[str, int]:
     """How many models have each outcome."""
     found = [outcome(results) for results in by_model.values()]
-    return {kind: found.count(kind) for kind in ("right", "refused", "wrong", "crashed")}
+    return {kind: found.count(kind) for kind in ("right", "refused", "wrong", "crashed", "not run")}
 
 
-def table(by_model: dict[str, list[Result]], seconds: float) -> str:
+def table(by_model: Mapping[str, list[Result]], seconds: float) -> str:
     count = summary(by_model)
     kept = sum(any(r.get("python") for r in found) for found in by_model.values() if outcome(found) == "right")
     rows = "\n".join(row(name, found) for name, found in by_model.items())
+    left = f" {count['not run']} were not run." if count["not run"] else ""
     return f"""# The zoo
 
 Of {len(by_model)} models {count["right"]} train as one process does, by every plan: 1F1B and V-Half, on two and on
 three devices, over threads and over gloo; {count["refused"]} are refused before training, with the message that is
-expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise. {kept} of those that train keep
-some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes on {machine()}.
+expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left} {kept} of those that
+train keep some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes on {machine()};
+“at” is the commit.
 
 Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
 microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
 and buffers. float64 has to be within 1e-9; float32, where an operator has no other form, within 1e-4, and gradients
 within 1e-5.
 
-| model | from | plans | in | operators | loss | gradients | parameters | buffers | |
-|---|---|---|---|---|---|---|---|---|---|
+| model | from | plans | in | operators | loss | gradients | parameters | buffers | at | |
+|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="models; all of them by default")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the table")
+    parser.add_argument("names", nargs="*", help="models; all of them by default", metavar="MODEL")
+    parser.add_argument("--missing", action="store_true", help="only models of which the file has no complete results")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds, after which --missing can go on")
+    parser.add_argument("--crews", type=int, default=2, help="groups of three worker processes that share the models")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--out", type=Path, default=TABLE, help="the table")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in ZOO]:
+        parser.error(f"the zoo has no {', '.join(unknown)}: it has {', '.join(ZOO)}")
+    measured = Measured(arguments.results)
     names = arguments.names or list(ZOO)
-    start = time.monotonic()
+    if arguments.missing:
+        names = [name for name in names if outcome(measured.of(name)) not in ("right", "refused")]
+    start, done = time.monotonic(), 0
 
-    def progress(done: int) -> None:
+    def report(result: Result) -> None:
+        nonlocal done
+        done += 1
+        measured.add(result)
         if sys.stderr.isatty():
             print(f"\r{done} of {PLANS * len(names)} checks, {time.monotonic() - start:.0f} s", end="", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder:
-        results = run_zoo(names, Path(folder), arguments.limit, progress)
-    by_model = {name: [result for result in results if result["model"] == name] for name in names}
-    text = table(by_model, time.monotonic() - start)
-    arguments.out.write_text(text, encoding="utf-8")
-    print(text)
+        run_zoo(names, Path(folder), arguments.limit, report, arguments.crews)
+    by_model = {name: measured.of(name) for name in ZOO}
+    arguments.out.write_text(table(by_model, measured.seconds()), encoding="utf-8")
     count = summary(by_model)
-    print(", ".join(f"{number} {kind}" for kind, number in count.items()))
+    print(f"{arguments.out}: " + ", ".join(f"{number} {kind}" for kind, number in count.items()))
     for name, found in by_model.items():
         if (kind := outcome(found)) in ("wrong", "crashed"):
             print(f"{kind}: {name}: {problem_of(found) or 'differs'}")
-    return 0 if not count["wrong"] and not count["crashed"] else 1
+    return 0 if not count["wrong"] and not count["crashed"] and not count["not run"] else 1
 
 
 if __name__ == "__main__":

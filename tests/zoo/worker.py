@@ -1,7 +1,8 @@
-"""Trains models of the zoo one after another: ``worker.py threads|gloo RESULTS NAME...``.
+"""Trains models of the zoo one after another: ``worker.py RESULTS NAME...``.
 
-Lines of JSON go to RESULTS: one when a model begins, and one for every check. For gloo three of these are started, with
-RANK, MASTER_ADDR and MASTER_PORT set; each model is captured once in each, and trained by two of them and by all three.
+Three of these are started, with RANK, MASTER_ADDR and MASTER_PORT set. Each captures a model once. The first trains it
+over threads; then two of them, and all three, train it over gloo. Lines of JSON go to RESULTS: one when a model begins,
+and one for every check.
 """
 
 import json
@@ -26,11 +27,6 @@ ROWS, WORLDS = 6, (2, 3)
 Result = dict[str, object]
 
 
-def threads() -> Iterator[Callable[[], Team]]:
-    for world in WORLDS:
-        yield lambda world=world: ThreadTeam(world)
-
-
 class Ranks:
     """This process's part in groups of two and of three; groups come and go, the store stays."""
 
@@ -47,7 +43,8 @@ class Ranks:
 
     def _team(self, world: int) -> Team:
         store = dist.PrefixStore(str(self._groups), self._store)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world)
         return RankTeam()
 
 
@@ -62,6 +59,7 @@ def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
     """What one plan gave."""
     far = check.distance
     return {
+        "backend": backend,
         "devices": check.devices,
         "schedule": check.schedule,
         "operators": len(patient.operators.graph.nodes),
@@ -90,50 +88,55 @@ def refused(name: str, problem: str) -> str:
     return "refused" if expected and expected in problem else "crashed"
 
 
-def checks(name: str, backend: str, ranks: "Ranks | None") -> Iterator[Result | None]:
+def checks(name: str, ranks: Ranks) -> Iterator[Result]:
     """Check a model by all plans.
 
     Yields:
-        What each check found; None on a rank that has no part in one, or that does not report it.
+        What each check found, on the rank that reports it.
     """
     try:
         patient = admitted(name)
     except PanpipeError as error:
-        yield {"outcome": refused(name, str(error)), "problem": str(error)}
+        for backend in ("threads", "gloo") if ranks.rank == 0 else ():
+            yield {"backend": backend, "outcome": refused(name, str(error)), "problem": str(error)}
         return
-    for make in ranks.teams() if ranks is not None else threads():
-        if make is None:
-            yield None
-            continue
-        for schedule, chunks in SCHEDULES:
-            team = make() if ranks is None or not dist.is_initialized() else RankTeam()
-            check = patient.check(team, schedule, chunks)
-            yield trained(name, backend, patient, check) if 0 in team.local else None
-            team.close()
-        if dist.is_initialized():
+    if ranks.rank == 0:
+        for world in WORLDS:
+            yield from checked_by(lambda world=world: ThreadTeam(world), name, "threads", patient)
+    for make in ranks.teams():
+        if make is not None:
+            yield from checked_by(make, name, "gloo", patient)
             dist.destroy_process_group()
+
+
+def checked_by(make: Callable[[], Team], name: str, backend: str, patient: Patient) -> Iterator[Result]:
+    """Check by each schedule, on a team of its own."""
+    for schedule, chunks in SCHEDULES:
+        team = make()
+        check = patient.check(team, schedule, chunks)
+        if 0 in team.local:
+            yield trained(name, backend, patient, check)
+        team.close()
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    backend, results, *names = sys.argv[1:]
-    ranks = Ranks() if backend == "gloo" else None
+    results, *names = sys.argv[1:]
+    ranks = Ranks()
     with Path(results).open("a", encoding="utf-8") as file:
 
         def write(**result: object) -> None:
-            print(json.dumps({"backend": backend, **result}), file=file, flush=True)
+            print(json.dumps(result), file=file, flush=True)
 
         for name in names:
             write(begins=name)
             try:
-                for result in checks(name, backend, ranks):
-                    if result is not None:
-                        write(model=name, **result)
-            except Exception as error:  # of panpipe's own: a row of the table
-                if dist.is_initialized():
-                    raise  # other ranks may wait for this one: the crew starts anew after this model
-                write(model=name, outcome="crashed", problem=f"{type(error).__name__}: {error}"[:300])
+                for result in checks(name, ranks):
+                    write(model=name, **result)
+            except Exception as error:
+                write(model=name, backend="both", outcome="crashed", problem=f"{type(error).__name__}: {error}"[:300])
+                raise  # other ranks may wait for this one: another crew goes on after this model
 
 
 if __name__ == "__main__":
