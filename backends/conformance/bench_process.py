@@ -16,6 +16,8 @@ from .bench import Bench
 from .payload import DTYPES, BrokenRuleError
 from .rules import RULES, rules_of
 
+HOST = "127.0.0.1"
+
 
 @frozen
 class Job:
@@ -27,7 +29,7 @@ class Job:
         devices: how many.
         where: the type of device that tensors are on.
         first: number of the rule to begin with.
-        meeting: a path at which processes can meet.
+        port: of the store on this machine at which processes meet.
     """
 
     kind: BackendKind
@@ -35,7 +37,7 @@ class Job:
     devices: int
     where: str
     first: int
-    meeting: str
+    port: int
 
 
 def serve(job: Job, local: Sequence[int], line: Connection) -> None:
@@ -93,7 +95,8 @@ def _connect(job: Job, local: Sequence[int], line: Connection) -> Sequence[Backe
             assert job.kind.ranks is not None
             if job.where == "cuda":
                 torch.cuda.set_device(_place(job, local[0]))  # where a rank's end of the transport is made
-            dist.init_process_group("gloo", init_method=f"file://{job.meeting}", rank=local[0], world_size=job.devices)
+            store = dist.TCPStore(HOST, job.port, is_master=False)
+            dist.init_process_group("gloo", store=store, rank=local[0], world_size=job.devices)
             return [job.kind.ranks(dist.group.WORLD)]
         assert job.kind.threads is not None
         return job.kind.threads(job.devices)

@@ -1,5 +1,6 @@
-"""Starts ranks that do the jobs of `ranks`, and reads what they found."""
+"""Starts ranks that do the jobs of `ranks`, under torchrun or as forks of one process, and reads what they found."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -10,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .forks import Fork, Forks
+
 SCRIPT = Path(__file__).with_name("ranks.py")
-TIMEOUT_S = 240
+HANGS_S = 900
+"""What takes longer hangs: a machine that is slow or busy takes a tenth of that."""
 SHARED = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 """What ranks have in their environment whatever the tests have in theirs."""
 
@@ -38,7 +42,7 @@ def torchrun_script(
     """A script of its own under torchrun; the rest as of :func:`torchrun`."""
     options = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
     process = _launcher(options, (str(script), *arguments), more)
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    out, err = process.communicate(timeout=HANGS_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -50,7 +54,7 @@ def torchrun_on_nodes(job: str, folder: Path, nodes: int, ranks: int, **more: st
     options += ("--rdzv-endpoint", meeting, "--rdzv-id", "panpipe", "--local-addr", "127.0.0.1")
     started = [_launcher(options, (str(SCRIPT), job, str(folder)), more) for _ in range(nodes)]
     for process in started:
-        _, err = process.communicate(timeout=TIMEOUT_S)
+        _, err = process.communicate(timeout=HANGS_S)
         assert process.returncode == 0, err[-3000:]
     return [one[job] for one in found(folder, nodes * ranks)]
 
@@ -72,9 +76,18 @@ def found(folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
 
 
 def results_of(jobs: Iterable[str], folder: Path, ranks: int = 2, **more: str) -> dict[str, list[Any]]:
-    """What each job found on every rank, all of them in one start."""
-    done = torchrun(",".join(jobs), folder, ranks, **more)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """What each job found on every rank, all of them in one start, without torchrun."""
+    return _by_job(alone(",".join(jobs), folder, ranks, **more), folder, ranks)
+
+
+def results_under_torchrun(jobs: Iterable[str], folder: Path, ranks: int = 2, **more: str) -> dict[str, list[Any]]:
+    """The same of ranks under torchrun."""
+    return _by_job([torchrun(",".join(jobs), folder, ranks, **more)], folder, ranks)
+
+
+def _by_job(done: Iterable[subprocess.CompletedProcess[str]], folder: Path, ranks: int) -> dict[str, list[Any]]:
+    for one in done:
+        assert one.returncode == 0, one.stderr[-3000:]
     here = found(folder, ranks)
     return {job: [one[job] for one in here] for job in here[0]}
 
@@ -93,27 +106,51 @@ def alone(
     absent: tuple[int, ...] = (),
     **more: str,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why."""
+    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why.
+
+    They are forks, but where ``PYTHONPATH`` is given: what they import is then their own.
+    """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     shared = {**SHARED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    arguments = [job, str(folder), *([backend] if backend else [])]
+    started = [
+        Fork(arguments, {**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+        if rank not in absent
+    ]
+    return _fresh(started) if "PYTHONPATH" in more else _forks().run(started, HANGS_S)
+
+
+def _fresh(processes: Sequence[Fork]) -> list[subprocess.CompletedProcess[str]]:
+    """Processes that import for themselves."""
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), job, str(folder), *([backend] if backend else [])],
-            env={**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [sys.executable, str(SCRIPT), *process.arguments],
+            env=dict(process.environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
         )
-        for rank in range(ranks)
-        if rank not in absent
+        for process in processes
     ]
     done = []
     for process in started:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = process.communicate(timeout=HANGS_S)
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
     return done
+
+
+_running: list[Forks] = []
+
+
+def _forks() -> Forks:
+    """The process whose forks are ranks, which lives as long as this one."""
+    if not _running or _running[-1].ended:
+        _running.append(forks := Forks(SCRIPT, {**os.environ, **SHARED}))
+        atexit.register(forks.stop)
+    return _running[-1]
 
 
 def left_over(folder: Path) -> list[int]:

@@ -36,6 +36,7 @@ from tests.support import deaf
 from tests.support.cuts import captured
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
+from tests.support.forks import serve
 from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
@@ -49,6 +50,13 @@ def parity(team):
     """The first case under plans that differ most, and every other under some of them, in float64."""
     first, *others = CASES
     return _parity(team, [(first, plan) for plan in EVERYWHERE] + [(name, plan) for name in others for plan in SOME])
+
+
+def parity_of_three(team):
+    """The first case under the plans with the most messages and the most kinds of actions, every other under one."""
+    first, *others = CASES
+    pairs = zip(others, SOME, strict=True)
+    return _parity(team, [(first, "interleaved"), (first, "recompute in a v"), *pairs])
 
 
 def parity_of_all(team):
@@ -241,7 +249,7 @@ def thinking(team):
     """Rank 1 is killed while rank 0 is busy for long, as with a plan, and talks to nobody."""
 
     def choose():
-        time.sleep(60)
+        time.sleep(600)
 
     if team.local == (1,):
         time.sleep(0.5)
@@ -618,4 +626,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    work = serve(main) if sys.argv[1:] == ["serve"] else main
+    if work is not None:
+        work()
