@@ -16,14 +16,15 @@ For each model, on two workers that live for the whole run:
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
 A machine that others share has another speed a few minutes later. So the reference workload
-(`runtimes/reference_workload`) is timed on both cores around each profiled and each measured block: what it took while
-a plan was measured ÷ what it took while it was profiled is the drift, and the error is reported as it is and with the
-prediction corrected for the drift. The bounds are on the corrected one.
+(`runtimes/reference_workload`) is timed on both cores before and after each profiled and each measured step. The drift
+of a step is the mean of the two ÷ the median reading while its cut was profiled. The error is reported as it is, and
+corrected: the prediction against the median of the measured steps, each divided by its own drift. The bounds are on the
+corrected one.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
 
-    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 6] [--traces FOLDER]
+    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 12] [--traces FOLDER]
                                     [--record benchmarks/results/prediction.md]
 
 It exits with 1 where a bound is missed.
@@ -32,6 +33,7 @@ It exits with 1 where a bound is missed.
 import argparse
 import gc
 import hashlib
+import itertools
 import json
 import os
 import statistics
@@ -77,7 +79,7 @@ SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b
 """Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
 CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
-REHEARSALS, STEPS = 3, 2
+REHEARSALS, STEPS = 4, 2
 """Turns of rehearsals of each cut, and steps of a turn after one that does not count."""
 WARM_UP = 2
 """Steps of each plan before those that count."""
@@ -98,7 +100,8 @@ class Row:
         predicted_saved, measured_saved: peak of saved tensors by device, in bytes.
         predicted_busy_s, processor_s: by device; the second is the median over steps.
         foreign: what other processes took of all processors while the model was measured, as a share of their time.
-        profiled_s, reference_s: of the reference workload, while the model was profiled and while the plan ran.
+        drifts: of each measured step: how many times as long the reference workload took around it as while the cut
+            was profiled.
     """
 
     model: str
@@ -112,18 +115,18 @@ class Row:
     predicted_busy_s: tuple[float, ...]
     processor_s: tuple[float, ...]
     foreign: float
-    profiled_s: float
-    reference_s: float
+    drifts: tuple[float, ...]
 
     @property
     def drift(self) -> float:
         """How much slower the machine was while the plan was measured than while its costs were, as a share."""
-        return self.reference_s / self.profiled_s - 1
+        return statistics.median(self.drifts) - 1
 
     @property
     def corrected(self) -> float:
-        """The error of the step, corrected for drift."""
-        return self.predicted_s * (1 + self.drift) / self.measured_s - 1
+        """The error of the step, corrected for drift step by step."""
+        steps = [step / drift for step, drift in zip(self.steps_s, self.drifts, strict=True)]
+        return self.predicted_s / statistics.median(steps) - 1
 
     @property
     def measured_s(self) -> float:
@@ -184,11 +187,13 @@ class Profile:
         stages: operators of each.
         programs: costs.
         ratio: what the rehearsed steps took ÷ what these costs predict for them.
+        reference_s: of the reference workload meanwhile: the speed for which the costs hold.
     """
 
     stages: Stages
     programs: RehearsedProfile
     ratio: float
+    reference_s: float
 
 
 class Case:
@@ -213,7 +218,6 @@ class Case:
         )  # fmt: skip
         self.cluster = measured_cluster(team, torch.device("cpu"))
         self.graph = self.planning.measured_graph()
-        self.speeds: list[float] = []
 
     def plan(self, schedule: str, stages: Stages, costs: Sequence[StageCosts]) -> Plan:
         """The plan of a schedule, with the first of its parameters, as predicted from these costs of its stages."""
@@ -248,40 +252,43 @@ class Case:
             plan = self.plan(name, stages, known[name])
             orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
             pipes[name] = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
-        self.speeds = [reference_s(self.team)]
+        speeds: dict[str, list[float]] = {name: [] for name in wanted}
         for _ in range(REHEARSALS):
             for name, pipe in pipes.items():
+                before = reference_s(self.team)
                 seen[name] += pipe.rehearse(self.batch, 1 + STEPS)[1:]
-            self.speeds.append(reference_s(self.team))
+                speeds[name] += [(before + reference_s(self.team)) / 2] * STEPS
         found = {}
         for name, pipe in pipes.items():
             profile = rehearsed_profile([(pipe.plan, known[name], seen[name])], TYPICAL)
-            took = [one.trace.step_s for one in seen[name]]
+            typical = statistics.median(speeds[name])
+            took = [one.trace.step_s * typical / speed for one, speed in zip(seen[name], speeds[name], strict=True)]
             ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
-            found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio)
+            found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)
         return found
 
-    def predicted(self, schedules: Sequence[str]) -> dict[str, Plan]:
-        """The plans of schedules with their predictions, none of which has run."""
+    def predicted(self, schedules: Sequence[str]) -> dict[str, tuple[Plan, float]]:
+        """The plans of schedules with their predictions, none of which has run, and for which reading of the reference
+        workload these hold."""
         profiles = self.profiles(sorted({SCHEDULES[name] for name in schedules}))
         found = {}
         for name in schedules:
             known = profiles[SCHEDULES[name]]
             plan = self.plan(name, known.stages, known.programs.costs[known.stages])
-            found[name] = with_prediction(plan, times_scaled(known.programs.of(plan), known.ratio), self.cluster)
+            plan = with_prediction(plan, times_scaled(known.programs.of(plan), known.ratio), self.cluster)
+            found[name] = plan, known.reference_s
         return found
 
     def measured(self, pipe: Pipeline, steps: int) -> "Times":
         """Steps of a plan that trains by itself."""
         first = [self._step(pipe)[0] for _ in range(WARM_UP)]
-        speeds, found = [reference_s(self.team)], []
-        for number in range(steps):
+        found, speeds = [], [reference_s(self.team)]
+        for _ in range(steps):
             found.append(self._step(pipe))
-            if number == steps // 2:
-                speeds.append(reference_s(self.team))
-        speeds.append(reference_s(self.team))
+            speeds.append(reference_s(self.team))
         wall, own = zip(*found, strict=True)
-        return Times(wall, statistics.median(own), tuple(first), statistics.median(speeds))
+        around = tuple(statistics.fmean(pair) for pair in itertools.pairwise(speeds))
+        return Times(wall, statistics.median(own), tuple(first), around)
 
     def _step(self, pipe: Pipeline) -> tuple[float, float]:
         """Seconds of a step, and the processor's seconds of this worker's thread in it."""
@@ -301,13 +308,13 @@ class Times:
         wall: by the clock.
         own: of the processor, for this worker's thread; the median.
         first: by the clock, of those that warm up.
-        reference_s: of the reference workload meanwhile.
+        references_s: of the reference workload around each step: the mean of before and after.
     """
 
     wall: tuple[float, ...]
     own: float
     first: tuple[float, ...]
-    reference_s: float
+    references_s: tuple[float, ...]
 
 
 def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Plan:
@@ -320,11 +327,11 @@ def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None
     """Predict, freeze, measure; rank 0 tells."""
     case = Case(name, team)
     plans = case.predicted(schedules)
-    hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, plan in plans.items()}
+    hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, (plan, _) in plans.items()}
     if wire is not None:
-        wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, plan in plans.items()})
+        wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, (plan, _) in plans.items()})
     rows = []
-    for schedule, plan in plans.items():
+    for schedule, (plan, profiled_s) in plans.items():
         pipe = case.ready(plan)
         load = ProcessorTimes(team)
         times = case.measured(pipe, steps)
@@ -340,7 +347,7 @@ def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None
         rows.append(
             Row(name, schedule, hashes[schedule], plan.prediction.step_s, times.wall, times.first,
                 plan.prediction.peak_saved_bytes, tuple(peak["saved"] for peak in peaks), tuple(busy),
-                tuple(processor), foreign, statistics.median(case.speeds), times.reference_s)
+                tuple(processor), foreign, tuple(speed / profiled_s for speed in times.references_s))
         )  # fmt: skip
         if folder is not None and wire is not None:
             write_traces(Path(folder), f"{name}-{schedule}", result.trace, trace)
@@ -449,7 +456,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of each plan")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each plan")
     parser.add_argument("--traces", help="write predicted and measured traces to this folder")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
