@@ -9,6 +9,7 @@ import dis
 import functools
 import sys
 import warnings
+from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
@@ -17,6 +18,8 @@ from torch import nn
 from .user_lines import is_own, is_user_code
 
 _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
+_RUN_STEPS = {str(Path(__file__).with_name(name)) for name in ("breaks.py", "row_trace.py")}
+"""Files of the functions that run a user's step."""
 _SKIPPED = ("CACHE", "TO_BOOL", "COPY_FREE_VARS", "NOP", "NOT_TAKEN", "PRECALL", "EXTENDED_ARG", "RESUME")
 """Instructions between a value that is asked for and the jump that asks, and ones that do nothing."""
 _ENDS = ("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP", "POP_JUMP", "RERAISE")
@@ -101,9 +104,9 @@ def _handled(code: CodeType, offset: int) -> bool:
 
 
 def _user_frames(frame: FrameType | None) -> list[FrameType]:
-    """This frame and those of the user's that called it, up to panpipe's own code."""
+    """This frame and those of the user's step that called it, but not what called panpipe."""
     found: list[FrameType] = []
-    while frame is not None and not frame.f_code.co_filename.endswith("core/capture/breaks.py"):
+    while frame is not None and frame.f_code.co_filename not in _RUN_STEPS:
         if is_user_code(frame.f_code.co_filename):
             found.append(frame)
         frame = frame.f_back

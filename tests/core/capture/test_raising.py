@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 from panpipe.core.capture.captured import TAIL
+from panpipe.core.capture.find_batch_dims import find_batch_dims
 from panpipe.core.capture.operators import operators_of
 from panpipe.core.capture.step import capture_step
+from panpipe.core.errors import RequestError
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
 
@@ -144,3 +146,19 @@ def test_a_check_of_the_batch_is_left_out_before_the_model_is_called():
         return model(x).mean()
 
     assert not captured(Checked(lambda _: None), step).regions
+
+
+def fails_whatever_bools_are(x: Tensor) -> None:
+    assert x.isfinite().all()
+    if (x > 1e3).any():
+        raise ValueError("too large")
+
+
+@pytest.mark.filterwarnings("ignore:this check needs the value")
+@pytest.mark.parametrize("function", [find_batch_dims, capture_step])
+def test_a_handler_around_panpipe_does_not_count(function):
+    model = Checked(fails_whatever_bools_are)
+    try:
+        function(model, lambda model, batch: model(batch["x"]).mean(), {"x": torch.randn(6, 4)})
+    except RequestError as error:
+        pytest.fail(str(error))
