@@ -24,6 +24,7 @@ from ..core.errors import PanpipeError, RequestError
 from ..core.planner import even_plan
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import find_family
+from .compiled import Programs
 from .microbatches import Microbatch, split_batch
 from .parity import Distance, distance_to_one_process
 from .pipeline import Pipeline
@@ -135,6 +136,7 @@ class Patient:
         captured = capture_step(self.model, step, pieces[0].batch)
         self.operators: Operators = operators_of(captured)
         self.capture_s = time.perf_counter() - start
+        self._programs: Programs = {}
 
     def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
         """Train by one plan, and compare with one process."""
@@ -153,7 +155,9 @@ class Patient:
         sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
         plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        pipe = Pipeline(mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED)
+        pipe = Pipeline(
+            mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED, known=self._programs
+        )
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
             batch_dims=self.dims,

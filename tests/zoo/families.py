@@ -108,6 +108,22 @@ def video_transformer() -> nn.Module:
     )  # fmt: skip
 
 
+def video_unet() -> nn.Module:
+    return diffusers.UNet3DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"), block_out_channels=(8, 16), layers_per_block=1,
+        norm_num_groups=4, cross_attention_dim=16, attention_head_dim=4,
+    )  # fmt: skip
+
+
+def linear_transformer() -> nn.Module:
+    return diffusers.SanaTransformer2DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=8, num_layers=2,
+        num_cross_attention_heads=2, cross_attention_head_dim=8, cross_attention_dim=16, caption_channels=16,
+        mlp_ratio=2, sample_size=8, patch_size=1,
+    )  # fmt: skip
+
+
 def flow() -> nn.Module:
     return diffusers.AuraFlowTransformer2DModel(
         sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=1, attention_head_dim=8,
@@ -168,4 +184,8 @@ FAMILIES: tuple[Entry, ...] = (
     Entry("Prior", "diffusers", prior, predict_embedding, denoised(16), "tokens of several kinds"),
     Entry("AuraFlow", "diffusers", flow, predict_noise, denoised(4, 8, 8, times="shares"), "two streams, then one"),
     Entry("Wan", "diffusers", video_transformer, predict_noise_at_time, denoised(4, 2, 8, 8), "video"),
+    Entry("UNet3D", "diffusers", video_unet, predict_noise_at_time, denoised(4, 2, 8, 8),
+          "convolutions over time, transposed layouts"),
+    Entry("Sana", "diffusers", linear_transformer, predict_noise, denoised(4, 8, 8),
+          "linear attention, depthwise convolutions of transposed sequences"),
 )  # fmt: skip

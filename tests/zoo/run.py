@@ -1,58 +1,54 @@
-"""Runs models of the zoo in worker processes that live for many of them."""
+"""Runs models of the zoo in worker processes, each of which trains many of them."""
 
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
-RANKS = 3
 HANGS_AFTER_S = 400
-"""Seconds without a result after which a crew counts as one that hangs."""
+"""Seconds without a result after which a worker counts as one that hangs."""
 Result = dict[str, Any]
 
 
-class Crew:
-    """Worker processes. Where they die or hang, another crew continues after the model that they were at.
+class Worker:
+    """A process that trains models. Where it dies or hangs, another continues after the model that it was at.
 
     Args:
         names: of models, in order.
-        folder: where workers write.
+        folder: where the worker writes.
         report: called with each result.
     """
 
     def __init__(self, names: Sequence[str], folder: Path, report: Callable[[Result], None]) -> None:
         self._left, self._folder, self._report = list(names), folder, report
-        self._crews = 0
+        self._processes = 0
         self._start()
 
     def _start(self) -> None:
-        self._crews += 1
-        self._file = self._folder / f"{id(self)}-{self._crews}"
+        self._processes += 1
+        self._file = self._folder / f"{id(self)}-{self._processes}"
         self._lines, self._progress, self._model = 0, time.monotonic(), self._left[0]
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        shared = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self._processes = [self._process(shared, rank) for rank in range(RANKS)]
-
-    def _process(self, shared: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(WORKER), f"{self._file}.{rank}", *self._left]
-        with Path(f"{self._file}.{rank}.err").open("w", encoding="utf-8") as said:
-            return subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=said)
+        with Path(f"{self._file}.err").open("w", encoding="utf-8") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, str(WORKER), str(self._file), *self._left], env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+            )  # fmt: skip
 
     def done(self) -> bool:
-        """Report new results; whether all models were tried. Starts another crew where this one died or hangs."""
-        ended = [process.poll() for process in self._processes]
+        """Report new results; whether all models were tried. Starts another process where this one died or hangs."""
+        status = self._process.poll()
         self._collect()
-        if all(status == 0 for status in ended):
+        if status == 0:
             return True
         hangs = time.monotonic() - self._progress > HANGS_AFTER_S
-        if not hangs and not any(status not in (None, 0) for status in ended):
+        if not hangs and status is None:
             return False
         self.stop()
         self._collect()
@@ -64,23 +60,21 @@ class Crew:
         return False
 
     def stop(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        """End the process, and those that it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _add(self, name: str, problem: str) -> None:
         self._report({"model": name, "backend": "both", "outcome": "crashed", "problem": problem})
 
     def _said(self) -> str:
-        """The end of what the rank with the most to say wrote to standard error."""
-        said = [Path(f"{self._file}.{rank}.err").read_text(encoding="utf-8") for rank in range(len(self._processes))]
-        return " ".join(max(said, key=len)[-300:].split())
+        """The end of what it wrote to standard error."""
+        return " ".join(Path(f"{self._file}.err").read_text(encoding="utf-8")[-300:].split())
 
     def _collect(self) -> None:
-        """Report what the first rank has written since the last call."""
-        path = Path(f"{self._file}.0")
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
+        """Report what was written since the last call."""
+        whole = self._file.read_text(encoding="utf-8").rpartition("\n")[0] if self._file.exists() else ""
         for line in map(json.loads, whole.splitlines()[self._lines :]):
             self._lines, self._progress = self._lines + 1, time.monotonic()
             if "begins" in line:
@@ -91,7 +85,7 @@ class Crew:
 
 def run_zoo(
     names: Sequence[str], folder: Path, limit_s: float, report: Callable[[Result], None] = lambda _: None,
-    crews: int = 2,
+    workers: int = 2,
 ) -> list[Result]:  # fmt: skip
     """Train models by threads and over gloo.
 
@@ -100,7 +94,7 @@ def run_zoo(
         folder: for what workers write.
         limit_s: seconds after which workers are stopped; models that are left have no results.
         report: called with each result as soon as it is there.
-        crews: how many groups of workers share the models.
+        workers: how many processes share the models.
 
     Returns:
         What every check found.
@@ -111,14 +105,14 @@ def run_zoo(
         found.append(result)
         report(result)
 
-    working = [Crew(part, folder, collect) for part in (names[i::crews] for i in range(crews)) if part]
+    working = [Worker(part, folder, collect) for part in (names[i::workers] for i in range(workers)) if part]
     end = time.monotonic() + limit_s
     try:
-        open_crews = list(working)
-        while open_crews and time.monotonic() < end:
+        busy = list(working)
+        while busy and time.monotonic() < end:
             time.sleep(0.5)
-            open_crews = [crew for crew in open_crews if not crew.done()]
+            busy = [worker for worker in busy if not worker.done()]
     finally:
-        for crew in working:
-            crew.stop()
+        for worker in working:
+            worker.stop()
     return found

@@ -111,4 +111,7 @@ SEQUENCES: tuple[Entry, ...] = (
            num_decoder_layers=2, num_decoder_attention_heads=2, max_position_embeddings=32, use_cache=False),
     _built("Time series transformer", "TimeSeriesTransformerForPrediction", "TimeSeriesTransformerConfig", own_loss,
            dated(10), **DATED),
+    _built("Autoformer", "AutoformerForPrediction", "AutoformerConfig", own_loss, dated(10),
+           "attention to lags of the largest autocorrelation, found by Fourier transforms", label_length=4,
+           float64=False, moving_average=3, encoder_attention_heads=2, decoder_attention_heads=2, **DATED),
 )  # fmt: skip

@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="models; all of them by default", metavar="MODEL")
     parser.add_argument("--missing", action="store_true", help="only models of which the file has no complete results")
     parser.add_argument("--limit", type=float, default=3600, help="seconds, after which --missing can go on")
-    parser.add_argument("--crews", type=int, default=2, help="groups of three worker processes that share the models")
+    parser.add_argument("--workers", type=int, default=2, help="processes that share the models")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--out", type=Path, default=TABLE, help="the table")
     arguments = parser.parse_args()
@@ -116,7 +116,7 @@ def main() -> int:
             print(f"\r{done} of {PLANS * len(names)} checks, {time.monotonic() - start:.0f} s", end="", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder:
-        run_zoo(names, Path(folder), arguments.limit, report, arguments.crews)
+        run_zoo(names, Path(folder), arguments.limit, report, arguments.workers)
     by_model = {name: measured.of(name) for name in ZOO}
     arguments.out.write_text(table(by_model, measured.seconds()), encoding="utf-8")
     count = summary(by_model)

@@ -1,15 +1,19 @@
 """Trains models of the zoo one after another: ``worker.py RESULTS NAME...``.
 
-Three of these are started, with RANK, MASTER_ADDR and MASTER_PORT set. Each captures a model once. The first trains it
-over threads; then two of them, and all three, train it over gloo. Lines of JSON go to RESULTS: one when a model begins,
-and one for every check.
+Each model is captured once, trained over threads, and then over gloo by three processes that fork from this one: they
+have what is captured, and the programs of the stages, which take the most time. Lines of JSON go to RESULTS: one when a
+model begins, and one for every check.
 """
 
 import json
 import os
+import signal
+import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,25 +31,47 @@ ROWS, WORLDS = 6, (2, 3)
 Result = dict[str, object]
 
 
-class Ranks:
-    """This process's part in groups of two and of three; groups come and go, the store stays."""
+def forked(work: Callable[[int, int], None]) -> bool:
+    """Run ``work(rank, port)`` in a process for each rank; where one fails, the others end as well. Whether none did.
 
-    def __init__(self) -> None:
-        self.rank = int(os.environ["RANK"])
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self._store = dist.TCPStore(address, port, is_master=self.rank == 0, timeout=timedelta(seconds=300))
-        self._groups = 0
+    What forks may not have run a backward with accelerators, and has no threads but this one.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    ranks = [_fork(work, rank, port) for rank in range(max(WORLDS))]
+    left, well = set(ranks), True
+    while left:
+        ended, status = os.wait()
+        left.discard(ended)
+        well = well and status == 0
+        for rank in left if status else ():
+            os.kill(rank, signal.SIGKILL)
+    return well
 
-    def teams(self) -> Iterator[Callable[[], Team] | None]:
-        for world in WORLDS:
-            self._groups += 1
-            yield (lambda world=world: self._team(world)) if self.rank < world else None
 
-    def _team(self, world: int) -> Team:
-        store = dist.PrefixStore(str(self._groups), self._store)
-        if not dist.is_initialized():
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=world)
-        return RankTeam()
+def _fork(work: Callable[[int, int], None], rank: int, port: int) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work(rank, port)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+def teams(rank: int, port: int) -> Iterator[Callable[[], Team]]:
+    """This rank's part in groups of two and of three; groups come and go, the store stays."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=300))
+    for world in WORLDS:
+        if rank < world:
+            group = dist.PrefixStore(str(world), store)
+            dist.init_process_group("gloo", store=group, rank=rank, world_size=world)
+            yield RankTeam
+            dist.destroy_process_group()
+    store.add("done", 1)
+    while rank == 0 and store.add("done", 0) < max(WORLDS):
+        time.sleep(0.01)
 
 
 def admitted(name: str) -> Patient:
@@ -88,55 +114,59 @@ def refused(name: str, problem: str) -> str:
     return "refused" if expected and expected in problem else "crashed"
 
 
-def checks(name: str, ranks: Ranks) -> Iterator[Result]:
-    """Check a model by all plans.
-
-    Yields:
-        What each check found, on the rank that reports it.
-    """
+def check_by_all_plans(name: str, write: Callable[..., None]) -> None:
+    """Check a model, and write down what each check found."""
     try:
         patient = admitted(name)
     except PanpipeError as error:
-        for backend in ("threads", "gloo") if ranks.rank == 0 else ():
-            yield {"backend": backend, "outcome": refused(name, str(error)), "problem": str(error)}
+        for backend in ("threads", "gloo"):
+            write(backend=backend, outcome=refused(name, str(error)), problem=str(error))
         return
-    if ranks.rank == 0:
-        for world in WORLDS:
-            yield from checked_by(lambda world=world: ThreadTeam(world), name, "threads", patient)
-    for make in ranks.teams():
-        if make is not None:
-            yield from checked_by(make, name, "gloo", patient)
-            dist.destroy_process_group()
+    for world in WORLDS:
+        check_on(lambda world=world: ThreadTeam(world), name, "threads", patient, write)
+
+    def over_gloo(rank: int, port: int) -> None:
+        with writing_failures(write):
+            for make in teams(rank, port):
+                check_on(make, name, "gloo", patient, write)
+
+    if not forked(over_gloo):
+        write(backend="gloo", outcome="crashed", problem="died: a rank")
 
 
-def checked_by(make: Callable[[], Team], name: str, backend: str, patient: Patient) -> Iterator[Result]:
+def check_on(make: Callable[[], Team], name: str, backend: str, patient: Patient, write: Callable[..., None]) -> None:
     """Check by each schedule, on a team of its own."""
     for schedule, chunks in SCHEDULES:
         team = make()
         check = patient.check(team, schedule, chunks)
         if 0 in team.local:
-            yield trained(name, backend, patient, check)
+            write(**trained(name, backend, patient, check))
         team.close()
+
+
+@contextmanager
+def writing_failures(write: Callable[..., None]) -> Iterator[None]:
+    """Write down an exception of panpipe's own before it is raised: a row of the table."""
+    try:
+        yield
+    except Exception as error:
+        write(backend="both", outcome="crashed", problem=f"{type(error).__name__}: {error}"[:300])
+        raise
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     results, *names = sys.argv[1:]
-    ranks = Ranks()
     with Path(results).open("a", encoding="utf-8") as file:
-
-        def write(**result: object) -> None:
-            print(json.dumps(result), file=file, flush=True)
-
         for name in names:
-            write(begins=name)
-            try:
-                for result in checks(name, ranks):
-                    write(model=name, **result)
-            except Exception as error:
-                write(model=name, backend="both", outcome="crashed", problem=f"{type(error).__name__}: {error}"[:300])
-                raise  # other ranks may wait for this one: another crew goes on after this model
+
+            def write(name: str = name, **result: object) -> None:
+                print(json.dumps({"model": name, **result}), file=file, flush=True)
+
+            print(json.dumps({"begins": name}), file=file, flush=True)
+            with suppress(Exception), writing_failures(write):
+                check_by_all_plans(name, write)
 
 
 if __name__ == "__main__":
