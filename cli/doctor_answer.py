@@ -22,7 +22,10 @@ def plain_findings(found: Findings) -> dict[str, Any]:
                 "right": found.right(check),
                 "problem": check.problem,
                 **(
-                    {kind: getattr(check.distance, kind) for kind in ("loss", "gradient", "parameter", "buffer")}
+                    {
+                        kind: getattr(check.distance, kind)
+                        for kind in ("loss", "gradient", "parameter", "buffer", "undefined")
+                    }
                     if check.distance is not None
                     else {}
                 ),
@@ -52,6 +55,12 @@ def print_findings(found: Findings) -> None:
     for check in found.checks:
         if check.problem:
             print(f"{check.schedule} on {check.devices} devices: {check.problem}")
+        elif check.distance is not None and check.distance.undefined:
+            print(
+                f"{check.schedule} on {check.devices} devices: {check.distance.undefined} losses and elements of "
+                "gradients are not finite in one process either, where nothing can be compared: give a model and a "
+                "batch with finite gradients."
+            )
         elif check.distance is not None and not found.right(check):
             names = ", ".join(f"{kind}: {name}" for kind, name in check.distance.worst.items())
             print(f"{check.schedule} on {check.devices} devices differs most in {names}")

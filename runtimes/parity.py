@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
@@ -14,9 +15,11 @@ from .pipeline import Pipeline
 from .reference import reference_step
 from .team import Team
 
-SMALLEST_NORM = 1e-4
-"""Gradients smaller than this in norm are compared as if they were this large: those of a bias before a normalisation
-are zero but for rounding."""
+SMALLEST_SHARE, SMALLEST_SHARE_SINGLE = 1e-5, 1e-4
+"""Gradients whose norm is a smaller share of that of all gradients are compared as if it were this share: in float64,
+and in less precise numbers. Some, as those of a bias before a normalisation, are zero but for rounding: sums of terms
+that cancel. Their rounding is that of the terms, and these are as large as other gradients are. With the tolerances of
+a check-up that leaves 45 roundings of the norm of all gradients in float64, and a hundredth of one in float32."""
 
 
 @frozen
@@ -28,6 +31,8 @@ class Distance:
         gradient: of any parameter's gradient in any step, in norm, relative to that gradient's.
         parameter: of any element of a parameter after the last step, absolute.
         buffer: the same for buffers.
+        undefined: losses and elements of gradients that are not finite in one process, where nothing can be compared.
+            They have to be the same in the pipeline; where they are not, distances are infinite.
         worst: what has the largest of these, by kind: ``"gradient"`` → a parameter's name.
     """
 
@@ -35,6 +40,7 @@ class Distance:
     gradient: float = 0.0
     parameter: float = 0.0
     buffer: float = 0.0
+    undefined: int = 0
     worst: Mapping[str, str] = field(factory=dict)
 
     def with_one(self, kind: str, found: float, name: str) -> "Distance":
@@ -44,9 +50,17 @@ class Distance:
             return self
         return evolve(self, **{kind: max(found, getattr(self, kind))}, worst={**self.worst, kind: name})
 
+    def with_undefined(self, wanted: Tensor) -> "Distance":
+        """This distance, with the elements of a tensor of one process that are not finite."""
+        return evolve(self, undefined=self.undefined + int((~wanted.detach().isfinite()).sum()))
+
     def within(self, tolerance: float, gradients: float) -> bool:
-        """Whether loss, parameters and buffers are within one tolerance, and gradients within another."""
-        return max(self.loss, self.parameter, self.buffer) <= tolerance and self.gradient <= gradients
+        """Whether all is finite, and within one tolerance; gradients within another."""
+        return (
+            self.undefined == 0
+            and max(self.loss, self.parameter, self.buffer) <= tolerance
+            and self.gradient <= gradients
+        )
 
 
 def distance_to_one_process(
@@ -74,8 +88,8 @@ def distance_to_one_process(
         wanted = reference_step(
             model, step, batch, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
         )
-        found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}")
-        found = _gradients(found, pipe.model, model)
+        found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(wanted)
+        found = with_gradients(found, pipe.model, model)
         if alone is not None:
             alone.step()
     for kind, mine, theirs in (
@@ -89,11 +103,14 @@ def distance_to_one_process(
     for other in everyone:
         for kind in ("loss", "gradient", "parameter", "buffer"):
             found = found.with_one(kind, getattr(other, kind), other.worst.get(kind, ""))
-    return found
+    return evolve(found, undefined=max(other.undefined for other in everyone))
 
 
-def _gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
+def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
+    """A distance, with those of the gradients of a pipeline's model to those of one process."""
     own = dict(mine.named_parameters())
+    sizes = {n: _defined(p.grad).norm().item() for n, p in theirs.named_parameters() if p.grad is not None}
+    total = math.hypot(*sizes.values())
     for name, parameter in theirs.named_parameters():
         if own[name].is_meta:
             continue
@@ -101,10 +118,21 @@ def _gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
         if (here is None) != (there is None):
             found = found.with_one("gradient", math.inf, name)
         elif here is not None and there is not None:
-            same = here.isnan() & there.isnan()
-            apart, size = ((t.masked_fill(same, 0.0)).norm().item() for t in (here - there, there))
-            found = found.with_one("gradient", apart / max(size, SMALLEST_NORM), name)
+            same = (here == there) | (here.isnan() & there.isnan())
+            apart = (here - there).masked_fill(same, 0.0).norm().item()
+            share = SMALLEST_SHARE if torch.finfo(there.dtype).eps < 1e-12 else SMALLEST_SHARE_SINGLE
+            far = _ratio(apart, max(sizes[name], share * total))
+            found = found.with_one("gradient", far, name).with_undefined(there)
     return found
+
+
+def _ratio(apart: float, size: float) -> float:
+    """Infinite where one process has zeros alone and the pipeline has not."""
+    return 0.0 if apart == 0 else apart / size if size else math.inf
+
+
+def _defined(gradient: Tensor) -> Tensor:
+    return gradient.masked_fill(~gradient.isfinite(), 0.0)
 
 
 def _largest(mine: Tensor, theirs: Tensor) -> float:

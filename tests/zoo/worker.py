@@ -93,7 +93,11 @@ def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
         "outcome": _outcome(name, patient, check),
         "problem": check.problem,
         "dtype": str(patient.dtype).removeprefix("torch."),
-        **({kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer")} if far else {}),
+        **(
+            {kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer", "undefined")}
+            if far
+            else {}
+        ),
         "worst": dict(far.worst) if far else {},
         "seconds": check.seconds,
         "capture_s": patient.capture_s,
