@@ -66,14 +66,14 @@ class Request:
         """Exit status, answer, and seconds of the processor."""
         with tempfile.TemporaryDirectory() as name:
             arguments = on_devices(Path(name), self.graph, self.devices, self.microbatches, self.memory)
-            told, said = Path(name, "told"), Path(name, "said")
-            with told.open("w", encoding="utf-8") as out, said.open("w", encoding="utf-8") as errors:
+            answers, messages = Path(name, "answers"), Path(name, "messages")
+            with answers.open("w", encoding="utf-8") as out, messages.open("w", encoding="utf-8") as errors:
                 process = subprocess.Popen(plan_command(*arguments, *self.more), stdout=out, stderr=errors)
                 _, ended, used = os.wait4(process.pid, 0)
             process.returncode = status = os.waitstatus_to_exitcode(ended)
             if status not in (FITS, INFEASIBLE):
-                print(said.read_text(encoding="utf-8"), file=sys.stderr)
-            answer = json.loads(told.read_text(encoding="utf-8")) if status in (FITS, INFEASIBLE) else {}
+                print(messages.read_text(encoding="utf-8"), file=sys.stderr)
+            answer = json.loads(answers.read_text(encoding="utf-8")) if status in (FITS, INFEASIBLE) else {}
         return status, answer, used.ru_utime + used.ru_stime
 
     def instead(self, change: Mapping[str, Any], folder: Path) -> "Request":

@@ -49,8 +49,8 @@ def profile_operators(
     link = _link(where)
     host = f"{machine(where)}, {dtype}{f', {threads} threads' if where.type == 'cpu' else ''}"
     if out is not None:
-        told = f"measured by panpipe profile on {host}, {datetime.date.today().isoformat()}"
-        write_text(out, device_file(title, base.name, host, _numbers(found, told), _link_numbers(link, told)))
+        origin = f"measured by panpipe profile on {host}, {datetime.date.today().isoformat()}"
+        write_text(out, device_file(title, base.name, host, _numbers(found, origin), _link_numbers(link, origin)))
     if json:
         print_json(_answer(found, base, host, link))
     else:
@@ -122,10 +122,10 @@ def _link(device: torch.device) -> tuple[float, float] | None:
     return link.bytes_per_s, link.latency_s
 
 
-def _link_numbers(link: tuple[float, float] | None, told: str) -> Numbers | None:
+def _link_numbers(link: tuple[float, float] | None, origin: str) -> Numbers | None:
     if link is None:
         return None
-    source = Source(f"{told}: ping-pong between two threads")
+    source = Source(f"{origin}: ping-pong between two threads")
     rate, latency_s = link
     return {
         "peak_bytes_per_s": (rate, source),
@@ -134,10 +134,10 @@ def _link_numbers(link: tuple[float, float] | None, told: str) -> Numbers | None
     }
 
 
-def _numbers(found: Calibration, told: str) -> Numbers:
+def _numbers(found: Calibration, origin: str) -> Numbers:
     numbers = dict(found.device.numbers())
     by_kind = {f"efficiency.{kind}": residuals for kind, residuals in found.by_kind.items()}
-    sources = {name: Source(f"{told}: {_errors_text(by_kind.get(name, found.residuals))}") for name in found.fitted}
+    sources = {name: Source(f"{origin}: {_errors_text(by_kind.get(name, found.residuals))}") for name in found.fitted}
     return {name: (numbers[name], source) for name, source in sources.items()}
 
 
@@ -187,16 +187,16 @@ def _show(found: Calibration, base: DeviceType, what: str, link: tuple[float, fl
     print(f"{what}; peak rates of {base.name}")
     rows = []
     for kind, residuals in found.by_kind.items():
-        told = _kind_answer(residuals)
+        answer = _kind_answer(residuals)
         rows.append(
             (
                 kind,
-                told["operators"],
+                answer["operators"],
                 f"{device.efficiency[kind]:.1%}",
-                f"{told['fitted_median_error']:.0%}",
-                f"{told['median_error']:.0%}",
-                f"{told['worst_error']:.0%}",
-                told["worst"],
+                f"{answer['fitted_median_error']:.0%}",
+                f"{answer['median_error']:.0%}",
+                f"{answer['worst_error']:.0%}",
+                answer["worst"],
             )
         )
     columns = ("kind", "operators", "of peak", "fit", "held out", "worst", "which")

@@ -1,4 +1,4 @@
-"""What paired measurements tell of a difference: an estimate and its confidence bounds, from ranks alone.
+"""What paired measurements show of a difference: an estimate and its confidence bounds, from ranks alone.
 
 Two candidates that take turns are measured in pairs, so that a machine whose speed drifts is as fast for one as for the
 other. Nothing is known of the noise's distribution, and some steps are disturbed, so nothing here assumes a normal one:
@@ -17,7 +17,7 @@ from attrs import frozen
 
 @frozen
 class Difference:
-    """What pairs tell of a difference.
+    """What pairs show of a difference.
 
     Args:
         estimate: of the difference, in its own unit.
@@ -38,7 +38,7 @@ def difference(values: Sequence[float], error: float) -> Difference:
     Args:
         values: the differences of the pairs; at least one.
         error: most probability that the truth is below ``low``; the same that it is above ``high``. Four pairs can
-            tell 1 in 16, five 1 in 32.
+            show 1 in 16, five 1 in 32.
     """
     averages = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
     place = _place(len(values), error)

@@ -90,8 +90,8 @@ class BatchAgreement:
         if self._rows is not None:
             return
         if self._later:  # the others are at the same place, or are missed there
-            told = self._team.in_replica(lambda _: self._table[self._device].tolist())
-            self._rows, self._later = told, False
+            rows = self._team.in_replica(lambda _: self._table[self._device].tolist())
+            self._rows, self._later = rows, False
         else:
             self._team.collectively(self._arrive)
         failure = self._failure()

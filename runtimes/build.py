@@ -207,7 +207,7 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
     in_order = plan.mesh.cluster_devices == tuple(range(plan.devices))
     if len(team.local) == team.size > 1 and not anywhere and not in_order:
         raise RequestError(
-            f"the plan stands on the devices {list(plan.mesh.cluster_devices)} of its cluster: threads are its devices "
+            f"the plan uses the devices {list(plan.mesh.cluster_devices)} of its cluster: threads are its devices "
             "in their order; plan for a cluster with its devices in this order, or start ranks with torchrun"
         )
     validate(plan)

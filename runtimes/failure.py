@@ -76,7 +76,7 @@ def stopped(rank: int, failure: BaseException, limit: int = LINE_LIMIT) -> str:
 
 
 def shortened(text: str, limit: int = LINE_LIMIT) -> str:
-    """A text of at most so many characters, which UTF-8 can write."""
+    """The text cut to at most ``limit`` characters, which UTF-8 can write."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     end = f" … ({len(text)} characters)"
     return text if len(text) <= limit else text[: limit - len(end)] + end

@@ -65,7 +65,7 @@ def _sums_of_rows(words: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> list[Tensor]:
-    """The strided tensors that a tensor is made of; none of one without values."""
+    """The strided tensors that hold a tensor's values; none for one on meta."""
     if tensor.is_meta:
         return []
     if tensor.layout is torch.strided:

@@ -141,7 +141,7 @@ def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState
             if reason is not None:
                 raise RequestError(
                     f"parameter '{name}' was unfrozen and {reason}: build the pipeline with all parameters that are "
-                    "ever trained unfrozen, and freeze them behind it"
+                    "ever trained unfrozen, and freeze them after that"
                 )
             state.join(name)
             joined = True

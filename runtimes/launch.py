@@ -82,7 +82,7 @@ def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
             )
         if max(mesh.cluster_devices) >= world:
             raise RequestError(
-                f"the plan stands on the devices {list(mesh.cluster_devices)} of its cluster and the job has {world} "
+                f"the plan uses the devices {list(mesh.cluster_devices)} of its cluster and the job has {world} "
                 "ranks, from 0: a rank is the device of its number; plan for a cluster of these devices alone"
             )
     return mesh
@@ -117,7 +117,7 @@ def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str
 
 
 def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
-    """The mesh that a plan stands on, which is the one asked for if there is one; without a plan that."""
+    """The mesh that a plan is for, which is the one asked for if there is one; without a plan that."""
     if plan is None or mesh is None:
         return mesh if plan is None else plan.mesh
     if isinstance(mesh, MeshShape):
@@ -127,7 +127,7 @@ def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
     if not same:
         asked = f"'{mesh.text}'" if isinstance(mesh, MeshShape) else str(mesh)
         raise RequestError(
-            f"mesh is {asked} and the plan stands on pp={plan.mesh.pipeline},dp={plan.mesh.data}: leave mesh out, or "
+            f"mesh is {asked} and the plan is for pp={plan.mesh.pipeline},dp={plan.mesh.data}: leave mesh out, or "
             "plan again"
         )
     return mesh if isinstance(mesh, DeviceMesh) else plan.mesh

@@ -16,11 +16,11 @@ from .compute import finished_s
 from .team import Team
 
 SIZES = (1 << 16, 1 << 21)
-"""Bytes of the messages that tell the line."""
+"""Bytes of the messages that the line is fitted to."""
 ROUNDS = 5
-"""How often each is sent beside the work, in turns with the work alone; the median difference counts."""
+"""How often each is sent while the work runs, in turns with the work alone; the median difference counts."""
 PRODUCTS = 4
-"""Products of 512 × 512 that messages hide behind: 10 ms on one core."""
+"""Products of 512 × 512 that run while messages are sent: 10 ms on one core."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:

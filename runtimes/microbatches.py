@@ -272,7 +272,7 @@ def _counted(found: dict[str, tuple[int, str]]) -> Callable[[list[Any]], list[An
 
 
 def _kind(dtype: torch.dtype) -> Any:
-    """What operators tell apart: types of floating-point numbers, and whole numbers of any size."""
+    """What operators distinguish: types of floating-point numbers, and whole numbers of any size."""
     return dtype if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else int
 
 

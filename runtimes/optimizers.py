@@ -24,17 +24,17 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """Makes the scheduler of an optimizer: ``lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``."""
 
 MEMBERS = ("params", "param_names")
-"""What a parameter group has beside its options."""
+"""What a parameter group has in addition to its options."""
 
 _TRIED = 8
 """Parameters of each stage that an optimizer is tried with."""
 _SAME = 1e-6
-"""How far changes of a parameter may be apart, relative in norm, in float64: kernels that round otherwise are not told
-from each other, and a factor that depends on other parameters is."""
+"""How far changes of a parameter may be apart, relative in norm, in float64: kernels that round otherwise count
+as equal, and a factor that depends on other parameters is."""
 
 
 def state_share(optimizer: OptimizerFactory | None) -> float:
-    """Bytes of optimizer state for each byte of a parameter, as a small parameter of its own tells.
+    """Bytes of optimizer state for each byte of a parameter, measured with a small parameter.
 
     Args:
         optimizer: makes one; where it cannot make one for any parameter, Adam's share, 2.
@@ -138,7 +138,7 @@ def join_optimizer(
         found = "none" if optimizer is None else f"one of {len(optimizer.param_groups)} parameter groups"
         raise RequestError(
             f"parameter '{name}' was unfrozen, and the optimizer of its stage, {found}, cannot take it: build the "
-            "pipeline with all parameters that are ever trained unfrozen, and freeze them behind it"
+            "pipeline with all parameters that are ever trained unfrozen, and freeze them after that"
         )
     group = optimizer.param_groups[place]
     group["params"].append(joining)
@@ -147,7 +147,7 @@ def join_optimizer(
 
 
 def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
-    """Refuse an optimizer that changes a parameter otherwise where it has others beside it: stages have their own.
+    """Refuse an optimizer whose change of a parameter depends on the others that it has: stages have their own.
 
     It is tried on a few steps of small stand-ins, all of them at once and stage by stage. Optimizers that cannot be
     tried, and those of torch, which change each parameter for itself or need a closure, are let through.
@@ -169,7 +169,7 @@ def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Par
                 return
             alone = [_changes(make, stage) for stage in tried]
     except Exception:
-        return  # the real one tells what is wrong
+        return  # the real one raises what is wrong
     kind, changes = together
     for found in alone:
         for name, change in found[1].items() if found is not None else ():

@@ -171,8 +171,8 @@ class StepRunner:
         self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float,
         differ: bool,
     ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:  # fmt: skip
-        """What makes the mean of gradients that are summed up, the sum of the replicas' scales, of so many, and whether
-        no stage of any replica steps.
+        """What makes the mean of gradients that are summed up; the sum of the replicas' scales and the number of
+        replicas; and whether no stage of any replica steps.
 
         Args:
             prepared: the step.

@@ -106,7 +106,7 @@ class Team(ABC):
             raise failure
 
     def fail(self, failure: BaseException) -> None:  # noqa: B027 - of one process there are no others
-        """Tell all other processes that this one stops, and why: nobody shall wait for it."""
+        """Report to all other processes that this one stops, and why: none shall wait for it."""
 
     @abstractmethod
     def backend(self, device: int) -> Backend:
@@ -145,7 +145,7 @@ class Team(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """Close threads and connections."""
 
 
 class ThreadTeam(Team):
@@ -269,7 +269,7 @@ class RankTeam(Team):
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """A failure in here is told to the others, and named after the rank that failed first."""
+        """A failure in here is reported to the others, and named after the rank that failed first."""
         try:
             yield
         except BaseException as failure:
@@ -327,8 +327,8 @@ class RankTeam(Team):
             return work()
 
     def agree(self, failure: Exception | None) -> None:
-        told = self.everywhere(lambda _: None if failure is None else encoded(failure, self._rank))
-        first = next((document for document in told if document is not None), None)
+        documents = self.everywhere(lambda _: None if failure is None else encoded(failure, self._rank))
+        first = next((document for document in documents if document is not None), None)
         if first is not None:
             raise failure or decoded(first)
 

@@ -122,7 +122,7 @@ class Variants:
         return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
 
     def forget(self) -> None:
-        """Let go of prepared steps: after one that broke off, of what it left behind."""
+        """Free prepared steps, with what a step that broke off left in them."""
         for key in self._kept:
             variant = self._kept.use(key)
             assert variant is not None

@@ -28,7 +28,7 @@ def build_trace(
     """The events of all queues in order of start, a memory sample for every change, and the use of the links.
 
     ``reference_s`` is what the reference workload took when the costs were measured. What starts at one moment on one
-    queue stays in the order issued: the reductions stand in front of the steps.
+    queue stays in the order issued: the reductions come before the steps.
     """
     operations = list(_operations(times))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
@@ -49,8 +49,8 @@ def _operations(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _reductions(times: StepTimes) -> Iterator[TraceEvent]:
-    """Those of one device one behind the other: of gradients over replicas on a queue of their own, and of tied weights
-    on the compute queue, as the steps wait for them, and in front of those steps."""
+    """Those of one device one after the other: of gradients over replicas on a queue of their own, and of tied weights
+    on the compute queue, as the steps wait for them, and before those steps."""
     free_s: dict[int, float] = {}
     for reduction in times.reductions:
         device, action = reduction.device, Action(reduction.stage, reduction.kind)

@@ -20,7 +20,7 @@ def fake_of(
 def fake_state(
     whole: nn.Module, mode: FakeTensorMode, device: torch.device, gradients: bool
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Fake parameters and buffers under every name they have, and the canonical name behind each of these names.
+    """Fake parameters and buffers under every name they have, and the canonical name of each of these names.
 
     The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``.
     """

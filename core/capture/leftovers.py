@@ -1,4 +1,4 @@
-"""What a step leaves behind in the model, as Python sees it: attributes that a forward assigns.
+"""What a step changes in the model, as Python sees it: attributes that a forward assigns.
 
 A buffer that is assigned anew is a buffer that is written, and becomes one in the captured graph. Everything else that
 capture leaves in a module belongs to no real step.
@@ -80,12 +80,12 @@ def attributes_kept(model: nn.Module, step: Any, reached: Reached) -> Iterator[N
                 elif key in contents and _changed(value, contents[key]):
                     taken.filled(label, key, value, contents[key])
         if finished:
-            taken.tell()
+            taken.report()
 
 
 @define(eq=False)
 class _TakenBack:
-    """What was taken back, and what is to be said of it.
+    """What was taken back, and what is refused or warned of.
 
     Args:
         reached: what the step reaches.
@@ -129,7 +129,7 @@ class _TakenBack:
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
             self.remarks.append(_remark(label, key, now))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Raise what is refused, or warn."""
         if self.failures:
             raise next((f for f in self.failures if isinstance(f, WritesTensor)), self.failures[0])
@@ -245,7 +245,7 @@ def _contents(holder: MutableMapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(value: Any, before: Any) -> bool:
-    """Whether a container came to hold what is to be taken back."""
+    """Whether a container has got what is to be taken back."""
     now, then = (list(v.values() if isinstance(v, dict) else v) for v in (value, before))
     old = {id(item) for item in then}
     new = [item for item in now if id(item) not in old]

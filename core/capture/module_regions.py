@@ -156,8 +156,8 @@ class ModuleRegions:
             refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
-                    f"{self._who(name)} returns {difference}, which it returned for the example: what leaves it beside "
-                    "tensors must not depend on their values; return a tensor"
+                    f"{self._who(name)} returns {difference}, which it returned for the example: what it returns "
+                    "besides tensors must not depend on their values; return a tensor"
                 )
             return [*found, *(state[key] for key in call.written)]
 

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 from .values import LateNumber
 
 _TENSOR = object()
-"""Stands for a tensor among the leaves."""
+"""The mark of a tensor among the leaves."""
 
 _NUMBER = object()
-"""Stands for a number that is known late; its value comes in a tensor."""
+"""The mark of a number that is known late; its value comes in a tensor."""
 
 
 @frozen

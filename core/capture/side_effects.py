@@ -1,4 +1,4 @@
-"""Python that a step leaves behind outside of the model's modules: it happens once, while the step is captured.
+"""Python objects outside of the model's modules that a step changes: it does so once, while it is captured.
 
 What the step only writes, such as a list of losses, is put back, and a line says that it is not kept. What it reads,
 too, as a counter that a branch compares, would go from one microbatch to the next in one process, and is refused.

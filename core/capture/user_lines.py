@@ -36,7 +36,7 @@ def is_user_code(file: str) -> bool:
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it, outermost first: each one's cause, or what was being handled when it was raised."""
+    """An error, its cause, the cause of that, and so on: an explicit cause, or the error handled when it was raised."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -82,8 +82,8 @@ def reason_of(error: BaseException) -> str:
     """What an error says, in one line; for an internal error of torch's, that it is one."""
     text = str(error).strip()
     if "INTERNAL ASSERT FAILED" in text:
-        told = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()
-        told = next(iter(told.splitlines()), "")
-        return f"torch fails internally ({told[:200]})" if told else "torch fails internally"
+        text = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()
+        reason = next(iter(text.splitlines()), "")
+        return f"torch fails internally ({reason[:200]})" if reason else "torch fails internally"
     first = next(iter(text.splitlines()), "")
     return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__

@@ -61,9 +61,9 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
 
 def _unknown(catalogue: Catalogue, name: str) -> str:
     known = [*catalogue.clusters, *catalogue.devices, *(node for node in catalogue.nodes if node != ANY_NODE)]
-    told = nearest(name, dict.fromkeys(known), "panpipe catalog")
+    hint = nearest(name, dict.fromkeys(known), "panpipe catalog")
     return (
-        f"there is no cluster '{name}': {told}; or write NODESxDEVICESxTYPE as in "
+        f"there is no cluster '{name}': {hint}; or write NODESxDEVICESxTYPE as in "
         "4x8xA100-80GB, cpu:N (local:N) for N workers of this host, or the path of a cluster file"
     )
 

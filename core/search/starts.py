@@ -16,7 +16,7 @@ from ..schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ..schedules.scored import exceeds
 from ..schedules.tradeoff import named_schedules
 
-W_BEHIND = (0.0, 1.0, 8.0)
+W_DELAYS = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only where nothing else is to do."""
 CAP_ROUNDING = (0.0, 0.5, 1.0)
 """Added to a stage's share of the memory before it is rounded down to whole microbatches."""
@@ -68,16 +68,16 @@ def patterns(task: Instance, most: int | None = None) -> Iterator[State]:
         splits.append(np.ones(len(task.placement), dtype=np.bool_))
     limited = bool(np.isfinite(task.limits[0]))
     chosen = [
-        (fused, rhythm, behind, rounding)
+        (fused, rhythm, delay, rounding)
         for fused in splits
         for rhythm in _rhythms(task, limited)
-        for behind in (W_BEHIND if not fused.all() else W_BEHIND[:1])
+        for delay in (W_DELAYS if not fused.all() else W_DELAYS[:1])
         for rounding in (CAP_ROUNDING if limited else CAP_ROUNDING[:1])
     ]
-    for fused, rhythm, behind, rounding in chosen[:: 1 if most is None else -(-len(chosen) // most)]:
+    for fused, rhythm, delay, rounding in chosen[:: 1 if most is None else -(-len(chosen) // most)]:
         forward, back = _timed(task, period, rhythm)
         caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
-        yield State(task, np.stack([forward, back, back + behind * period]), np.full(3, 0.5), caps, fused.copy())
+        yield State(task, np.stack([forward, back, back + delay * period]), np.full(3, 0.5), caps, fused.copy())
 
 
 def _rhythms(task: Instance, limited: bool) -> list[tuple[float, ...] | int]:

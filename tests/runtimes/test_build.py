@@ -85,7 +85,7 @@ def test_a_plan_for_another_world_is_refused(monkeypatch):
     ("mesh", "said"),
     [
         (Mesh(2, 2), "a mesh of 2 replicas in one process: .*torchrun --nproc-per-node 4"),
-        (Mesh(2, 1, ((1, 0),)), r"the plan stands on the devices \[1, 0\] of its cluster: threads are its devices"),
+        (Mesh(2, 1, ((1, 0),)), r"the plan uses the devices \[1, 0\] of its cluster: threads are its devices"),
     ],
 )
 def test_a_mesh_that_threads_do_not_have_is_refused(mesh, said):

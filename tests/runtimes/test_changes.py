@@ -927,7 +927,7 @@ def closure_tensor_that_the_step_writes():
     return Program(chain(), step)
 
 
-# What the step leaves behind
+# What the step changes in Python
 
 
 @refused

@@ -223,7 +223,7 @@ def test_progress_that_is_no_function_is_refused():
         ({"microbatches": 4}, "microbatches is 4 and the plan has 2: leave microbatches out, or plan again with it"),
         ({"schedule": "gpipe"}, r"schedule is 'gpipe' and the plan has '1f1b': leave schedule out"),
         ({"recompute": "all"}, r"recompute is stages \[0, 1\] and the plan has no stages: leave recompute out"),
-        ({"mesh": "pp=3"}, "mesh is 'pp=3' and the plan stands on pp=2"),
+        ({"mesh": "pp=3"}, "mesh is 'pp=3' and the plan is for pp=2"),
     ],
 )
 def test_arguments_that_contradict_a_given_plan_are_refused(planned, given, message):

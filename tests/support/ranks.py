@@ -129,7 +129,7 @@ def python(team):
 
 
 def evaluation(team):
-    """Evaluation and rows on ranks beside one process; then rank 1 forgets eval()."""
+    """Evaluation and rows on ranks, compared with one process; then rank 1 forgets eval()."""
     case = CASES["tied gpt with dropout"]
     pair = Pair(team, case, 8, 4)
     pipe, alone = pair.pipe, pair.alone
@@ -166,7 +166,7 @@ def evaluation(team):
 
 
 def evaluation_of_replicas(team):
-    """Evaluation over replicas, with batches of other sizes, beside one process on all of them."""
+    """Evaluation over replicas, with batches of other sizes, compared with one process on all of them."""
     case = CASES["token-weighted"]
     trained = Trained(team, case, 4, 2)
     plain = Trained(team, CASES["tied gpt with dropout"], 4, 2)
@@ -494,7 +494,7 @@ def holding(team):
 
 
 def averaging(team):
-    """An average of the weights on ranks beside a loop over what each holds, through a checkpoint and an evaluation."""
+    """An average of the weights on ranks, compared with a loop over what each holds; a checkpoint and an evaluation."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
     ema = pipe.ema(0.9)
     held = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}

@@ -100,7 +100,7 @@ def the_step(model: nn.Module, x: Tensor) -> Tensor:
     return (out * torch.arange(out.numel(), dtype=out.dtype).sin()).sum()
 
 
-def behind(operator: str, layout: str) -> tuple[nn.Module, Tensor]:
+def after_operator(operator: str, layout: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(ROWS, TIME, WIDTH, dtype=torch.float64)
     model = Behind(LAYOUTS[layout], OPERATORS[operator], x).double()
@@ -125,14 +125,14 @@ ONE_OF_A_KIND = {
     ],
 )
 def test_gradients_equal_eager_whatever_strides_an_operator_reads(operator, layout):
-    model, x = behind(operator, layout)
+    model, x = after_operator(operator, layout)
     compare(model, the_step, x, 3, split=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("operator", "layout"), list(itertools.product(OPERATORS, LAYOUTS)))
 def test_gradients_equal_eager_for_every_operator_and_layout(operator, layout):
-    model, x = behind(operator, layout)
+    model, x = after_operator(operator, layout)
     for cuts, options in ((1, {}), (3, {"split": True}), (2, {"recompute": True})):
         compare(copy.deepcopy(model), the_step, x, cuts, **options)
 
@@ -140,7 +140,7 @@ def test_gradients_equal_eager_for_every_operator_and_layout(operator, layout):
 @pytest.mark.parametrize("layout", ["time last", pytest.param("rows second", marks=SLOW)])
 @pytest.mark.parametrize("operator", ["batch norm", "convolution", "dropout"])
 def test_gradients_equal_eager_where_kernels_return_other_strides(operator, layout):
-    model, x = behind(operator, layout)
+    model, x = after_operator(operator, layout)
     compare(model, the_step, x, 2, recompute=True)
 
 
