@@ -14,14 +14,12 @@ from unittest import mock
 
 from attrs import define, field
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from ..wording import module_text
 from .reached import Reached
 from .side_effects import FIX, read_line
-from .values import LateNumber
+from .values import LateNumber, holds_captured
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
 _MISSING = object()
@@ -113,14 +111,14 @@ class _TakenBack:
         counts = _is_count(value) and (_is_count(old) or early) and value != old
         # Who hooks into modules notes that it has, and would do it again.
         flag = isinstance(value, bool) and early and value != old and self.no_hooks()
-        if not (counts or flag or _holds_fakes(value)):
+        if not (counts or flag or holds_captured(value)):
             return
         if old is _MISSING:
             del holder[key]
         else:
             holder[key] = old
         line = read_line(self.reached.codes, key)
-        if own and early and _holds_fakes(value):
+        if own and early and holds_captured(value):
             where = line or self.reached.line_of(key)
             self.failures.append(WritesTensor(old) if isinstance(old, Tensor) else _refusal(label, key, where))
         elif counts and early and line is not None:
@@ -159,10 +157,10 @@ def _refusal(label: str, key: str, line: str) -> RequestError:
 def _replaced(value: Any, before: Any) -> bool:
     """Whether a tensor in a container was replaced by one that is captured."""
     if isinstance(value, dict):
-        return any(isinstance(before.get(key), Tensor) and _holds_fakes(item) for key, item in value.items())
+        return any(isinstance(before.get(key), Tensor) and holds_captured(item) for key, item in value.items())
     if isinstance(value, set):
         return False
-    return any(isinstance(old, Tensor) and _holds_fakes(item) and item is not old
+    return any(isinstance(old, Tensor) and holds_captured(item) and item is not old
                for item, old in zip(value, before, strict=False))  # fmt: skip
 
 
@@ -249,7 +247,7 @@ def _changed(value: Any, before: Any) -> bool:
     now, then = (list(v.values() if isinstance(v, dict) else v) for v in (value, before))
     old = {id(item) for item in then}
     new = [item for item in now if id(item) not in old]
-    if any(_holds_fakes(item) for item in new):
+    if any(holds_captured(item) for item in new):
         return True
     return len(now) == len(then) and any(_is_count(item) for item in new)
 
@@ -260,10 +258,6 @@ def _refill(value: Any, before: Any) -> None:
         value.extend(before)
     else:
         value.update(before)
-
-
-def _holds_fakes(value: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
 def _is_count(value: Any) -> bool:

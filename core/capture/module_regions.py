@@ -7,7 +7,6 @@ from typing import Any
 
 from attrs import define, field, frozen
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
@@ -19,7 +18,7 @@ from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
 from .stand_ins import stand_in_for
 from .storages import state_of
-from .values import LateNumber
+from .values import holds_captured
 
 
 class CapturedOtherwise(RequestError):
@@ -202,15 +201,11 @@ def _refuse_captured_attributes(who: str, module: nn.Module) -> None:
     """
     for one in module.modules():
         for key, value in vars(one).items():
-            if key not in ("_parameters", "_buffers", "_modules") and any(map(_captured, pytree.tree_leaves(value))):
+            if key not in ("_parameters", "_buffers", "_modules") and holds_captured(value):
                 raise RequestError(
                     f"{who} is given what the step computed as its attribute '{key}', and stays Python: "
                     "pass it as an argument"
                 )
-
-
-def _captured(value: Any) -> bool:
-    return isinstance(value, FakeTensor) or type(value) is LateNumber
 
 
 def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:

@@ -164,9 +164,7 @@ class RowWatch(TorchDispatchMode):
         found: list[Any] = []
         for index in indices:
             if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
-                picked = self._selected(index, (), torch.int64)
-                self._marks[picked] = frozenset({"number"})
-                found += [picked] * index.ndim
+                found += [self._selected(index, (), torch.int64)] * index.ndim
             else:
                 found.append(index)
         return found

@@ -9,15 +9,14 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from ..errors import RequestError
 from .reached import Reached, is_leaf, is_users
-from .values import LateNumber
+from .values import holds_captured
 
 FIX = (
     "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
@@ -53,7 +52,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
             if _carries(before, now):
                 written.append((place, name, True))
         for place, (held, items) in reached.named_sequences():
-            if len(held) == len(items) and all(map(_same, held, items)):
+            if len(held) == len(items) and all(map(is_, held, items)):
                 continue
             now = list(held)
             held.clear()
@@ -72,19 +71,11 @@ def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:
         warnings.warn(remark, stacklevel=6)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other
-
-
 def _carries(before: Any, now: Any) -> bool:
     """Whether a value that was replaced within the step is a state: a count, or a tensor that was one before."""
     if isinstance(before, Tensor):
-        return _is_late(now)
-    return isinstance(before, int | float) and (isinstance(now, int | float) or _is_late(now))
-
-
-def _is_late(value: Any) -> bool:
-    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+        return holds_captured(now)
+    return isinstance(before, int | float) and (isinstance(now, int | float) or holds_captured(now))
 
 
 def _refuse(reached: Reached, place: str, name: Any) -> None:

@@ -287,6 +287,11 @@ _OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.s
 """What numbers have, and late ones do not."""
 
 
+def holds_captured(value: Any) -> bool:
+    """Whether a nesting holds something that is captured: a fake tensor, or a number that is known late."""
+    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+
+
 def with_late_numbers_as_tensors(result: Any) -> Any:
     """A step's result with tensors where it has late numbers."""
     return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)
