@@ -80,13 +80,9 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     training = training or Training()
-    given = plan
-    report("capturing the step")
-    dims = find_batch_dims(model, step, example_batch, given=batch_dims, microbatches=microbatches)
     if optimizer is not None and not callable(optimizer):
         raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
     training.check(model, optimizer is not None)
-    largest = split_batch(example_batch, microbatches, dims)[0]
     on = compute_device([*model.parameters(), *model.buffers()])
     named = None if devices is None else parse_devices(devices)
     kind = on.type if devices is None else "cuda" if named is None else named[0].type
@@ -94,13 +90,16 @@ def build_pipeline(
         raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
     if compile is not None:
         compile.check(kind)
+    # What is asked for is right as far as the arguments alone show: from here on it takes time.
+    report("capturing the step")
+    dims = find_batch_dims(model, step, example_batch, given=batch_dims, microbatches=microbatches)
+    largest = split_batch(example_batch, microbatches, dims)[0]
     operators = operators_of(capture_step(model, step, largest.batch, device=kind))
     source = weights_from(weights, model, seed)
     source.check(read_tensors(operators))
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
-    if given is None and virtual is not None:
-        given = virtual.planned(operators, microbatches, report)
+    given = plan if plan is not None or virtual is None else virtual.planned(operators, microbatches, report)
     wanted = mesh_for(given, mesh)
     if wanted is None and named is not None and world_size() is None:
         wanted = Mesh(len(named))
@@ -117,7 +116,6 @@ def build_pipeline(
         if virtual is None:
             team.where = place(team, named, on, share_devices, devices is not None)
         compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
-
         programs: Programs = {}
 
         def ready(plan: Plan) -> Pipeline:
@@ -148,7 +146,7 @@ def build_pipeline(
 
 def _automatic(
     planning: Planning, ready: Callable[[Plan], Pipeline], example_batch: Any, earlier: EarlierPlans
-) -> Pipeline:  # fmt: skip
+) -> Pipeline:
     """The pipeline of the plan that an earlier run made, or of one that is made now."""
     found = earlier.find()
     if found is not None:

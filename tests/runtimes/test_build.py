@@ -152,3 +152,14 @@ def test_a_model_put_into_another_mode_is_refused_by_name():
         pipe.step(batch)
     pipe.model.train()
     pipe.step(batch)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"optimizer": "adam"}, {"scheduler": lambda optimizer: optimizer}, {"devices": "no-such-device"}]
+)
+def test_wrong_arguments_are_refused_before_the_step_is_traced(wrong):
+    def step(model, batch):
+        pytest.fail("the step ran")
+
+    with pytest.raises(panpipe.RequestError):
+        panpipe.pipeline(nn.Linear(4, 4), step, torch.randn(4, 4), mesh=2, progress=False, **wrong)
