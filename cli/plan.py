@@ -1,32 +1,11 @@
 """``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
 
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..core.cluster import Cluster
-from ..core.documents import write_text
-from ..core.errors import RequestError
-from ..core.mesh import least_by_position
-from ..core.partition import device_limits
-from ..core.plan import Plan, plan_json
-from ..core.planner.fewer import faster_alone
-from ..core.planner.infeasible import NothingFits
-from ..core.schedules.problem import ScheduleFamily
-from ..core.schedules.registry import families, find_family
-from ..core.throughput import Work
 from .bundled import check_model_name
-from .clusters import find_cluster
-from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
-from .infeasible import refuse
-from .output import check_writable, note, print_json
-from .plan_answer import PlanAnswer
-from .plan_choices import of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
-from .plan_request import PlanRequest
-from .progress import search_progress
 
 
 def plan(
@@ -143,87 +122,12 @@ def plan(
     plus its bytes at the path's rate, and contends with no other; a model's best plans are compared in the simulator,
     where transfers share links and messages take memory.
     """
-    check_writable(out)
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
-    _check_counts(microbatches=microbatches, budget=budget)
-    known = list(families().values())
-    wanted = known if schedule == "auto" else [find_family(schedule)]
-    machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
-    device_limits(machine, memory_limit)
     if model is not None and graph is None:
-        check_model_name(model)
-    wanted_meshes(mesh, machine, free=free)
-    if microbatches is None and (model is None or batch is None):
-        raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
-    source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
+        check_model_name(model)  # before anything is loaded that takes time
+    from .planning import run
 
-    @cache
-    def costs_of(microbatches: int) -> PlanningCosts:
-        return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
-
-    request = PlanRequest(
-        costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
-        oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
-        memory_limit=memory_limit, budget=budget, seed=seed,
+    run(
+        cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
+        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, schedule=schedule,
+        budget=budget, seconds=seconds, seed=seed, samples=samples, tokens=tokens, top=top, out=out, json=json,
     )  # fmt: skip
-    try:
-        with search_progress() as progress:
-            result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
-    except NothingFits as nothing:
-        refuse(nothing, request, json=json)
-    if result.stopped:
-        note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
-    plans = result.plans[: top or 1]
-    written = [] if out is None else _write(out, plans)
-    fewer = None
-    if graph is not None and mesh is None and not result.stopped:
-        fewer = faster_alone(plans[0], request.alone)
-    answer = plan_answer(request, known, plans, fewer)
-    if json:
-        print_json(answer.plain())
-        return
-    answer.show()
-    if top is not None and top > len(plans):
-        print(f"{len(plans)} of {top}: every other plan found is slower, and holds no less on its fullest device.")
-    if written:
-        print(f"\nWritten to {', '.join(map(str, written))}.")
-
-
-def _check_counts(**counts: int | None) -> None:
-    """Refuse an option that counts nothing; None is not given."""
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
-
-
-def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
-    """The best plan, and the others beside it: ``plan.json``, ``plan.2.json`` and so on."""
-    paths = [out, *(out.with_suffix(f".{number}{out.suffix}") for number in range(2, len(plans) + 1))]
-    check_writable(*paths)
-    for path, plan in zip(paths, plans, strict=True):
-        write_text(path, plan_json(plan))
-    return paths
-
-
-def plan_answer(
-    request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
-) -> PlanAnswer:
-    """What is to be said of the plans that were found."""
-    from ..core.planner.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
-
-    limits = least_by_position(request.limits, plans[0].mesh.replicas)
-    work, peaks = of_one_replica(request.costs, plans[0])
-    return PlanAnswer(plans[0], limits, work, unlimited_step_s(plans[0], known, limits), peaks, plans[1:], fewer)
-
-
-def _costs(
-    graph: Path | None, model: ModelRequest | None, machine: Cluster, cluster: str, microbatches: int, work: Work
-) -> PlanningCosts:
-    """The operators to plan for, with costs on the cluster's devices."""
-    if (graph is None) == (model is None):
-        raise RequestError("give one of --graph FILE and --model module:factory: they say what is planned")
-    if graph is not None:
-        return graph_costs(graph, work)
-    assert model is not None
-    return model_costs(model, machine, cluster, microbatches, work)

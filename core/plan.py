@@ -71,8 +71,8 @@ class Prediction:
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything, and saved tensors alone.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
         evaluations: how many candidate plans were scored.
-        interval_s: what the noise measured while profiling implies: the step is within these two with a probability of
-            90 % on a machine as fast as it was then; None where nothing was measured.
+        interval_s: what the noise measured while profiling implies: the median step of training is within these two
+            with a probability of 90 % on a machine as fast as it was then; None where too little was measured.
         reference_s: seconds that the reference workload took meanwhile (``runtimes/reference_workload``): what it takes
             later ÷ this is how much slower the machine has become. None where nothing was measured.
     """

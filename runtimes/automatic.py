@@ -3,13 +3,15 @@
 1. Every device times the operators, all at once; the mean counts. What a message takes of the devices at its ends is
    measured while they compute.
 2. For each number of stages a device, cuts are searched on these times. A regular cut (`core/planner/regular`) is taken
-   where what is searched is not predicted to gain more than ``WORTH``: it is the same one in the next run.
+   where what is searched is not predicted to gain more than ``WORTH``: it is the same one in the next run. More stages
+   are not tried where devices wait for no more than ``ALIKE`` of the step: all that they could gain is noise.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators. They correct the
    times of 1; where another cut follows that is predicted to gain more than ``RECUT``, that one is measured.
 4. Schedules are chosen on the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
 """
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -130,14 +132,20 @@ class Planning:
         self.report("measuring operators")
         graph = self.measured_graph()
         found: list[Plan] = []
+        took_s = 0.0
         failure: InfeasibleError | None = None
         for chunks in range(1, self.most_chunks + 1):
-            if found and not self.budget.allows(f"{chunks} stages a device"):
+            if found and (max(map(_efficiency, found)) >= 1 - ALIKE):
                 break
+            # Stages of another cut take as long to compile and to time as those before: it is the same model.
+            if found and not self.budget.allows(f"{chunks} stages a device", took_s):
+                break
+            begun = time.monotonic()
             try:
                 found += self.plans_for(chunks, graph, cluster)
             except InfeasibleError as error:
                 failure = error
+            took_s = time.monotonic() - begun
         if not found:
             raise failure or RequestError(
                 f"no schedule is made for {devices} devices and {self.microbatches} microbatches"
@@ -381,6 +389,13 @@ def step_s(plan: Plan) -> float:
     """The predicted step time."""
     assert plan.prediction is not None
     return plan.prediction.step_s
+
+
+def _efficiency(plan: Plan) -> float:
+    """Mean share of the predicted step in which devices compute: what is missing is all that other stages may gain."""
+    assert plan.prediction is not None
+    busy = sum(cost.forward_s + cost.full_backward_s for cost in plan.prediction.costs) * plan.microbatches
+    return busy / (plan.devices * plan.prediction.step_s)
 
 
 def _bubble(plan: Plan) -> float:

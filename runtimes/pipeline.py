@@ -1,5 +1,6 @@
 """A pipeline: a plan made ready on its devices, stepped batch by batch."""
 
+import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -309,9 +310,11 @@ class Pipeline(Resumable):
         count, seen = self.steps, list[Rehearsal]()
         with self._stages.rehearsing():
             for _ in range(steps):
+                start = time.perf_counter()
                 done = self._run(batch, trace=True, ending=Ending.REDUCE)
+                whole_s = self._team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
-                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records)))
+                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s))
         self.steps = count
         return seen
 

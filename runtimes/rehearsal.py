@@ -14,8 +14,8 @@ workers on two cores). So candidates are measured, and so that another run choos
 4. Of what is left, the plan with less memory stays, then the one with fewer stages, then the simpler schedule. But it
    is 1F1B unless pairs show that another one is faster, or, where that needs less memory, as fast to ``AS_FAST``: on a
    machine too loaded to show anything, nothing is chosen that may be slower.
-5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen, and an interval from
-   how much all rehearsed steps varied.
+5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen of it, and an interval
+   for that median (`with_interval`). The reference workload is timed around every step or two.
 """
 
 import math
@@ -24,14 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
-from scipy.special import stdtrit
 
 from ..core.paired import difference
 from ..core.plan import Plan
 from ..core.planner import Oracle
 from ..core.planner.preference import preference, worth_rehearsing
 from ..core.planner.score import with_costs
-from .automatic import PLAIN, Planning
+from .automatic import PLAIN, Planning, step_s
 from .pipeline import Pipeline
 from .reference_workload import reference_s
 from .rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
@@ -44,10 +43,11 @@ ERROR = 1 / 16
 """Most probability of leaving a plan out that is not slower: what four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN = 2, 5
-"""Steps of the plan chosen, without other candidates in turn; more where it has fewer in all than ``SEEN``."""
+ALONE, SEEN = 2, 6
+"""Steps of the plan chosen, without other candidates in turn; more where it has fewer in all than ``SEEN``: of six, no
+single disturbed one is a bound of the median."""
 LEVEL = 0.9
-"""Probability that a step lies within the predicted interval."""
+"""Probability that the median step of training lies within the predicted interval."""
 TYPICAL = 0.5
 """Quantile of a program's times over steps, for predicting."""
 
@@ -67,7 +67,7 @@ class Candidate:
     @property
     def times(self) -> list[float]:
         """What its steps took, in seconds."""
-        return [one.trace.step_s for one in self.seen]
+        return [one.step_s for one in self.seen]
 
     def faster_than(self, other: "Candidate") -> list[float]:
         """By how much each turn was, as logarithms of ratios: above 0 this one is faster."""
@@ -93,21 +93,34 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     """
     plans = planning.plans()
     order = preference([family.name for family in planning.families])
-    wanted = worth_rehearsing(plans, planning.plain(plans), order, CANDIDATES)
+    plain = planning.plain(plans)
+    wanted = worth_rehearsing(plans, plain, order, CANDIDATES)
+    if plain and len(wanted) > 1:  # each runs once to warm up
+        turns_s = (1 + LEAST) * sum(map(step_s, wanted))
+        wanted = wanted if planning.budget.allows("rehearsing in turns", turns_s) else plain
     speeds = [reference_s(planning.team)]
     candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
     for candidate in candidates:
         candidate.rehearse(0, skip=1)
+    speeds.append(reference_s(planning.team))
     best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates, speeds), PLAIN)
     planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
-    step_s = statistics.median(best.times) if best.times else 0.0
-    wanted_steps = max(ALONE, SEEN - len(best.seen))
-    best.rehearse(planning.budget.repeats("rehearsing alone", step_s, wanted_steps, least=ALONE))
-    speeds.append(reference_s(planning.team))
-    best.pipe.plan = with_interval(best.plan(), [each.times for each in candidates], speeds)
+    _alone(planning, best, speeds)
+    best.pipe.plan = with_interval(best.plan(), best.times, speeds)
     return best.pipe
+
+
+def _alone(planning: Planning, best: Candidate, speeds: list[float]) -> None:
+    """Rehearse without other candidates in turn, two steps at a time; readings of the reference workload are added."""
+    each_s = statistics.median(best.times) if best.times else step_s(best.pipe.plan)
+    wanted = max(ALONE, SEEN - len(best.seen))
+    left = planning.budget.repeats("rehearsing alone", each_s, wanted, least=0 if best.seen else 1)
+    while left > 0:
+        best.rehearse(min(left, 2))
+        speeds.append(reference_s(planning.team))
+        left -= 2
 
 
 def _in_turns(planning: Planning, candidates: Sequence[Candidate], speeds: list[float]) -> list[Candidate]:
@@ -180,29 +193,40 @@ def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
     return next(each for each in eligible if each not in beaten)
 
 
-def with_interval(plan: Plan, times: Sequence[Sequence[float]], speeds: Sequence[float]) -> Plan:
-    """The plan with the interval that noise implies for its predicted step, and the speed of the machine meanwhile.
+def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float]) -> Plan:
+    """The plan with the interval that noise implies for the median step of training, and the machine's speed meanwhile.
 
-    What steps of a plan take varies by as large a share for one plan as for another. A further step then lies within
-    t · s · √(1 + 1/n) of a mean over n with probability ``LEVEL``, where s is the standard deviation of the
-    logarithms over all plans and t the quantile of Student's distribution for its degrees of freedom. A later step is
-    compared at the speed that the reference workload shows then, and that varies, too: its variance is added.
+    A step is predicted as the median of those that were rehearsed. How far that is from the median of all steps is
+    known from the steps alone: by bounds of Wilcoxon's signed-rank test on their logarithms (`core/paired`), which
+    assume a symmetric distribution and no certain one. A single disturbed step does not widen them, and more steps
+    narrow them. A later step is compared at the speed that the reference workload shows then: the median of its
+    readings now and the one then are as uncertain as their own bounds. The three are independent, so that their squares
+    are added. The spread of single steps is no part of it: it is not what a median varies by.
 
     Args:
         plan: with its prediction.
-        times: of rehearsed steps of each candidate, in seconds.
+        steps_s: of its rehearsed steps, in seconds.
         speeds: seconds of the reference workload, before, between and after them.
+
+    Returns:
+        The plan; without an interval where there are fewer than five steps or readings: bounds of this ``LEVEL`` need
+        as many.
     """
     assert plan.prediction is not None
-    logs = [[math.log(time) for time in each] for each in times if len(each) > 1]
-    freedom = sum(len(each) - 1 for each in logs)
     reference = statistics.median(speeds)
-    if not freedom:
+    below, above = _reach(steps_s)
+    of_speeds = 2 * max(_reach(speeds)) ** 2
+    if not math.isfinite(below + above + of_speeds):
         return evolve(plan, prediction=evolve(plan.prediction, reference_s=reference))
-    of_steps = sum((x - statistics.fmean(each)) ** 2 for each in logs for x in each) / freedom
-    of_speeds = statistics.variance(math.log(speed) for speed in speeds) if len(speeds) > 1 else 0.0
-    variance = of_steps * (1 + 1 / max(map(len, logs))) + of_speeds * (1 + 1 / len(speeds))
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
-    step_s = plan.prediction.step_s
-    interval = step_s * math.exp(-reach), step_s * math.exp(reach)
+    predicted_s = plan.prediction.step_s
+    low, high = (math.sqrt(reach**2 + of_speeds) for reach in (below, above))
+    interval = predicted_s * math.exp(-low), predicted_s * math.exp(high)
     return evolve(plan, prediction=evolve(plan.prediction, interval_s=interval, reference_s=reference))
+
+
+def _reach(values: Sequence[float]) -> tuple[float, float]:
+    """How far the true median may be below and above that of some values, as logarithms, with an error of half of what
+    ``LEVEL`` leaves for each."""
+    logs = [math.log(value) for value in values]
+    found, median = difference(logs, (1 - LEVEL) / 2), statistics.median(logs)
+    return max(median - found.low, 0.0), max(found.high - median, 0.0)

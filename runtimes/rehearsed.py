@@ -28,10 +28,18 @@ class Rehearsal:
     Args:
         trace: of all devices.
         messages: what messages cost the devices at their ends.
+        whole_s: seconds of the whole call on the rank of the first device: what the devices did, and around it cutting
+            the batch, comparing it between ranks and collecting the loss. None where only what devices did is known.
     """
 
     trace: Trace
     messages: MessageTimes
+    whole_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """What the step took, without optimizer steps, as whoever calls it sees it."""
+        return self.trace.step_s if self.whole_s is None else self.whole_s
 
 
 @frozen

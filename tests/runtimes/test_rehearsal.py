@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -74,33 +75,64 @@ def predicted_plan(costs):
     return plan
 
 
-def test_the_interval_holds_a_further_step_as_often_as_it_says():
-    plan, hits = predicted_plan([StageCosts(1, 1, 1)] * 2), 0
-    source = random.Random(1)
+STEADY = [0.02] * 6
+"""Readings of the reference workload on a machine whose speed does not change."""
+
+
+@pytest.mark.parametrize("steps", [6, 8, 12])
+def test_the_interval_holds_the_median_step_at_least_as_often_as_it_says(steps):
+    plan, hits, widths = predicted_plan([StageCosts(1, 1, 1)] * 2), 0, []
+    source, predicted = random.Random(1), plan.prediction.step_s
     for _ in range(400):
-        steps = [math.exp(source.gauss(0, 0.03)) for _ in range(6)]
-        other = [2 * math.exp(source.gauss(0, 0.03)) for _ in range(4)]
-        found = with_interval(plan, [steps, other], [0.01]).prediction
-        mean, spread = math.exp(sum(map(math.log, steps)) / 6), plan.prediction.step_s
-        low, high = (bound / spread * mean for bound in found.interval_s)
-        hits += low <= math.exp(source.gauss(0, 0.03)) <= high
-    assert 0.86 <= hits / 400 <= 0.94
+        seen = [math.exp(source.gauss(0, 0.03)) for _ in range(steps)]
+        found = with_interval(plan, seen, STEADY).prediction
+        low, high = (bound / predicted * statistics.median(seen) for bound in found.interval_s)
+        hits += low <= 1.0 <= high
+        widths.append((found.interval_s[1] - found.interval_s[0]) / (2 * predicted))
+    assert hits / 400 >= 0.88
+    assert statistics.median(widths) < 2 * 0.03 / math.sqrt(steps) * 1.5
+
+
+def test_readings_of_the_machine_speed_widen_the_interval_by_what_their_medians_differ():
+    plan, hits = predicted_plan([StageCosts(1, 1, 1)] * 2), 0
+    source, predicted = random.Random(2), plan.prediction.step_s
+    for _ in range(400):
+        seen = [math.exp(source.gauss(0, 0.02)) for _ in range(8)]
+        now, then = ([math.exp(source.gauss(0, 0.02)) for _ in range(6)] for _ in range(2))
+        found = with_interval(plan, seen, now).prediction
+        scale = statistics.median(seen) * statistics.median(then) / statistics.median(now) / predicted
+        hits += found.interval_s[0] * scale <= 1.0 <= found.interval_s[1] * scale
+    assert hits / 400 >= 0.88
 
 
 def test_the_interval_is_around_the_prediction_and_follows_the_noise():
     plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
-    quiet = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.02, 0.0202, 0.0201]).prediction
-    loud = with_interval(plan, [[1.0, 1.3, 0.8, 1.0]], [0.02]).prediction
+    seen = [1.0, 1.01, 0.99, 1.0, 1.005, 0.995]
+    quiet = with_interval(plan, seen, [0.02, 0.0202, 0.0201, 0.0201, 0.0201]).prediction
+    loud = with_interval(plan, [1.0, 1.3, 0.8, 1.0, 1.1, 0.9], STEADY).prediction
     assert quiet.interval_s[0] < plan.prediction.step_s < quiet.interval_s[1]
     assert loud.interval_s[0] < quiet.interval_s[0] < quiet.interval_s[1] < loud.interval_s[1]
-    drifting = with_interval(plan, [[1.0, 1.01, 0.99, 1.0]], [0.02, 0.024, 0.022]).prediction
+    drifting = with_interval(plan, seen, [0.02, 0.024, 0.022, 0.019, 0.021]).prediction
     assert drifting.interval_s[0] < quiet.interval_s[0]
     assert quiet.reference_s == 0.0201
 
 
-def test_one_step_has_no_interval():
-    found = with_interval(predicted_plan([StageCosts(1, 1, 1)] * 2), [[1.0]], [0.01]).prediction
+def test_one_disturbed_step_of_six_does_not_bound_the_interval():
+    plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
+    found = with_interval(plan, [1.0, 1.01, 0.99, 1.0, 1.005, 3.0], STEADY).prediction
+    assert found.interval_s[1] < 2 * plan.prediction.step_s
+
+
+@pytest.mark.parametrize(("steps", "speeds"), [(1, 6), (4, 6), (6, 4), (6, 1)])
+def test_too_few_steps_or_readings_have_no_interval(steps, speeds):
+    found = with_interval(predicted_plan([StageCosts(1, 1, 1)] * 2), [1.0] * steps, [0.01] * speeds).prediction
     assert (found.interval_s, found.reference_s) == (None, 0.01)
+
+
+def test_a_rehearsed_step_takes_what_the_whole_call_takes():
+    trace = Trace("measured", "", 1, (), (), 1.0)
+    assert Rehearsal(trace, MessageTimes({}, {})).step_s == 1.0
+    assert Rehearsal(trace, MessageTimes({}, {}), 1.1).step_s == 1.1
 
 
 def test_costs_are_lengthened_to_what_the_rehearsed_steps_took():
