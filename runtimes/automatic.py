@@ -135,7 +135,7 @@ class Planning:
         took_s = 0.0
         failure: InfeasibleError | None = None
         for chunks in range(1, self.most_chunks + 1):
-            if found and (max(map(_efficiency, found)) >= 1 - ALIKE):
+            if found and max(map(efficiency, found)) >= 1 - ALIKE:
                 break
             # Stages of another cut take as long to compile and to time as those before: it is the same model.
             if found and not self.budget.allows(f"{chunks} stages a device", took_s):
@@ -391,7 +391,7 @@ def step_s(plan: Plan) -> float:
     return plan.prediction.step_s
 
 
-def _efficiency(plan: Plan) -> float:
+def efficiency(plan: Plan) -> float:
     """Mean share of the predicted step in which devices compute: what is missing is all that other stages may gain."""
     assert plan.prediction is not None
     busy = sum(cost.forward_s + cost.full_backward_s for cost in plan.prediction.costs) * plan.microbatches

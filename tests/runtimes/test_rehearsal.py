@@ -6,12 +6,17 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 from panpipe.core.cluster import fully_connected
 from panpipe.core.costs import StageCosts
 from panpipe.core.message_times import MessageTimes
+from panpipe.core.planner.preference import preference
 from panpipe.core.trace import Trace
-from panpipe.runtimes.rehearsal import PLAIN, Candidate, undecided, winner, with_interval
+from panpipe.runtimes.automatic import efficiency
+from panpipe.runtimes.budget import Budget
+from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner, with_interval
 from panpipe.runtimes.rehearsed import Rehearsal, length_ratio, times_scaled
+from panpipe.runtimes.team import ThreadTeam
 from panpipe.simulators.oracle import simulated
 
 from ..support.plans import orders, plan_of
@@ -133,6 +138,47 @@ def test_a_rehearsed_step_takes_what_the_whole_call_takes():
     trace = Trace("measured", "", 1, (), (), 1.0)
     assert Rehearsal(trace, MessageTimes({}, {})).step_s == 1.0
     assert Rehearsal(trace, MessageTimes({}, {}), 1.1).step_s == 1.1
+
+
+def taking(seconds):
+    """A plan of a microbatch whose stages compute for 3 s each, predicted to take this long."""
+    plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
+    return evolve(plan, prediction=evolve(plan.prediction, step_s=seconds))
+
+
+def test_efficiency_is_the_share_of_the_step_in_which_devices_compute():
+    assert efficiency(taking(6.0)) == pytest.approx(0.5)
+
+
+def budgeted(plans, plain, seconds):
+    """The first plan that is rehearsed, and what was cut, with some seconds left."""
+    rehearsed = []
+
+    def ready(plan):
+        rehearsed.append(plan.schedule)
+        raise StopRehearsing
+
+    planning = SimpleNamespace(
+        plans=lambda: plans, plain=lambda plans: plain, families=[SimpleNamespace(name="1f1b")],
+        budget=Budget(ThreadTeam(2), seconds), team=ThreadTeam(2),
+    )  # fmt: skip
+    with pytest.raises(StopRehearsing):
+        best_rehearsed(planning, ready, None)
+    return rehearsed, planning.budget.cut
+
+
+class StopRehearsing(Exception):
+    """Raised in place of a pipeline."""
+
+
+def test_1f1b_alone_is_rehearsed_where_there_is_no_time_to_compare():
+    plain, other = evolve(taking(3600.0), schedule="1f1b"), evolve(taking(1800.0), schedule="zb-h1")
+    assert budgeted([other], [plain], 10.0) == (["1f1b"], ["rehearsing in turns"])
+    assert budgeted([other], [plain], None) == ([preferred_of(plain, other)], [])
+
+
+def preferred_of(*plans):
+    return min(plans, key=preference(["1f1b"])).schedule
 
 
 def test_costs_are_lengthened_to_what_the_rehearsed_steps_took():
