@@ -3,14 +3,17 @@
 A rank that leaves threads or process groups to the interpreter's end can abort there, after all of its work, and some
 of the time only. So exits are counted, on a quiet machine and under load::
 
-    python benchmarks/exits.py [EXITS] [--load PROCESSES]
+    python benchmarks/exits.py [EXITS] [--load PROCESSES] [--torchrun [--jobs JOBS]]
 
 Ranks are forked from a process that has imported everything, which takes most of their time, and end as any script
-does: by returning to the interpreter, which then ends.
+does: by returning to the interpreter, which then ends. With ``--torchrun`` they are forked from the workers of one
+torchrun, in its environment and over its store, each as a further attempt; ``--jobs`` more are started by a torchrun of
+their own, without a fork.
 """
 
 import argparse
 import importlib
+import json
 import os
 import shutil
 import signal
@@ -60,7 +63,9 @@ def train(ending: str, file: Path) -> None:
         torch.distributed.init_process_group("gloo")
     LEFT_OPEN.append(pipe := trained())
     if ending == "plan" and os.environ["RANK"] == "0":
-        file.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
+        written = file.with_suffix(".part")
+        written.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
+        written.rename(file)
     if ending == "several":
         LEFT_OPEN.extend([trained(), trained()])
     if ending == "with":
@@ -135,21 +140,88 @@ def counted(exits: int, folder: Path) -> tuple[Counter[str], list[str]] | Callab
     return ended, wrong
 
 
+def worker(exits: int, folder: Path) -> Callable[[], None] | None:
+    """What a worker of torchrun does: fork this rank of one job after another, and write down how each ended.
+
+    Returns:
+        In a child what it is to do; None in the worker, when it is through.
+
+    Args:
+        exits: how many; 0 to be the rank itself, of one job.
+        folder: for the plan, and for what it found.
+    """
+    rank, plan = os.environ["RANK"], folder / "plan.json"
+    if not exits:
+        return lambda: train("end", plan)
+    endings = [ending for ending in ENDINGS if ending != "compiled"]
+    for attempt in range(exits):
+        ending = "plan" if attempt == 0 else endings[attempt % len(endings)]
+        error = folder / f"{rank}.{attempt}.err"
+        child = os.fork()
+        if child == 0:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # torch and panpipe keep the attempts' keys apart
+            os.dup2(os.open(error, os.O_WRONLY | os.O_CREAT), 2)
+            return lambda: train(ending, plan)
+        found = (ending, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), error.read_text(encoding="utf-8"))
+        with (folder / f"{rank}.jsonl").open("a", encoding="utf-8") as file:
+            print(json.dumps(found), file=file)
+        while not plan.exists():
+            time.sleep(0.01)  # rank 0 writes it in its first attempt: all ranks of the next one read it
+    return None
+
+
+def counted_under_torchrun(exits: int, jobs: int, folder: Path) -> tuple[Counter[str], list[str]]:
+    """The same as of `counted`, of ranks that torchrun started.
+
+    Args:
+        exits: how many processes that are forked by its workers.
+        jobs: how many torchruns whose workers are the ranks.
+        folder: for their files.
+    """
+    ended, wrong = Counter[str](), list[str]()
+    for job in range(1 + jobs):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        command += [__file__, str(0 if job else -(-exits // RANKS)), "--worker", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+        if job:
+            ended["torchrun alone"] += RANKS
+        if done.returncode != 0 or "terminate called" in done.stderr:
+            wrong.append(f"torchrun {job}: status {done.returncode}: {done.stderr.strip()[-300:]!r}")
+    for path in folder.glob("*.jsonl"):
+        for ending, status, error in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            ended[ending] += 1
+            if status != ENDINGS.get(ending, 0) or "terminate called" in error:
+                wrong.append(f"{ending}: status {status}: {error.strip()[-300:]!r}")
+    return ended, wrong
+
+
 def main() -> None:
     """Count exits, and print what they were."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("exits", type=int, nargs="?", default=200)
     parser.add_argument("--load", type=int, default=0, help="processes that keep the processors busy meanwhile")
+    parser.add_argument("--torchrun", action="store_true", help="ranks that torchrun starts")
+    parser.add_argument("--jobs", type=int, default=0, help="torchruns whose workers are the ranks themselves")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in IMPORTED:
-        importlib.import_module(name)
+    if not given.torchrun:
+        for name in IMPORTED:
+            importlib.import_module(name)
+    if given.worker is not None:
+        work = worker(given.exits, given.worker)
+        if work is not None:
+            work()
+        return
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.load)]
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp())
     parent = os.getpid()
     try:
-        found = counted(given.exits, folder)
+        if given.torchrun:
+            found = counted_under_torchrun(given.exits, given.jobs, folder)
+        else:
+            found = counted(given.exits, folder)
     finally:
         for process in busy if os.getpid() == parent else ():
             process.send_signal(signal.SIGKILL)

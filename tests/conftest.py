@@ -1,11 +1,21 @@
-"""What all tests share: one thread per process, so that sums are the same everywhere; and GPUs only where there are."""
+"""What all tests share: one thread per process, so that sums are the same everywhere; properties without a limit of
+time, which a busy machine would miss; and GPUs only where there are."""
 
 import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 os.environ["PANPIPE_CACHE"] = ""  # no test takes the plan of another one, nor any from the user's own folder
+
+settings.register_profile(
+    "any speed",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("any speed")
 
 
 @pytest.fixture(autouse=True, scope="session")

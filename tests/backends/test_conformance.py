@@ -8,6 +8,8 @@ from panpipe.backends import conformance, gloo, memcpy
 from panpipe.backends.kind import BackendKind
 from panpipe.core.errors import RequestError
 
+from ..support.launch import HANGS_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +24,7 @@ def broken(monkeypatch):
 
 @pytest.mark.parametrize("kind", [memcpy.KIND, gloo.KIND], ids=lambda kind: kind.name)
 def test_our_backends_keep_the_contract(kind):
-    conformance.check(kind)
+    conformance.check(kind, limit_s=HANGS_S)
 
 
 @pytest.mark.cuda
@@ -36,7 +38,7 @@ def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
     monkeypatch.syspath_prepend(str(path.parent))
     import own_backend
 
-    conformance.check(own_backend.KIND, devices=2)
+    conformance.check(own_backend.KIND, devices=2, limit_s=HANGS_S)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_each_way_to_break_the_contract_is_told_by_one_rule_alone(broken, name, 
     findings = {
         one.rule.name: one.problem
         for one in conformance.examine(
-            broken.kind(name), 3 if name == "Disordered" else 2, limit_s=5 if name == "Blocking" else 60
+            broken.kind(name), 3 if name == "Disordered" else 2, limit_s=5 if name == "Blocking" else HANGS_S
         )
     }
     assert list(findings) == [rule.name for rule in conformance.RULES]

@@ -1,10 +1,11 @@
 """Backends by name and from other packages: a package is installed, found, checked and trained with."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import sysconfig
-import venv
 from pathlib import Path
 
 import panpipe
@@ -60,7 +61,10 @@ def installed(tmp_path_factory):
     are, and its Python."""
     folder = tmp_path_factory.mktemp("installed")
     source = shutil.copytree(PACKAGE, folder / "source")  # building leaves files beside the package
-    venv.create(folder / "venv", symlinks=True)
+    # venv and pip write paths as UTF-8, and fail in a locale that cannot read them.
+    utf8 = {**os.environ, "PYTHONUTF8": "1"}
+    create = [sys.executable, "-m", "venv", "--symlinks", "--without-pip", folder / "venv"]
+    subprocess.run(create, check=True, env=utf8)
     (target,) = (folder / "venv").glob("lib/python*/site-packages")
     python = folder / "venv" / "bin" / "python"
     # What runs these tests is there as well: torch, panpipe itself, and what builds the package offline.
@@ -68,7 +72,7 @@ def installed(tmp_path_factory):
         f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8"
     )
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
-    subprocess.run([python, "-m", "pip", "install", *options, source], check=True)
+    subprocess.run([python, "-m", "pip", "install", *options, source], check=True, env=utf8)
     (target / "raising.py").write_text("raise OSError('no driver')\n", encoding="utf-8")
     record = target / "raising-1.0.dist-info"
     record.mkdir()

@@ -12,6 +12,8 @@ from panpipe.core.links.shared import groups_to_measure
 from panpipe.runtimes.link_measurements import TOGETHER_BYTES, measure_links, rounds, total_rate, undisturbed
 from panpipe.runtimes.team import ThreadTeam
 
+from ..support.launch import HANGS_S
+
 CPU = torch.device("cpu")
 
 
@@ -20,7 +22,7 @@ def test_ranks_are_started_and_a_plan_is_made_for_what_they_measured(tmp_path):
     panpipe = [sys.executable, "-m", "panpipe.cli"]
     command = [*panpipe, "profile", "links", "--device", "cpu", "--ranks", "2", "--repeats", "2", "--json"]
     command += ["--out", str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, encoding="utf-8")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS_S, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [(one["from"], one["to"]) for one in told["alone"]] == [(0, 1), (1, 0)]

@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from ..support import large
+from ..support.launch import HANGS_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of data are Linux's")
 SCRIPT = Path(large.__file__)
@@ -23,7 +24,7 @@ def run(*words: str) -> None:
     limited = ["sh", "-c", f'ulimit -S -s {STACK_KIB}; exec "$@"', "sh"]
     done = subprocess.run(
         [*limited, sys.executable, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=240, check=False, encoding="utf-8",
+        timeout=HANGS_S, check=False, encoding="utf-8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -44,7 +44,9 @@ def images(rows, size=8):
 
 
 @NEW
-@pytest.mark.parametrize("plan", ["early gradients", "zb-h2", "v-half"])
+@pytest.mark.parametrize(
+    "plan", ["early gradients", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("zb-h2", "v-half"))]
+)
 def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
     pair = Pair(ThreadTeam(2), GPT, 16, 8, **PLANS[plan])
     assert pair.distance([tokens(16), tokens(5), tokens(1), tokens(16)]) < NEAR
@@ -103,7 +105,7 @@ def test_what_is_cut_is_what_the_example_has_rows_of():
 
 
 @NEW
-@pytest.mark.parametrize(("name", "devices"), [(GPT, 2), (WEIGHTED, 3)])
+@pytest.mark.parametrize(("name", "devices"), [pytest.param(GPT, 2, marks=pytest.mark.slow), (WEIGHTED, 3)])
 def test_sequences_of_many_lengths(name, devices):
     pair = Pair(ThreadTeam(devices), name, 8, 4)
     assert pair.distance([tokens(8), tokens(8, 7), tokens(6, 1), tokens(8, 16), tokens(8)]) < NEAR

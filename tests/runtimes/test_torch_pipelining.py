@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from panpipe.core.schedule_csv import parse_schedule_csv
 
-from ..support.launch import torchrun_script
+from ..support.launch import HANGS_S, torchrun_script
 
 SCRIPT = Path(__file__).parents[1] / "support" / "torch_ranks.py"
 STAGES = {"1f1b": 2, "interleaved-1f1b": 4, "zb-v": 4, "v-half": 4}
@@ -21,7 +21,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "panpipe.cli", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS_S,
         check=False,
         encoding="utf-8",
     )

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from .launch import HANGS_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FRAMES = "<script>window.requestAnimationFrame = (paint) => setTimeout(() => paint(performance.now()), 16);</script>"
 """Frames by timer: virtual time runs past real frames when the machine is busy, but never past a timer."""
@@ -44,7 +46,7 @@ def probed(text: str, probe: str, folder: Path, size: str = "1280,2400") -> Any:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         check=True,
         encoding="utf-8",
     )
