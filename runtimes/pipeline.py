@@ -16,6 +16,7 @@ from ..core.capture.carry_over import cut_of
 from ..core.capture.operators import Operators
 from ..core.capture.programs import StagePrograms
 from ..core.capture.step import capture_step
+from ..core.capture.surroundings import refuse_no_grad
 from ..core.errors import PanpipeError, RequestError
 from ..core.plan import Plan
 from ..core.trace import Trace
@@ -348,6 +349,7 @@ class Pipeline(Resumable):
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._refuse_closed()
         self._refuse_applied("train")
+        refuse_no_grad()
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
             self._stages.have_values()

@@ -22,6 +22,7 @@ from .randomness import KeyedRandom, random_key
 from .reached import Reached
 from .replay import Locator, Observer, numbered
 from .stand_ins import stand_in_for
+from .surroundings import Autocasts
 from .tail_region import TailRegion
 from .toggles import Toggles
 from .user_lines import reason_of
@@ -54,6 +55,7 @@ class Breaks:
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
+        autocasts: around the capture, which the step runs in.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
     """
 
@@ -64,6 +66,7 @@ class Breaks:
     printed: Printed = field(factory=Printed)
     assigned: set[str] = field(factory=set)
     as_eager: bool = False
+    autocasts: Autocasts = field(factory=Autocasts.now)
     reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
@@ -223,6 +226,7 @@ class Breaks:
                 modules_kept(self.model),
                 _reparametrize_module(self.model, {name: stand_in_for(tensor) for name, tensor in missing.items()}),
                 noted(), random, self._modules.watched(random), numbered(self.model, regions, observer),
+                self.autocasts.again(),
             ):  # fmt: skip
                 result = self.step(self.model, self.batch)
             if tail_line is not None:

@@ -10,10 +10,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx, nn
 from torch._dynamo.variables import misc, nn_module, tensor
 
 from .containers import BatchNesting
+from .surroundings import Autocasts
 
 _Module = nn_module.UnspecializedNNModuleVariable
 
@@ -24,16 +26,25 @@ class PlainStep(nn.Module):
     Args:
         model, step: the user's.
         nesting: of the batch, which ``forward`` gets in pytree's own containers.
+        autocasts: that the step runs in.
     """
 
-    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], nesting: BatchNesting) -> None:
+    def __init__(
+        self, model: nn.Module, step: Callable[[nn.Module, Any], Any], nesting: BatchNesting,
+        autocasts: Autocasts | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._autocasts = autocasts.entered if autocasts is not None else ()
         self.model = model
         self._step = step
         self._restored = nesting.restored if nesting.node is not None else None
 
     def forward(self, batch: Any) -> Any:
-        return self._step(self.model, batch if self._restored is None else self._restored(batch)), []
+        given = batch if self._restored is None else self._restored(batch)
+        for kind, dtype, cached in self._autocasts[:1]:
+            with torch.autocast(kind, dtype, cache_enabled=cached):
+                return self._step(self.model, given), []
+        return self._step(self.model, given), []
 
 
 class PassedOver(Exception):

@@ -73,8 +73,21 @@ def modes_as_calls() -> Iterator[None]:
         mock.patch.object(replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass", leave),
         # A tracer turns the cache off, and so the default of every autocast within.
         mock.patch.object(torch, "is_autocast_cache_enabled", return_value=True),
+        # No call of it is recorded; for what a step computes it is no_grad.
+        mock.patch.object(torch.inference_mode, "__enter__", _enter_inference),
+        mock.patch.object(torch.inference_mode, "__exit__", _exit_inference),
     ):
         yield
+
+
+def _enter_inference(mode: Any) -> None:
+    mode.prev = torch.is_grad_enabled()
+    if mode.mode:
+        torch._C._set_grad_enabled(False)
+
+
+def _exit_inference(mode: Any, *_failure: Any) -> None:
+    torch._C._set_grad_enabled(mode.prev)
 
 
 def note_modes(graph: fx.Graph) -> None:

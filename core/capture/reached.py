@@ -14,10 +14,13 @@ import sys
 import sysconfig
 import types
 from argparse import Namespace
+from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy
 import torch
@@ -34,8 +37,10 @@ _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"
 _LEAVES = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout,
            torch.memory_format, torch.Size, numpy.generic, range, slice, Path)  # fmt: skip
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_MOST = 4096
-"""Entries of a container that are looked at."""
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
+_MANY, _MOST = 4096, 50_000
+"""Entries of a container above which values are compared by a digest; and above which objects in it are compared by
+their identity alone, as those of a data set are."""
 _DEEPEST = 40
 
 _SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
@@ -116,6 +121,8 @@ class Reached:
         codes: of the functions.
         probes: (function, what it returned) of what is no dict.
         parameters: all parameters of the model, each once.
+        caches: functions that keep what they returned.
+        owners: place of a number → what has it, and its key, index or attribute there.
     """
 
     def __init__(self, names: frozenset[str], starts: frozenset[str]) -> None:
@@ -131,6 +138,8 @@ class Reached:
         self.probes: list[tuple[Callable[[], Any], Any]] = []
         self.parameters: list[nn.Parameter] = []
         self.codes: list[types.CodeType] = []
+        self.caches: list[Any] = []
+        self.owners: dict[str, tuple[Any, Any]] = {}
         self._seen: dict[int, Any] = {}
         self._names_of: dict[int, str] = {}
 
@@ -178,6 +187,28 @@ class Reached:
         """The lists with their places."""
         return zip(self.sequence_places, self.sequences, strict=True)
 
+    def number(self, place: str) -> Any:
+        """The number that is at a place of ``owners`` now; NaN where there is none any more."""
+        holder, key = self.owners[place]
+        try:
+            if isinstance(holder, types.CellType):
+                now = holder.cell_contents
+            else:
+                now = holder[key] if isinstance(holder, dict | list | deque) else getattr(holder, key)
+        except (LookupError, AttributeError, ValueError):
+            return math.nan
+        return now if _is_number(now) else math.nan
+
+    def assign(self, place: str, number: Any) -> None:
+        """Put a number there."""
+        holder, key = self.owners[place]
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = number
+        elif isinstance(holder, dict | list | deque):
+            holder[key] = number
+        else:
+            setattr(holder, key, number)
+
     def _identity(self, tensor: Tensor) -> Hashable:
         """What a tensor is compared by: those of the model by their names, wherever else they are kept.
 
@@ -188,9 +219,13 @@ class Reached:
     def _named(self, name: Any) -> bool:
         return name in self._known or (bool(self._known_starts) and name.startswith(self._known_starts))
 
-    def _visit(self, place: str, value: Any, depth: int) -> None:  # noqa: PLR0912 - a case a kind of value
+    def _visit(  # noqa: PLR0912 - a case a kind of value
+        self, place: str, value: Any, depth: int, owner: tuple[Any, Any] | None = None
+    ) -> None:
         if is_leaf(value):
             self.values[place] = leaf_key(value)
+            if owner is not None and _is_number(value):
+                self.owners[place] = owner
             return
         if id(value) in self._seen or depth > _DEEPEST:
             return
@@ -201,6 +236,9 @@ class Reached:
             self._module(place, value, depth)
         elif isinstance(value, types.FunctionType):
             self._function(place, value, depth)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.caches.append(value)
+            self._visit(place, value.__wrapped__, depth + 1)
         elif isinstance(value, types.MethodType):
             self._visit(place, value.__func__, depth + 1)
             self._visit(place, value.__self__, depth + 1)
@@ -217,10 +255,8 @@ class Reached:
                 self._attributes(value.__name__, value.__dict__, depth)
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             self._container(place, value, depth)
-        elif isinstance(value, numpy.ndarray):
-            if value.size <= _MOST:
-                self.values[place] = "an array", value.tobytes()
-                self.probes.append((value.tobytes, self.values[place][1]))  # type: ignore[index]
+        elif isinstance(value, numpy.ndarray | bytearray | array):
+            self._bytes(place, value)
         else:
             self._object(place, value, depth)
 
@@ -238,11 +274,9 @@ class Reached:
         for name in [n for base in kind.__mro__ for n in _slots(base) if self._named(n)]:
             descriptor = getattr(kind, name, None)
             if isinstance(descriptor, types.MemberDescriptorType):
-                self._probe(f"{place}.{name}", functools.partial(getattr, value, name, None), depth)
-
-    def _probe(self, place: str, probe: Callable[[], Any], depth: int) -> None:
-        self.probes.append((probe, found := probe()))
-        self._visit(place, found, depth + 1)
+                probe = functools.partial(getattr, value, name, None)
+                self.probes.append((probe, found := probe()))
+                self._visit(f"{place}.{name}", found, depth + 1, (value, name))
 
     def _attributes(self, place: str, own: dict[str, Any], depth: int) -> None:
         self.sizes.append((own, len(own)))
@@ -251,7 +285,7 @@ class Reached:
     def _entries(self, place: str, own: dict[str, Any], names: list[str], depth: int) -> None:
         for name in names:
             self._entry(f"{place}.{name}", own, name)
-            self._visit(f"{place}.{name}", own[name], depth + 1)
+            self._visit(f"{place}.{name}", own[name], depth + 1, (own, name))
 
     def _entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
         self.entries.append((holder, name, holder[name]))
@@ -259,26 +293,32 @@ class Reached:
 
     def _container(self, place: str, value: Any, depth: int) -> None:
         self.values[f"len({place})"] = type(value).__name__, len(value)
-        if len(value) > _MOST:
-            if not isinstance(value, tuple | frozenset):
-                self.sizes.append((value, len(value)))
-            return
-        if isinstance(value, dict):
+        many = len(value) > _MANY
+        if many and not isinstance(value, set | frozenset) and (len(value) > _MOST or all(map(is_leaf, _items(value)))):
+            self.values[place] = type(value).__name__, _digest_of_items(value)
+            if not isinstance(value, tuple):
+                self.probes.append((functools.partial(_digest_of_items, value), self.values[place][1]))  # type: ignore[index]
+        elif isinstance(value, dict):
             self.sizes.append((value, len(value)))
             for key, item in value.items():
                 there = f"{place}[{key!r}]" if is_leaf(key) else f"{place}[…]"
                 self._entry(there, value, key)
-                self._visit(there, item, depth + 1)
+                self._visit(there, item, depth + 1, (value, key))
         elif isinstance(value, set | frozenset):
-            if all(map(is_leaf, value)):
-                self.values[place] = type(value).__name__, frozenset(map(leaf_key, value))
-                self.probes.append((functools.partial(frozenset, value), frozenset(value)))
+            self.values[place] = type(value).__name__, frozenset(leaf_key(v) if is_leaf(v) else id(v) for v in value)
+            self.probes.append((functools.partial(frozenset, value), frozenset(value)))
         else:
             if not isinstance(value, tuple):
                 self.sequences.append((value, list(value)))
                 self.sequence_places.append(place)
             for i, item in enumerate(value):
-                self._visit(f"{place}[{i}]", item, depth + 1)
+                self._visit(f"{place}[{i}]", item, depth + 1, None if isinstance(value, tuple) else (value, i))
+
+    def _bytes(self, place: str, value: Any) -> None:
+        """An array, compared by a digest of its values where these can change."""
+        self.values[place] = type(value).__name__, _digest(value)
+        if not isinstance(value, numpy.ndarray) or value.flags.writeable:
+            self.probes.append((functools.partial(_digest, value), self.values[place][1]))  # type: ignore[index]
 
     def _module(self, place: str, module: nn.Module, depth: int) -> None:
         self.values[place] = "a module", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -327,7 +367,7 @@ class Reached:
                 ):
                     continue
                 else:
-                    self._visit(f"{base.__name__}.{name}", value, depth + 1)
+                    self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
                 if origin == "user":
                     self.probes.append((functools.partial(vars(base).get, name), value))
 
@@ -342,9 +382,9 @@ class Reached:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _content(cell)
             # A decorator of a library's, around the user's function.
-            if origin != "none" or isinstance(held, types.FunctionType | types.MethodType):
+            if origin != "none" or isinstance(held, _FUNCTIONS):
                 self.probes.append((functools.partial(_content, cell), held))
-                self._visit(name, held, depth + 1)
+                self._visit(name, held, depth + 1, (cell, name))
         if origin == "none":
             return
         for default in (function.__defaults__, function.__kwdefaults__):
@@ -361,9 +401,9 @@ class Reached:
                     self._visit(name, sys.modules[name], depth + 1)
                 continue
             held = variables[name]
-            if origin == "user" or isinstance(held, types.FunctionType):
+            if origin == "user" or isinstance(held, _FUNCTIONS):
                 self._entry(name, variables, name)
-                self._visit(name, held, depth + 1)
+                self._visit(name, held, depth + 1, (variables, name))
 
     def _visit_environment(self, code: types.CodeType) -> None:
         if {"environ", "getenv"}.isdisjoint(_names(code, False)):
@@ -372,6 +412,29 @@ class Reached:
             probe = functools.partial(os.environ.get, name)
             self.values[f"os.environ[{name!r}]"] = leaf_key(probe())
             self.probes.append((probe, probe()))
+
+
+def _items(container: Any) -> Iterator[Any]:
+    return chain(container.keys(), container.values()) if isinstance(container, dict) else iter(container)
+
+
+def _digest_of_items(container: Any) -> int:
+    """32 bits over the values in a container, the same in every process; of objects their identities."""
+    return crc32(repr([leaf_key(item) if is_leaf(item) else id(item) for item in _items(container)]).encode())
+
+
+def _digest(value: Any) -> int:
+    """32 bits over an array's values; of one that cannot be written its identity."""
+    if isinstance(value, numpy.ndarray):
+        if not value.flags.writeable:
+            return id(value)
+        value = value if value.flags.c_contiguous else numpy.ascontiguousarray(value)
+        return hash(tuple(map(id, value.flat))) if value.dtype.hasobject else crc32(value.view(numpy.uint8).data)
+    return crc32(memoryview(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _strings(code: types.CodeType) -> set[str]:
@@ -399,7 +462,7 @@ def _function_in(value: Any) -> Any:
         return value.fget
     if isinstance(value, functools.cached_property):
         return value.func
-    return value if isinstance(value, types.FunctionType) else None
+    return value if isinstance(value, types.FunctionType | functools._lru_cache_wrapper) else None
 
 
 def _line_in(code: types.CodeType, name: str) -> int | None:

@@ -20,6 +20,7 @@ from zlib import crc32
 from torch import nn
 
 from .reached import Reached, is_leaf, leaf_key
+from .surroundings import surroundings
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -38,8 +39,9 @@ class Reads:
 
     def __init__(self, model: nn.Module, step: Any) -> None:
         self._reached = reached = Reached.of(model, step)
-        self.values: dict[str, Hashable] = reached.values
-        self.key: Hashable = tuple(reached.values.items())
+        self._surroundings = surroundings()
+        self.values: dict[str, Hashable] = {**self._surroundings, **reached.values}
+        self.key: Hashable = tuple(self.values.items())
         found = reached.entries
         self._holders = [holder for holder, _, _ in found]
         self._names = [name for _, name, _ in found]
@@ -59,6 +61,7 @@ class Reads:
             and [parameter.requires_grad for parameter in self._parameters] == self._trained
             and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._sequences)
             and all(starmap(_still, self._probes))
+            and surroundings() == self._surroundings
         )
 
     def first_other(self, other: "Reads") -> str | None:

@@ -39,6 +39,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
     """
     others = {id(own) for own in modules}
     finished = False
+    caches = [(cache, cache.cache_info().misses) for cache in reached.caches]
     written: list[tuple[str, Any, bool]] = []  # place, name, whether it carries a state
     try:
         yield
@@ -58,6 +59,14 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
             held.clear()
             held.extend(items)
             written.append((place, place.rpartition(".")[2], any(map(_carries, items, now))))
+        for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
+            then: Any = reached.values[place]
+            if id(holder) not in others and reached.number(place) != then[1] and then[1] == then[1]:
+                reached.assign(place, then[1])
+                written.append((place, str(name), True))
+        for cache, misses in caches:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()  # it may have what is captured
     if finished:
         _report(reached, written)
 

@@ -25,12 +25,14 @@ from .containers import BatchNesting, flatten_batch
 from .dynamo import PlainStep, nothing_passed_over, refuse_transforms
 from .fakes import fake_of, fake_state
 from .functions import own_functions
+from .gradient_hooks import check_gradient_hooks
 from .leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from .modes import modes_as_calls
 from .module_regions import CapturedOtherwise
 from .outputs import ResultRows
 from .plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
 from .quiet import quiet_torch
+from .repeated import refuse_unrepeatable
 from .side_effects import outside_kept
 from .sparse_tensors import refuse_sparse_tensors
 from .user_lines import first_line, lines_recorded, reason_of, user_line
@@ -47,6 +49,7 @@ class _WholeStep(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         with (
+            self._breaks.autocasts.again(),
             attributes_kept(self.model, self._breaks.step, self._breaks.reached),
             assigned_buffers_written(self.model, self._breaks.assigned),
         ):
@@ -76,13 +79,23 @@ def capture_step(
     _check_loss(step, leaves)
     refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
-        _warn_of_gradient_hooks(model)
+        check_gradient_hooks(model)
     breaks = Breaks(model, step, batch)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
-    modes = nullcontext() if gradients else _without_gradients()
-    with quiet_torch(), modes, outside_kept(breaks.reached, own):
-        return _captured(breaks, export)
+    modes = _with_gradients() if gradients else _without_gradients()
+    with quiet_torch(), modes, breaks.autocasts.left():
+        with outside_kept(breaks.reached, own):
+            captured = _captured(breaks, export)
+        refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
+    return captured
+
+
+@contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Whatever the caller is in: a pipeline may be built under ``torch.no_grad()``."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextmanager
@@ -133,20 +146,6 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
     )
 
 
-def _warn_of_gradient_hooks(model: nn.Module) -> None:
-    hooked = [
-        *(f"module '{n}'" for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks),
-        *(f"parameter '{n}'" for n, p in model.named_parameters()
-          if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)),
-    ]  # fmt: skip
-    if hooked:
-        warnings.warn(
-            f"{hooked[0]} has a hook on its gradient, one of {len(hooked)}: a pipeline does not call it; change "
-            "gradients by Tensor.register_hook in the forward, or between step and update",
-            stacklevel=3,
-        )
-
-
 _MAX_BREAKS = 24
 """Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
 
@@ -173,7 +172,7 @@ def _exported(
     strict: bool = False,
 ) -> CapturedStep:
     given, nesting = flatten_batch(breaks.batch)
-    whole = PlainStep(model, breaks.step, nesting) if strict else _WholeStep(model, breaks, nesting)
+    whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 from panpipe.cli import main
+from panpipe.core.capture import step
 
 MODELS = """
     import itertools
@@ -109,7 +110,14 @@ def test_it_names_what_stays_python_with_the_line(models, capsys):
     assert "trains as one process does" in said
 
 
-def test_a_model_that_ends_elsewhere_is_told_apart(models, capsys):
+def test_an_iterator_that_a_forward_advances_is_refused_with_its_line(models, capsys):
+    assert main(["doctor", f"{models}:iterating", "--devices", "2"]) == 2
+    line = MODELS.splitlines().index("            return self.linear(x) * next(self.factors)") + 1
+    assert f"{models}.py:{line}" in capsys.readouterr().err
+
+
+def test_a_model_that_ends_elsewhere_is_told_apart(models, capsys, monkeypatch):
+    monkeypatch.setattr(step, "refuse_unrepeatable", lambda *_: None)  # or capture would refuse it
     assert main(["doctor", f"{models}:iterating", "--devices", "2"]) == 1
     said = capsys.readouterr().out
     assert "DIFFERS" in said

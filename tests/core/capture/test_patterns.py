@@ -1,5 +1,6 @@
 """Models and steps as users write them, in which a tensor is another than it seems, or a number is read early."""
 
+import functools
 import random
 
 import numpy
@@ -291,8 +292,33 @@ def test_what_no_graph_can_do_is_refused_with_the_line(run, why):
 
 def test_a_hook_that_is_not_called_is_warned_of():
     model = Model(lambda m, x: m.c(m.a(x)))
-    model.c.weight.register_hook(lambda gradient: 2 * gradient)
+    model.c.weight.register_hook(print)
     with pytest.warns(UserWarning, match=r"parameter 'c\.weight' has a hook on its gradient.*does not call it"):
+        capture_step(model, step, batch(2))
+
+
+def observe(seen, gradient):
+    seen.append(gradient.norm())
+
+
+@pytest.mark.parametrize(
+    "hook", [
+        lambda m: m.c.weight.register_hook(lambda gradient: 2 * gradient),
+        lambda m: m.c.register_full_backward_hook(lambda module, given, made: (made[0] * 2,)),
+        lambda m: m.c.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2)),
+    ],
+)  # fmt: skip
+def test_a_hook_that_may_change_a_gradient_is_refused_with_its_line(hook):
+    model = Model(lambda m, x: m.c(m.a(x)))
+    hook(model)
+    with pytest.raises(RequestError, match=r"test_patterns\.py:\d+: .*'c.* has this hook on its gradient"):
+        capture_step(model, step, batch(2))
+
+
+def test_a_hook_that_only_looks_is_warned_of():
+    model = Model(lambda m, x: m.c(m.a(x)))
+    model.c.weight.register_hook(functools.partial(observe, []))
+    with pytest.warns(UserWarning, match="a pipeline does not call it"):
         capture_step(model, step, batch(2))
 
 
