@@ -434,7 +434,8 @@ def _digest(value: Any) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a number itself, and none that is known later and only looks like one."""
+    return issubclass(type(value), int | float) and type(value) is not bool
 
 
 def _strings(code: types.CodeType) -> set[str]:

@@ -11,6 +11,7 @@ Runs are compared by their operators, with shapes and numbers. What differs is r
 """
 
 import builtins
+import functools
 import io
 import os
 import sys
@@ -130,7 +131,7 @@ class _Runs:
 
     def _run(self) -> list[Ran]:
         """Run the step, to its end or to what does not run on fake tensors."""
-        recording, watch = _Recording(), RowWatch(_PRIME, _PRIME, truth=False, stops=False)
+        recording, watch = _Recording(), _Values(_PRIME, _PRIME, truth=False, stops=False)
         with _files_noted(recording.ran), suppress(Exception), self._mode, watch, PlaceholderValues(), recording:
             self._step(self._model, self._nesting.batch(self._fakes))
         return recording.ran
@@ -166,6 +167,16 @@ class _Recording(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class _Values(RowWatch):
+    """Gives a step the values that fake tensors do not have, and judges nothing."""
+
+    def _judge(self, call: Any) -> None:
+        """Rows are no matter here."""
+
+
+_is_user_code = functools.cache(is_user_code)
+
+
 def _comparable(leaf: Any) -> Hashable:
     """What two leaves have in common that mean the same; a tensor that is no fake one has values."""
     if isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta):
@@ -182,7 +193,7 @@ def _digest(tensor: Tensor) -> int:
 
 
 def _line(frame: Any) -> str:
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
+    while frame is not None and not _is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

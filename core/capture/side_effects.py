@@ -61,7 +61,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
             written.append((place, place.rpartition(".")[2], any(map(_carries, items, now))))
         for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
             then: Any = reached.values[place]
-            if id(holder) not in others and reached.number(place) != then[1] and then[1] == then[1]:
+            if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
                 reached.assign(place, then[1])
                 written.append((place, str(name), True))
         for cache, misses in caches:
