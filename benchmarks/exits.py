@@ -153,7 +153,8 @@ def worker(exits: int, folder: Path) -> Callable[[], None] | None:
     rank, plan = os.environ["RANK"], folder / "plan.json"
     if not exits:
         return lambda: train("end", plan)
-    endings = [ending for ending in ENDINGS if ending != "compiled"]
+    # A group of the user's own would find the addresses of the attempt before in torchrun's store.
+    endings = [ending for ending in ENDINGS if ending not in ("compiled", "group")]
     for attempt in range(exits):
         ending = "plan" if attempt == 0 else endings[attempt % len(endings)]
         error = folder / f"{rank}.{attempt}.err"
