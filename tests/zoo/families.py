@@ -144,9 +144,9 @@ def predict_embedding(model: nn.Module, batch: Batch) -> Tensor:
 
 
 FAMILIES: tuple[Entry, ...] = (
-    _model("GPT-Neo", "GPTNeoForCausalLM", "GPTNeoConfig", padded_text, "local attention", vocab_size=VOCABULARY,
-           hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
-           max_position_embeddings=32, window_size=4, use_cache=False),
+    _model("GPT-Neo", "GPTNeoForCausalLM", "GPTNeoConfig", padded_text, "local attention, in float32 in any dtype",
+           False, vocab_size=VOCABULARY, hidden_size=16, num_layers=2, num_heads=2,
+           attention_types=[[["global", "local"], 1]], max_position_embeddings=32, window_size=4, use_cache=False),
     _model("CTRL", "CTRLLMHeadModel", "CTRLConfig", text, vocab_size=VOCABULARY, n_positions=32, n_embd=16, dff=32,
            n_layer=2, n_head=2, use_cache=False),
     _model("OLMoE", "OlmoeForCausalLM", "OlmoeConfig", text, "experts", False, **ENCODER, num_key_value_heads=2,

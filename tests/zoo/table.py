@@ -77,13 +77,14 @@ def table(by_model: Mapping[str, list[Result]], seconds: float) -> str:
 Of {len(by_model)} models {count["right"]} train as one process does, by every plan: 1F1B and V-Half, on two and on
 three devices, over threads and over gloo; {count["refused"]} are refused before training, with the message that is
 expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left} {kept} of those that
-train keep some of their Python, on one stage each. Taken in {seconds / 60:.1f} minutes on {machine()};
-“at” is the commit.
+train keep some of their Python, on one stage each. “at” is the commit. Its runs took {seconds / 60:.1f} minutes
+together, on {machine()}.
 
 Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
 microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
 and buffers. float64 has to be within 1e-9; float32, where an operator has no other form, within 1e-4, and gradients
-within 1e-5.
+within 1e-5. A gradient whose norm is less than 1e-5 of that of all gradients (float32: 1e-4) is compared relative to
+that share. Losses and gradients that are not finite in one process count as wrong.
 
 | model | from | plans | in | operators | loss | gradients | parameters | buffers | at | |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -95,7 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models; all of them by default", metavar="MODEL")
     parser.add_argument("--missing", action="store_true", help="only models of which the file has no complete results")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds, after which --missing can go on")
+    parser.add_argument(
+        "--limit", type=float, default=3600, help="seconds, after which --missing can go on; 0 only writes the table"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that share the models")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--out", type=Path, default=TABLE, help="the table")
@@ -106,6 +109,7 @@ def main() -> int:
     names = arguments.names or list(ZOO)
     if arguments.missing:
         names = [name for name in names if outcome(measured.of(name)) not in ("right", "refused")]
+    names = names if arguments.limit else []
     start, done = time.monotonic(), 0
 
     def report(result: Result) -> None:

@@ -91,7 +91,7 @@ def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
         "operators": len(patient.operators.graph.nodes),
         "python": sorted(patient.operators.step.regions),
         "outcome": _outcome(name, patient, check),
-        "problem": check.problem,
+        "problem": check.problem or (f"{far.undefined} values are not finite" if far and far.undefined else ""),
         "dtype": str(patient.dtype).removeprefix("torch."),
         **(
             {kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer", "undefined")}
