@@ -147,9 +147,10 @@ def pipeline(
             behind every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups
             must be the same in every stage. ``learning_rates`` of the pipeline tells; ``optimizers`` are for schedulers
             that you step, by epochs or by a metric.
-        plan_seconds: the most seconds that automatic planning takes after the capture; a line reports what the limit
-            cut. None is no limit: how much is searched and measured follows from the model, so that the same request is
-            planned alike whatever the speed of the machine.
+        plan_seconds: the seconds that automatic planning may take after the capture: it begins nothing that would take
+            longer, and a line reports what was left out, such as comparing 1F1B with a schedule that is predicted to be
+            faster. None is 10 s, or eight steps of training where these take longer. With more, as much is searched and
+            measured as the model needs, and no more.
         plan_cache: whether an automatic plan is kept on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and taken from there the next time: for the same model, shapes, arguments, machine and
             versions. False plans anew and keeps nothing.

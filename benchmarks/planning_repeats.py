@@ -16,6 +16,7 @@ planned in the same run: is it slower by more than 2 %?
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import os
@@ -119,17 +120,17 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     for _ in range(WARM_UP):
         timed(pipe, data)
     speeds, times = [pipe.reference_s()], []
-    for number in range(steps):
+    for _ in range(steps):
         times.append(timed(pipe, data))
-        if number == steps // 2:
-            speeds.append(pipe.reference_s())
-    speeds.append(pipe.reference_s())
+        speeds.append(pipe.reference_s())
+    around = [statistics.fmean(pair) / prediction.reference_s for pair in itertools.pairwise(speeds)]
+    steady = statistics.median(time / drift for time, drift in zip(times, around, strict=True))
     ratio = compared(pipe, data, steps) if against_plain and plan.schedule != "1f1b" else None
     if rank == 0:
         wire.send(
             Run(plan.hash, f"{plan.schedule}, {len(plan.stages)} stages", marks[0] - start, ready - marks[0],
                 prediction.step_s, prediction.interval_s, statistics.median(times),
-                statistics.median(speeds) / prediction.reference_s - 1, ratio)
+                statistics.median(times) / steady - 1, ratio)
         )  # fmt: skip
     # Nobody waits for the group to be torn down in order; what a worker had to send is sent.
     dist.barrier()

@@ -252,17 +252,14 @@ class Case:
             plan = self.plan(name, stages, known[name])
             orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
             pipes[name] = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
-        speeds: dict[str, list[float]] = {name: [] for name in wanted}
         for _ in range(REHEARSALS):
             for name, pipe in pipes.items():
-                before = reference_s(self.team)
                 seen[name] += pipe.rehearse(self.batch, 1 + STEPS)[1:]
-                speeds[name] += [(before + reference_s(self.team)) / 2] * STEPS
         found = {}
         for name, pipe in pipes.items():
             profile = rehearsed_profile([(pipe.plan, known[name], seen[name])], TYPICAL)
-            typical = statistics.median(speeds[name])
-            took = [one.trace.step_s * typical / speed for one, speed in zip(seen[name], speeds[name], strict=True)]
+            typical = statistics.median(one.reference_s for one in seen[name])
+            took = [one.step_s * typical / one.reference_s for one in seen[name]]
             ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
             found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)
         return found

@@ -29,6 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 SEQUENCE = 128
 MICROBATCHES = 8
 ROWS = 32
+PACE = 3  # steps between two readings of the reference workload
 
 
 def standard_library_text(limit: int = 4_000_000) -> torch.Tensor:
@@ -103,10 +104,10 @@ def main() -> None:
         f"predicted step {predicted.step_s * 1e3:.0f} ms{between(pipe.plan.prediction)}[/]")  # fmt: skip
 
     losses, reference, results = check_against_one_process(pipe, untouched, optimizer, data[:2])
-    times, trace, reference_s = train(pipe, data[2:], losses, rank == 0, console)
+    times, trace, speeds = train(pipe, data[2:], losses, rank == 0, console)
     single_s = one_process_time(untouched, optimizer, data[0]) if rank == 0 else 0.0
     if rank == 0:
-        checks = [*results, *prediction_checks(pipe.plan.prediction, predicted, trace, times, reference_s)]
+        checks = [*results, *prediction_checks(pipe.plan.prediction, predicted, trace, times, speeds)]
         finish(arguments.out, console, pipe, predicted, trace, losses, reference, times, single_s, checks)
     pipe.close()
     if rank == 0 and any(check.failed for check in results):
@@ -151,19 +152,19 @@ def between(prediction):
     return f", with 90 % between {low:.0f} and {high:.0f} ms"
 
 
-def prediction_checks(prediction, predicted, measured, times, reference_s):
+def prediction_checks(prediction, predicted, measured, times, speeds):
     """Step time and peaks of saved tensors, as predicted and as measured.
 
     A machine that others share may have another speed by now; the reference workload, timed while planning and around
-    these steps, shows by how much. The prediction is checked as it would have been at this speed: by its own interval,
-    or, where it was not measured and has none, to 10 %.
+    these steps, shows by how much. The steps are compared as they would have been at the speed of planning: with the
+    interval of the prediction, or, where it was not measured and has none, to 10 %.
     """
-    median = statistics.median(times)
-    raw, then_s = predicted.step_s / median - 1, prediction.reference_s
-    drift = 0.0 if then_s is None else reference_s / then_s - 1
-    corrected = predicted.step_s * (1 + drift) / median - 1
+    drifts = [speed / prediction.reference_s if prediction.reference_s else 1.0 for speed in speeds]
+    steady = statistics.median(time / drift for time, drift in zip(times, drifts, strict=True))
+    raw, corrected = predicted.step_s / statistics.median(times) - 1, predicted.step_s / steady - 1
+    drift = statistics.median(drifts) - 1
     low, high = prediction.interval_s or (predicted.step_s / 1.1, predicted.step_s / 0.9)
-    inside = low * (1 + drift) <= median <= high * (1 + drift)
+    inside = low <= steady <= high
     width = "" if prediction.interval_s is None else f", ±{(high - low) / (2 * predicted.step_s):.1%} expected"
     text = f"{raw:+.1%} of measured; the machine's speed drifted by {drift:+.1%}, corrected {corrected:+.1%}{width}"
     peaks = [
@@ -181,8 +182,9 @@ def prediction_checks(prediction, predicted, measured, times, reference_s):
 
 
 def train(pipe, data, losses, leads, console):
-    """Train over the batches; step times, the trace of the step in the middle, and how fast the machine was."""
-    times, trace, speeds = [], None, [pipe.reference_s()]
+    """Train over the batches; step times, the trace of the step in the middle, and for each step what the reference
+    workload took around it."""
+    times, trace, speeds, before = [], None, [], pipe.reference_s()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not leads, auto_refresh=False) as progress:
         task = progress.add_task("training", total=len(data))
@@ -194,9 +196,12 @@ def train(pipe, data, losses, leads, console):
                 loss = pipe.step(batch)
                 times.append(time.perf_counter() - start)
             losses.append(loss.item())
+            if index % PACE == PACE - 1 or index == len(data) - 1:
+                after = pipe.reference_s()
+                speeds += [(before + after) / 2] * (len(times) - len(speeds))
+                before = after
             progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}", refresh=True)
-    speeds += [trace.reference_s, pipe.reference_s()]
-    return times, trace, statistics.median(speeds)
+    return times, trace, speeds
 
 
 def one_process_time(model, optimizer, batch, repeats=2):

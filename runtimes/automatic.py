@@ -131,6 +131,8 @@ class Planning:
         cluster = self.cluster or measured_cluster(self.team, self.where)
         self.report("measuring operators")
         graph = self.measured_graph()
+        times = (node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
+        self.budget.expect_step(self.microbatches * sum(times) / self.team.size)
         found: list[Plan] = []
         took_s = 0.0
         failure: InfeasibleError | None = None

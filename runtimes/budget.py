@@ -17,6 +17,8 @@ CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
 LEAST_EVALUATIONS = 2_000
 """Evaluations of a search at least, for however many actions."""
+DEFAULT_S, DEFAULT_STEPS = 10.0, 8
+"""Where no limit is given: planning takes at most this many seconds, or as long as this many steps of training."""
 
 
 @define(eq=False)
@@ -35,6 +37,21 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
     cut: list[str] = field(factory=list)
     _start: float = field(init=False)
+    _grows: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, team: Team, seconds: float | None) -> "Budget":
+        """The budget of a request: a limit that is given, or the default, which grows with the step."""
+        if seconds is not None:
+            return cls(team, seconds)
+        budget = cls(team, DEFAULT_S)
+        budget._grows = True
+        return budget
+
+    def expect_step(self, step_s: float) -> None:
+        """Let the default limit follow from the length of a training step, in seconds; the same on every rank."""
+        if self._grows and self.seconds is not None:
+            self.seconds = max(self.seconds, DEFAULT_STEPS * step_s)
 
     def __attrs_post_init__(self) -> None:
         check_seconds(self.seconds)

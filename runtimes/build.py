@@ -70,7 +70,7 @@ def build_pipeline(
         devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
         share_devices: whether several may be on one.
         compile: how what stages are made of is compiled; None where operators run one by one.
-        plan_seconds: the most that automatic planning takes after the capture (see :class:`Budget`).
+        plan_seconds: the most that automatic planning takes after the capture (see :meth:`Budget.of`).
         plan_cache: whether automatic plans are kept on disk.
         report: called with what is going on.
         batch_dims: where the samples of a batch are; what is not given is found by tracing.
@@ -133,7 +133,7 @@ def build_pipeline(
                 operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
                 families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
                 max_chunks=max_chunks, cluster=cluster, report=report, recompute=recompute,
-                compiler=compiler, budget=Budget(team, plan_seconds), programs=programs,
+                compiler=compiler, budget=Budget.of(team, plan_seconds), programs=programs,
             )  # fmt: skip
             options = {"compile": compile and compile.name, "update": training.parts, "devices": named}
             pipe = _automatic(planning, ready, example_batch, EarlierPlans(planning, options, plan_cache))
@@ -155,7 +155,7 @@ def _automatic(
     earlier.keep(pipe.plan)
     cut, step = planning.budget.cut, pipe.plan.prediction
     if cut:
-        planning.report(f"plan_seconds={planning.budget.seconds:g} cut short: {', '.join(cut)}")
+        planning.report(f"planned within {planning.budget.seconds:.3g} s (plan_seconds=), without {', '.join(cut)}")
     predicted = "" if step is None else f", predicted step {step.step_s * 1e3:.4g} ms"
     planning.report(f"planned: {pipe.plan.schedule}, {plan_size(pipe.plan)}{predicted}")
     return pipe

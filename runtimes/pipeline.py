@@ -309,13 +309,17 @@ class Pipeline(Resumable):
         would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
         """
         count, seen = self.steps, list[Rehearsal]()
+        before = reference_s(self._team)
         with self._stages.rehearsing():
             for _ in range(steps):
                 start = time.perf_counter()
                 done = self._run(batch, trace=True, ending=Ending.REDUCE)
                 whole_s = self._team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
-                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s))
+                after = reference_s(self._team)
+                around = (before + after) / 2
+                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
+                before = after
         self.steps = count
         return seen
 

@@ -14,8 +14,10 @@ workers on two cores). So candidates are measured, and so that another run choos
 4. Of what is left, the plan with less memory stays, then the one with fewer stages, then the simpler schedule. But it
    is 1F1B unless pairs show that another one is faster, or, where that needs less memory, as fast to ``AS_FAST``: on a
    machine too loaded to show anything, nothing is chosen that may be slower.
-5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen of it, and an interval
-   for that median (`with_interval`). The reference workload is timed around every step or two.
+5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen of it, each step at the
+   speed that the machine had around it, and an interval for that median (`with_interval`).
+
+Where the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line says what more time would compare it with.
 """
 
 import math
@@ -32,7 +34,6 @@ from ..core.planner.preference import preference, worth_rehearsing
 from ..core.planner.score import with_costs
 from .automatic import PLAIN, Planning, step_s
 from .pipeline import Pipeline
-from .reference_workload import reference_s
 from .rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 
 CANDIDATES = 2
@@ -43,9 +44,9 @@ ERROR = 1 / 16
 """Most probability of leaving a plan out that is not slower: what four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN = 2, 6
-"""Steps of the plan chosen, without other candidates in turn; more where it has fewer in all than ``SEEN``: of six, no
-single disturbed one is a bound of the median."""
+ALONE, SEEN, ENOUGH = 2, 8, 5
+"""Steps of the plan chosen, without other candidates in turn: the first two numbers at least and in all, where there is
+time; five in all whatever the time, as an interval needs as many."""
 LEVEL = 0.9
 """Probability that the median step of training lies within the predicted interval."""
 TYPICAL = 0.5
@@ -69,6 +70,12 @@ class Candidate:
         """What its steps took, in seconds."""
         return [one.step_s for one in self.seen]
 
+    @property
+    def steady(self) -> list[float]:
+        """What its steps would have taken, had the machine been as fast around each as around their median."""
+        typical = statistics.median(one.reference_s for one in self.seen)
+        return [one.step_s * typical / one.reference_s for one in self.seen]
+
     def faster_than(self, other: "Candidate") -> list[float]:
         """By how much each turn was, as logarithms of ratios: above 0 this one is faster."""
         return [math.log(b / a) for a, b in zip(self.times, other.times, strict=False)]
@@ -79,7 +86,7 @@ class Candidate:
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
         costs = profile.of(plan)
-        ratio = length_ratio(plan, costs, self.times, self.oracle)
+        ratio = length_ratio(plan, costs, self.steady, self.oracle)
         return with_costs(plan, times_scaled(costs, ratio), self.oracle)
 
 
@@ -97,35 +104,32 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     wanted = worth_rehearsing(plans, plain, order, CANDIDATES)
     if plain and len(wanted) > 1:  # each runs once to warm up
         turns_s = (1 + LEAST) * sum(map(step_s, wanted))
-        wanted = wanted if planning.budget.allows("rehearsing in turns", turns_s) else plain
-    speeds = [reference_s(planning.team)]
+        if not planning.budget.allows(_comparison(wanted, plain[0], turns_s), turns_s):
+            wanted = plain
     candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
     for candidate in candidates:
         candidate.rehearse(0, skip=1)
-    speeds.append(reference_s(planning.team))
-    best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates, speeds), PLAIN)
+    best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
     planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
-    _alone(planning, best, speeds)
-    best.pipe.plan = with_interval(best.plan(), best.times, speeds)
+    each_s = statistics.median(best.times) if best.times else step_s(best.pipe.plan)
+    wanted_steps = max(ALONE, SEEN - len(best.seen))
+    least = max(0, ENOUGH - len(best.seen))
+    best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps, least))
+    best.pipe.plan = with_interval(best.plan(), best.steady, [one.reference_s for one in best.seen])
     return best.pipe
 
 
-def _alone(planning: Planning, best: Candidate, speeds: list[float]) -> None:
-    """Rehearse without other candidates in turn, two steps at a time; readings of the reference workload are added."""
-    each_s = statistics.median(best.times) if best.times else step_s(best.pipe.plan)
-    wanted = max(ALONE, SEEN - len(best.seen))
-    left = planning.budget.repeats("rehearsing alone", each_s, wanted, least=0 if best.seen else 1)
-    while left > 0:
-        best.rehearse(min(left, 2))
-        speeds.append(reference_s(planning.team))
-        left -= 2
+def _comparison(wanted: Sequence[Plan], plain: Plan, turns_s: float) -> str:
+    """What the budget has no time for, in the words of the report."""
+    others = [plan for plan in wanted if plan.schedule != plain.schedule]
+    named = " and ".join(f"{each.schedule} (predicted {step_s(plain) / step_s(each) - 1:+.1%})" for each in others)
+    return f"comparing {plain.schedule} with {named}, about {turns_s:.0f} s"
 
 
-def _in_turns(planning: Planning, candidates: Sequence[Candidate], speeds: list[float]) -> list[Candidate]:
-    """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted. What the
-    reference workload takes after each turn is added to ``speeds``."""
+def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Rehearse in turns until one is left, or noise exceeds what is to gain; those left, as they were sorted."""
     left = list(candidates)
     for turn in range(TURNS):
         if len(left) == 1:
@@ -136,7 +140,6 @@ def _in_turns(planning: Planning, candidates: Sequence[Candidate], speeds: list[
         planning.report("rehearsing in turns", turn, TURNS)
         for place in range(len(left)):
             left[(turn + place) % len(left)].rehearse(1)
-        speeds.append(reference_s(planning.team))
         if turn + 1 >= LEAST:
             left = undecided(left, PLAIN)
     return left
@@ -196,17 +199,17 @@ def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
 def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float]) -> Plan:
     """The plan with the interval that noise implies for the median step of training, and the machine's speed meanwhile.
 
-    A step is predicted as the median of those that were rehearsed. How far that is from the median of all steps is
-    known from the steps alone: by bounds of Wilcoxon's signed-rank test on their logarithms (`core/paired`), which
-    assume a symmetric distribution and no certain one. A single disturbed step does not widen them, and more steps
-    narrow them. A later step is compared at the speed that the reference workload shows then: the median of its
-    readings now and the one then are as uncertain as their own bounds. The three are independent, so that their squares
-    are added. The spread of single steps is no part of it: it is not what a median varies by.
+    A step is predicted as the median of those that were rehearsed, each at the speed that the reference workload showed
+    around it. How far that is from the median of all steps is known from these alone: by bounds of Wilcoxon's
+    signed-rank test on their logarithms (`core/paired`), which assume a symmetric distribution and no certain one. More
+    steps narrow them. A later step is compared at the speed that the reference workload shows then, whose median is as
+    uncertain as that of the readings now. The two are independent, so that their squares are added. The spread of
+    single steps is no part of it: it is not what a median varies by.
 
     Args:
         plan: with its prediction.
-        steps_s: of its rehearsed steps, in seconds.
-        speeds: seconds of the reference workload, before, between and after them.
+        steps_s: of its rehearsed steps at the speed that the prediction is for, in seconds.
+        speeds: seconds of the reference workload around each of them.
 
     Returns:
         The plan; without an interval where there are fewer than five steps or readings: bounds of this ``LEVEL`` need
@@ -215,7 +218,7 @@ def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float])
     assert plan.prediction is not None
     reference = statistics.median(speeds)
     below, above = _reach(steps_s)
-    of_speeds = 2 * max(_reach(speeds)) ** 2
+    of_speeds = max(_reach(speeds)) ** 2
     if not math.isfinite(below + above + of_speeds):
         return evolve(plan, prediction=evolve(plan.prediction, reference_s=reference))
     predicted_s = plan.prediction.step_s

@@ -30,11 +30,13 @@ class Rehearsal:
         messages: what messages cost the devices at their ends.
         whole_s: seconds of the whole call on the rank of the first device: what the devices did, and around it cutting
             the batch, comparing it between ranks and collecting the loss. None where only what devices did is known.
+        reference_s: seconds of the reference workload around the step: the mean of before and after.
     """
 
     trace: Trace
     messages: MessageTimes
     whole_s: float | None = None
+    reference_s: float = 1.0
 
     @property
     def step_s(self) -> float:

@@ -56,6 +56,17 @@ def test_budget_gives_fewer_evaluations_to_larger_steps():
     assert budget.order_evaluations(8) > budget.cut_evaluations(8)
 
 
+def test_the_default_budget_grows_with_the_step_and_a_given_one_does_not():
+    budget, given = Budget.of(ThreadTeam(1), None), Budget.of(ThreadTeam(1), 3.0)
+    assert (budget.seconds, given.seconds) == (10.0, 3.0)
+    for each in (budget, given):
+        each.expect_step(0.5)
+    assert (budget.seconds, given.seconds) == (10.0, 3.0)
+    for each in (budget, given):
+        each.expect_step(2.0)
+    assert (budget.seconds, given.seconds) == (16.0, 3.0)
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "10", True])
 def test_budget_refuses_a_limit_that_is_none(seconds):
     with pytest.raises(RequestError, match=r"plan_seconds is .*: give a number of seconds above 0"):
