@@ -102,12 +102,13 @@ def _names(code: types.CodeType, strings: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-def _starts(code: types.CodeType) -> set[str]:
+@functools.cache
+def _starts(code: types.CodeType) -> frozenset[str]:
     """How names begin that code makes for ``getattr``, as in ``getattr(self, f"weight_{i}")``."""
     found = set[str]().union(*(_starts(c) for c in code.co_consts if isinstance(c, types.CodeType)))
     if "getattr" in code.co_names and any(i.opname == "BUILD_STRING" for i in dis.get_instructions(code)):
         found |= {c for c in code.co_consts if isinstance(c, str) and c and (c + "x").isidentifier()}
-    return found
+    return frozenset(found)
 
 
 class Reached:
