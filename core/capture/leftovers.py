@@ -6,7 +6,7 @@ capture leaves in a module belongs to no real step.
 
 import copy
 import warnings
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -266,11 +266,14 @@ def _is_count(value: Any) -> bool:
 
 @contextmanager
 def modules_kept(model: nn.Module) -> Iterator[None]:
-    """Within, the model runs for real; at the end its modules have the attributes and buffers that they had before."""
+    """Within, the model runs for real; at the end its modules have the attributes, buffers and hooks of before.
+
+    A model that hooks into its modules at its first call notes that it has, and would do it again without the note.
+    """
     before = [(module, dict(module.__dict__), _contents(module.__dict__)) for module in model.modules()]
-    registered: list[tuple[Any, dict[str, Any]]] = [
-        (held, dict(held)) for module in model.modules() for held in (module._buffers, module._parameters)
-    ]  # fmt: skip
+    hooks = [held for module in model.modules() for held in module.__dict__.values() if type(held) is OrderedDict]
+    tensors = [held for module in model.modules() for held in (module._buffers, module._parameters)]
+    registered: list[tuple[Any, dict[str, Any]]] = [(held, dict(held)) for held in (*tensors, *hooks)]
     try:
         yield
     finally:
@@ -280,9 +283,9 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
             for key, value in contents.items():
                 if not _same(values[key], value):
                     _refill(values[key], value)
-        for held, tensors in registered:
+        for held, entries in registered:
             held.clear()
-            held.update(tensors)
+            held.update(entries)
 
 
 def _same(value: Any, before: Any) -> bool:

@@ -139,7 +139,8 @@ class ModuleRegions:
             )
         call = calls[number]
         _refuse_captured_attributes(self._who(name), module)
-        if _shapes((args, kwargs)) != call.given:
+        given_here = _shapes((args, kwargs))
+        if given_here != call.given and _known(given_here):
             _refuse_failing(self._who(name), bare, args, kwargs)
         tensors, given = taken_apart((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -172,6 +173,11 @@ class ModuleRegions:
 def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
     leaves = pytree.tree_leaves(given)
     return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
+    """Whether no size depends on values: packed sequences have such sizes, and no stand-ins to try a call with."""
+    return all(type(size) is int for shape in shapes for size in shape or ())
 
 
 def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:

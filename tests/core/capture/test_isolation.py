@@ -103,3 +103,30 @@ def test_all_that_a_step_wrote_is_put_back_whether_it_is_refused_or_fails(diviso
     with pytest.raises(error), outside_kept(Reached.of(nn.Identity(), write), []):
         write(None, 1)
     assert (state.count, state.text, state.all) == (0, "before", [])
+
+
+class Hooking(nn.Module):
+    """Hooks into its layers at the first call, as models of transformers do that return their hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.hooked, self.seen = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), False, []
+
+    def forward(self, x):
+        if not self.hooked:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _module, _given, result: self.seen.append(result))
+            self.hooked = True
+        self.seen.clear()
+        for layer in self.layers:
+            x = layer(x)
+        assert len(self.seen) == len(self.layers)
+        return sum(self.seen)
+
+
+def test_hooks_that_a_traced_step_registers_are_removed_with_the_note_that_it_did():
+    model = Hooking()
+    find_batch_dims(model, lambda model, x: model(x).mean(), torch.randn(4, 8), microbatches=2)
+    assert [len(layer._forward_hooks) for layer in model.layers] == [0, 0]
+    assert not model.hooked
+    model(torch.randn(4, 8))
