@@ -12,7 +12,7 @@ $(VENV)/ready: $(PACKAGE_FILES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples,zoo]'
-	$(BIN)/python -m panpipe.core.planner.compiling
+	$(BIN)/python -m panpipe.core.search.compiling
 	touch $@
 
 demo: $(VENV)/ready

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from .api import pipeline as pipeline
-    from .core.compare import compare as compare
-    from .core.costs import StageCosts as StageCosts
+    from .core.costs.costs import StageCosts as StageCosts
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import PanpipeError as PanpipeError
     from .core.errors import RequestError as RequestError
     from .core.errors import WorkerError as WorkerError
-    from .core.perfetto import read_trace as read_trace
-    from .core.perfetto import write_trace as write_trace
-    from .core.plan import Plan as Plan
-    from .core.plan import plan_json as plan_json
-    from .core.plan import read_plan as read_plan
+    from .core.plan.plan import Plan as Plan
+    from .core.plan.plan import plan_json as plan_json
+    from .core.plan.plan import read_plan as read_plan
+    from .core.plan.validation.validate import validate as validate
     from .core.report import Check as Check
     from .core.report import Checked as Checked
     from .core.report import ReportFacts as ReportFacts
@@ -27,14 +25,16 @@ if TYPE_CHECKING:
     from .core.schedules.registry import families as families
     from .core.schedules.registry import find_family as find_family
     from .core.schedules.scored import score as score
-    from .core.search.auto import find_schedule as find_schedule
-    from .core.search.within import find_schedule_within as find_schedule_within
-    from .core.trace import Trace as Trace
-    from .core.validate import validate as validate
-    from .runtimes.checkpoints import latest_checkpoint as latest_checkpoint
-    from .runtimes.empty_weights import empty_weights as empty_weights
+    from .core.search.orders.auto import find_schedule as find_schedule
+    from .core.search.orders.within import find_schedule_within as find_schedule_within
+    from .core.trace.compare import compare as compare
+    from .core.trace.perfetto import read_trace as read_trace
+    from .core.trace.perfetto import write_trace as write_trace
+    from .core.trace.trace import Trace as Trace
+    from .runtimes.checkpoint.checkpoints import latest_checkpoint as latest_checkpoint
+    from .runtimes.devices.empty_weights import empty_weights as empty_weights
+    from .runtimes.diagnose.reference import reference_step as reference_step
     from .runtimes.pipeline import Pipeline as Pipeline
-    from .runtimes.reference import reference_step as reference_step
     from .simulators.run import simulate as simulate
 
 _HOME = {
@@ -43,31 +43,31 @@ _HOME = {
     "InfeasibleError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",
-    "Plan": "core.plan",
+    "Plan": "core.plan.plan",
     "ReportFacts": "core.report",
     "RequestError": "core.errors",
     "Schedule": "core.schedules.problem",
     "ScheduleProblem": "core.schedules.problem",
-    "StageCosts": "core.costs",
-    "Trace": "core.trace",
+    "StageCosts": "core.costs.costs",
+    "Trace": "core.trace.trace",
     "WorkerError": "core.errors",
-    "compare": "core.compare",
-    "empty_weights": "runtimes.empty_weights",
+    "compare": "core.trace.compare",
+    "empty_weights": "runtimes.devices.empty_weights",
     "families": "core.schedules.registry",
     "find_family": "core.schedules.registry",
-    "find_schedule": "core.search.auto",
-    "find_schedule_within": "core.search.within",
-    "latest_checkpoint": "runtimes.checkpoints",
+    "find_schedule": "core.search.orders.auto",
+    "find_schedule_within": "core.search.orders.within",
+    "latest_checkpoint": "runtimes.checkpoint.checkpoints",
     "pipeline": "api",
-    "plan_json": "core.plan",
-    "read_plan": "core.plan",
-    "read_trace": "core.perfetto",
-    "reference_step": "runtimes.reference",
+    "plan_json": "core.plan.plan",
+    "read_plan": "core.plan.plan",
+    "read_trace": "core.trace.perfetto",
+    "reference_step": "runtimes.diagnose.reference",
     "score": "core.schedules.scored",
     "simulate": "simulators.run",
-    "validate": "core.validate",
+    "validate": "core.plan.validation.validate",
     "write_report": "core.report",
-    "write_trace": "core.perfetto",
+    "write_trace": "core.trace.perfetto",
 }
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
 not need torch start without it, and so that pytest may import this file under another name."""

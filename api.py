@@ -8,26 +8,26 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from .backends.kind import BackendKind
-from .core.capture.batch_dims import AUTO
-from .core.capture.breaks import StepFunction
-from .core.catalog import find_cluster
-from .core.cluster import Cluster
-from .core.derive import Recompute, check_agrees
+from .core.capture.batch.batch_dims import AUTO
+from .core.capture.regions.breaks import StepFunction
+from .core.cluster.catalog import find_cluster
+from .core.cluster.cluster import Cluster
+from .core.cluster.mesh import Mesh, MeshShape, parse_mesh
 from .core.errors import RequestError
-from .core.mesh import Mesh, MeshShape, parse_mesh
-from .core.plan import Plan, read_plan
-from .core.planner import longest_path
+from .core.plan.derive import Recompute, check_agrees
+from .core.plan.plan import Plan, read_plan
 from .core.schedules.registry import families, find_family
-from .runtimes.budget import check_seconds
+from .core.search import longest_path
+from .runtimes.batch.shapes import MAX_SHAPES
 from .runtimes.build import build_pipeline
-from .runtimes.devices import Names
-from .runtimes.launch import mesh_for, mesh_in_simulator, rank_of_job
-from .runtimes.optimizers import OptimizerFactory, SchedulerFactory
+from .runtimes.devices.devices import Names
+from .runtimes.launch.launch import mesh_for, mesh_in_simulator, rank_of_job
+from .runtimes.launch.progress import Progress, check_progress, shown
+from .runtimes.optimizer.optimizers import OptimizerFactory, SchedulerFactory
+from .runtimes.optimizer.training import Training
 from .runtimes.pipeline import Pipeline
-from .runtimes.progress import Progress, check_progress, shown
-from .runtimes.shapes import MAX_SHAPES
-from .runtimes.stage_compiler import Compile, CompilerChoice
-from .runtimes.training import Training
+from .runtimes.planning.budget import check_seconds
+from .runtimes.programs.stage_compiler import Compile, CompilerChoice
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
 from .virtual import SimulatedDevices

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from .core.analytic.model import costs_by_type, model_work
-from .core.analytic.optimizers import Optimizer
-from .core.capture.operators import Operators, tensor_bytes
-from .core.catalog import required_type
-from .core.cluster import Cluster
-from .core.costs import StageCosts, stage_costs
-from .core.derive import Recompute
+from .core.capture.export.operators import Operators, tensor_bytes
+from .core.cluster.catalog import required_type
+from .core.cluster.cluster import Cluster
+from .core.costs.analytic.model import costs_by_type, model_work
+from .core.costs.analytic.optimizers import Optimizer
+from .core.costs.costs import StageCosts, stage_costs
+from .core.costs.graph import OpGraph
 from .core.errors import RequestError
-from .core.graph import OpGraph
-from .core.perform import Perform
-from .core.plan import Plan
-from .core.planner.choose import search_plans
-from .core.planner.workload import Workload, kinds_of
+from .core.plan.derive import Recompute
+from .core.plan.plan import Plan
 from .core.schedules.problem import ScheduleFamily
-from .core.trace import Trace
-from .runtimes.clocked import Clock
-from .runtimes.optimizers import OptimizerFactory, state_share
-from .runtimes.progress import Report
+from .core.search.choose import search_plans
+from .core.search.problem.workload import Workload, kinds_of
+from .core.trace.perform import Perform
+from .core.trace.trace import Trace
+from .runtimes.engine.clocked import Clock
+from .runtimes.launch.progress import Report
+from .runtimes.optimizer.optimizers import OptimizerFactory, state_share
 from .simulators.oracle import simulated
 from .simulators.run import simulate
 

@@ -45,11 +45,11 @@ def timed(steps: int, run: Any) -> float:
 def panpipe_step(batch: torch.Tensor) -> Any:
     """A pipeline whose first stage is one Linear, and whose second is the other with the loss."""
     import panpipe
-    from panpipe.core.capture.operators import operators_of
-    from panpipe.core.capture.step import capture_step
-    from panpipe.core.planner import assemble
+    from panpipe.core.capture.export.operators import operators_of
+    from panpipe.core.capture.export.step import capture_step
     from panpipe.core.schedules.problem import ScheduleProblem
     from panpipe.core.schedules.registry import find_family
+    from panpipe.core.search.problem import assemble
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

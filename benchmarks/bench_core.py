@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from panpipe.cli.output import print_table
-from panpipe.core.catalog import find_cluster
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.evaluate import Evaluator
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.lowering import lower
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import Plan, Stage
-from panpipe.core.planner.setting import one_setting
-from panpipe.core.planner.walk import start_walk
+from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.evaluate.reference import Evaluator
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import Plan, Stage
+from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
-from panpipe.core.validate import validate
+from panpipe.core.search.annealing.walk import start_walk
+from panpipe.core.search.problem.setting import one_setting
 from recording import machine, record
 
 DEVICES, MICROBATCHES = 32, 128

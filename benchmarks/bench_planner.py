@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from panpipe.cli.output import print_table
-from panpipe.core.graph import OpEdge, OpGraph, OpNode, graph_json
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from planning import on_devices, plan_command
 from recording import machine, record
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.schedules.scored import Scored
-from panpipe.core.search.auto import EVALUATIONS, find_schedule
+from panpipe.core.search.orders.auto import EVALUATIONS, find_schedule
 from recording import machine, record
 
 CASES = Path(__file__).parent.parent / "tests" / "data" / "frontiers.json"

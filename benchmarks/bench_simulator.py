@@ -19,11 +19,11 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import Plan, Stage
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.plan import Plan, Stage
 from panpipe.core.schedules.one_f_one_b import one_f_one_b
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.simulators.run import simulate

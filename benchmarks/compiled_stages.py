@@ -18,11 +18,11 @@ import gpt
 import panpipe
 import torch
 from panpipe.cli.output import print_table
-from panpipe.core.capture.operators import operators_of, tensor_bytes
-from panpipe.core.capture.step import capture_step
-from panpipe.core.planner import even_plan
+from panpipe.core.capture.export.operators import operators_of, tensor_bytes
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import even_plan
 from recording import machine, record
 from torch import nn
 from torch.nn import functional

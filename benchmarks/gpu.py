@@ -26,9 +26,9 @@ from pathlib import Path
 import gpt
 import panpipe
 import torch
-from panpipe.core.trace import COMPUTE_QUEUE, Trace
-from panpipe.runtimes.machine import machine
-from panpipe.runtimes.reference import reference_step
+from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace
+from panpipe.runtimes.devices.machine import machine
+from panpipe.runtimes.diagnose.reference import reference_step
 from torch import nn
 
 MICROBATCHES, ROWS, LENGTH, WIDTH, LAYERS, VOCABULARY = 8, 64, 256, 512, 8, 8192

@@ -14,11 +14,11 @@ import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
-from panpipe.core.cluster import Cluster, Device
-from panpipe.core.links.lines import fit_line
-from panpipe.core.links.shared import groups_to_measure, shared_links
-from panpipe.runtimes.launch import make_team
-from panpipe.runtimes.link_measurements import measure_links
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.links.lines import fit_line
+from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
+from panpipe.runtimes.launch.launch import make_team
+from panpipe.runtimes.profile.link_measurements import measure_links
 from recording import machine, record
 
 HELD_OUT = (1 << 10, 1 << 14, 1 << 17, 3 << 18, 1 << 21, 3 << 20)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from panpipe.core.cluster import cluster_json, fully_connected
+from panpipe.core.cluster.cluster import cluster_json, fully_connected
 
 
 def plan_command(*arguments: str) -> list[str]:

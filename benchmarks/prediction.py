@@ -16,10 +16,10 @@ For each model, on two workers that live for the whole run:
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
 A machine that others share has another speed a few minutes later. So the reference workload
-(`runtimes/reference_workload`) is timed on both cores before and after each profiled and each measured step. The drift
-of a step is the mean of the two ÷ the median reading while its cut was profiled. The error is reported as it is, and
-corrected: the prediction against the median of the measured steps, each divided by its own drift. The bounds are on the
-corrected one.
+(`runtimes/profile/reference_workload`) is timed on both cores before and after each profiled and each measured step.
+The drift of a step is the mean of the two ÷ the median reading while its cut was profiled. The error is reported as it
+is, and corrected: the prediction against the median of the measured steps, each divided by its own drift. The bounds
+are on the corrected one.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
@@ -49,26 +49,33 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from attrs import asdict, evolve, frozen
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
-from panpipe.core.cluster import Cluster
-from panpipe.core.compare import peak_memory
-from panpipe.core.costs import StageCosts, stage_edges
-from panpipe.core.partition import device_limits
-from panpipe.core.plan import Plan, Prediction, plan_json
-from panpipe.core.planner import assemble, longest_path
-from panpipe.core.planner.options import options, schedule_problem
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.cluster.cluster import Cluster
+from panpipe.core.costs.costs import StageCosts, stage_edges
+from panpipe.core.costs.partition import device_limits
+from panpipe.core.plan.plan import Plan, Prediction, plan_json
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.automatic import Planning, Stages
-from panpipe.runtimes.heap import give_back_freed_memory, keep_freed_memory
-from panpipe.runtimes.link_profile import measured_cluster
-from panpipe.runtimes.microbatches import split_batch
+from panpipe.core.search import longest_path
+from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.options import options, schedule_problem
+from panpipe.core.trace.compare import peak_memory
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.devices.heap import give_back_freed_memory, keep_freed_memory
+from panpipe.runtimes.launch.team import RankTeam
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.reference_workload import reference_s
+from panpipe.runtimes.planning.automatic import Planning, Stages
+from panpipe.runtimes.planning.rehearsed import (
+    Rehearsal,
+    RehearsedProfile,
+    length_ratio,
+    rehearsed_profile,
+    times_scaled,
+)
+from panpipe.runtimes.profile.link_profile import measured_cluster
+from panpipe.runtimes.profile.reference_workload import reference_s
 from panpipe.runtimes.rehearsal import TYPICAL
-from panpipe.runtimes.rehearsed import Rehearsal, RehearsedProfile, length_ratio, rehearsed_profile, times_scaled
-from panpipe.runtimes.team import RankTeam
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 from prediction_models import MICROBATCHES, MODELS
@@ -354,7 +361,7 @@ def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None
 
 def write_traces(folder: Path, name: str, predicted: Any, measured: Any) -> None:
     """Two files for ``panpipe compare``."""
-    from panpipe.core.perfetto import write_trace
+    from panpipe.core.trace.perfetto import write_trace
 
     folder.mkdir(parents=True, exist_ok=True)
     write_trace(predicted, folder / f"{name}-predicted.json")

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
-from panpipe.runtimes.machine import machine
+from panpipe.runtimes.devices.machine import machine
 
 __all__ = ["machine", "record"]
 

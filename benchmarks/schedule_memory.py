@@ -30,16 +30,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gpt
 import panpipe
 import torch
-from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
-from panpipe.core.capture.step import capture_step
-from panpipe.core.graph import OpNode
-from panpipe.core.plan import plan_json, read_plan
-from panpipe.core.planner.choose import choose_schedule
+from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.costs.graph import OpNode
+from panpipe.core.plan.plan import plan_json, read_plan
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.compiled import compile_stages
-from panpipe.runtimes.link_profile import measured_cluster
-from panpipe.runtimes.stage_profile import profile_stages
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.search.choose import choose_schedule
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.profile.link_profile import measured_cluster
+from panpipe.runtimes.profile.stage_profile import profile_stages
+from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.simulators.oracle import simulated
 from recording import machine, record
 

@@ -26,9 +26,9 @@ from typing import Any
 
 from attrs import frozen
 from panpipe.cli.output import print_table
-from panpipe.core.graph import graph_json, read_graph
-from panpipe.core.planner.altered import smaller
-from panpipe.core.planner.changes import MORE_DEVICES, MORE_MEMORY, RECOMPUTE, SMALLER_MICROBATCHES
+from panpipe.core.costs.graph import graph_json, read_graph
+from panpipe.core.search.suggestions.altered import smaller
+from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, RECOMPUTE, SMALLER_MICROBATCHES
 from planning import on_devices, plan_command
 from recording import machine, record
 

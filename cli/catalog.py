@@ -10,16 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..core.catalog import Catalogue, LinkType, catalogue, find_cluster
-from ..core.catalog.find import cluster_in
-from ..core.chart.topology import topology_svg
-from ..core.cluster import Cluster, cluster_json
-from ..core.device_type import DeviceType
+from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
+from ..core.cluster.catalog.find import cluster_in
+from ..core.cluster.cluster import Cluster, cluster_json
+from ..core.cluster.device_type import DeviceType
+from ..core.cluster.sourced import joined
+from ..core.cluster.topology import PathClass, Topology, path_classes, topology_of
 from ..core.documents import as_plain, read_text, write_text
 from ..core.errors import RequestError
-from ..core.sourced import joined
-from ..core.topology import PathClass, Topology, path_classes, topology_of
-from ..core.wording import counted
+from ..core.plan.wording import counted
+from ..core.report.chart.topology import topology_svg
 from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import draw, rate_text
 

@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from ..core.actions import COMM_KINDS
-from ..core.compare import Comparison, KindSummary, worst_actions
-from ..core.compare import compare as compare_traces
-from ..core.derive import forward_only
 from ..core.documents import as_plain, write_text
 from ..core.errors import RequestError
-from ..core.perfetto import read_trace
-from ..core.plan import read_plan
+from ..core.plan.derive import forward_only
+from ..core.plan.plan import read_plan
+from ..core.trace.compare import Comparison, KindSummary, worst_actions
+from ..core.trace.compare import compare as compare_traces
+from ..core.trace.perfetto import read_trace
 from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5

@@ -34,8 +34,8 @@ def doctor(
 
     import torch  # late: a mistyped name is refused at once
 
-    from ..runtimes.doctor import check_up
-    from ..runtimes.team import ThreadTeam
+    from ..runtimes.diagnose.doctor import check_up
+    from ..runtimes.launch.team import ThreadTeam
     from .doctor_answer import plain_findings, print_findings
     from .models import load_model
 

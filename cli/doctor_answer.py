@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..runtimes.doctor import TOLERANCES, Check, Findings
+from ..runtimes.diagnose.doctor import TOLERANCES, Check, Findings
 from .output import print_table
 
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.idle import CAUSES, CONTENTION, IdleTime, idle_time
+from ..core.evaluate.idle import CAUSES, CONTENTION, IdleTime, idle_time
 from .output import print_table, seconds_text, share_text
 
 if TYPE_CHECKING:

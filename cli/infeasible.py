@@ -2,10 +2,10 @@
 
 from typing import Any, NoReturn
 
-from ..core.cluster import Cluster
+from ..core.cluster.cluster import Cluster
 from ..core.errors import InfeasibleError
-from ..core.plan import Plan
-from ..core.planner.changes import (
+from ..core.plan.plan import Plan
+from ..core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
     OFFLOAD,
@@ -15,7 +15,7 @@ from ..core.planner.changes import (
     more_memory,
     smallest_changes,
 )
-from ..core.planner.infeasible import NothingFits, excess, holding
+from ..core.search.suggestions.infeasible import NothingFits, excess, holding
 from .output import bytes_text, print_json, seconds_text
 from .plan_request import PlanRequest
 

@@ -11,19 +11,19 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..core.analytic.model import with_state
-from ..core.analytic.optimizers import Optimizer
-from ..core.capture.batch_dims import AUTO
-from ..core.capture.containers import flatten_batch
-from ..core.capture.find_batch_dims import find_batch_dims
-from ..core.capture.operators import Operators, operators_of, tensor_bytes
-from ..core.capture.step import capture_step
+from ..core.capture.batch.batch_dims import AUTO
+from ..core.capture.batch.find_batch_dims import find_batch_dims
+from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
+from ..core.capture.export.step import capture_step
+from ..core.capture.values.containers import flatten_batch
+from ..core.costs.analytic.model import with_state
+from ..core.costs.analytic.optimizers import Optimizer
+from ..core.costs.graph import OpGraph
 from ..core.errors import RequestError
-from ..core.graph import OpGraph
-from ..core.throughput import Work
-from ..runtimes.empty_weights import empty_weights
-from ..runtimes.microbatches import split_batch
-from ..runtimes.operator_profile import profile_operators
+from ..core.trace.throughput import Work
+from ..runtimes.batch.microbatches import split_batch
+from ..runtimes.devices.empty_weights import empty_weights
+from ..runtimes.profile.operator_profile import profile_operators
 from .bundled import BUNDLED, make
 from .output import note
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ..core.costs import StageCosts
+from ..core.costs.costs import StageCosts
+from ..core.costs.module_names import module_ranges
 from ..core.documents import as_plain
-from ..core.idle import IdleTime
-from ..core.module_names import module_ranges
-from ..core.plan import Plan, Prediction
-from ..core.throughput import Throughput, Work, throughput
-from ..core.wording import plan_size
+from ..core.evaluate.idle import IdleTime
+from ..core.plan.plan import Plan, Prediction
+from ..core.plan.wording import plan_size
+from ..core.trace.throughput import Throughput, Work, throughput
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
 from .output import bytes_text, print_table, seconds_text, share_text, wide

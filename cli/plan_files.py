@@ -5,11 +5,11 @@ from pathlib import Path
 from attrs import frozen
 
 from ..core.actions import Action, Kind
-from ..core.costs import StageEdge
+from ..core.cluster.mesh import Mesh
+from ..core.costs.costs import StageEdge
 from ..core.documents import read_text
-from ..core.mesh import Mesh
-from ..core.plan import Plan, Stage, parse_plan
-from ..core.schedule_csv import ScheduleFile, parse_schedule_csv
+from ..core.plan.plan import Plan, Stage, parse_plan
+from ..core.schedules.schedule_csv import ScheduleFile, parse_schedule_csv
 from .output import note
 
 

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ..core.cluster import Cluster
-from ..core.derive import Recompute
+from ..core.cluster.cluster import Cluster
+from ..core.costs.partition import device_limits
 from ..core.errors import InfeasibleError, RequestError
-from ..core.partition import device_limits
-from ..core.plan import Plan
-from ..core.planner import Oracle
-from ..core.planner.altered import enlarged, roomier, smaller
-from ..core.planner.changes import Asked, Problem
+from ..core.plan.derive import Recompute
+from ..core.plan.plan import Plan
 from ..core.schedules.problem import ScheduleFamily
+from ..core.search import Oracle
+from ..core.search.suggestions.altered import enlarged, roomier, smaller
+from ..core.search.suggestions.changes import Asked, Problem
 from .costs import PlanningCosts
 from .plan_choices import counted_workload, sized_workload, wanted_meshes
 
 if TYPE_CHECKING:
-    from ..core.planner.confirm import SearchResult
-    from ..core.planner.workload import Workload
+    from ..core.search.confirm import SearchResult
+    from ..core.search.problem.workload import Workload
 
 FEW = 20_000
 """Most evaluations of a search for fewer devices than there are."""
@@ -78,7 +78,7 @@ class PlanRequest:
 
     def search(self, **options: Any) -> "SearchResult":
         """The plans that are found; ``options`` as of ``search_plans``, in place of the request's own."""
-        from ..core.planner.choose import search_plans  # late: what is compiled takes a second to load
+        from ..core.search.choose import search_plans  # late: what is compiled takes a second to load
 
         mine = {
             "meshes": wanted_meshes(self.mesh, self.machine, free=self.free), "recompute": self.recompute,

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ..core.cluster import Cluster
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.mesh import least_by_position
+from ..core.costs.partition import device_limits
 from ..core.documents import write_text
 from ..core.errors import RequestError
-from ..core.mesh import least_by_position
-from ..core.partition import device_limits
-from ..core.plan import Plan, plan_json
-from ..core.planner.fewer import faster_alone
-from ..core.planner.infeasible import NothingFits
+from ..core.plan.plan import Plan, plan_json
 from ..core.schedules.problem import ScheduleFamily
 from ..core.schedules.registry import families, find_family
-from ..core.throughput import Work
+from ..core.search.suggestions.fewer import faster_alone
+from ..core.search.suggestions.infeasible import NothingFits
+from ..core.trace.throughput import Work
 from .clusters import find_cluster
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
@@ -101,7 +101,7 @@ def plan_answer(
     request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
     """What is to be said of the plans that were found."""
-    from ..core.planner.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
+    from ..core.search.suggestions.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ..core.catalog import catalogue
-from ..core.device_type import NUMBER_TYPES
+from ..core.cluster.catalog import catalogue
+from ..core.cluster.device_type import NUMBER_TYPES
 from ..core.errors import RequestError
 from .bundled import check_model_name
 from .output import check_writable

@@ -13,17 +13,17 @@ import torch
 from attrs import frozen
 
 from ..backends.registry import find_backend
-from ..core.cluster import Cluster, Device, cluster_json
+from ..core.cluster.cluster import Cluster, Device, cluster_json
+from ..core.cluster.links.lines import LineFit, fit_line
+from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_links
 from ..core.documents import write_text
 from ..core.errors import RequestError
-from ..core.links.lines import LineFit, fit_line
-from ..core.links.shared import SharedLinks, groups_to_measure, shared_links
-from ..runtimes.devices import of_rank
-from ..runtimes.host_copies import HostCopy, host_copies
-from ..runtimes.launch import make_team
-from ..runtimes.link_measurements import measure_links
-from ..runtimes.link_profile import memory_of_each
-from ..runtimes.machine import machine
+from ..runtimes.devices.devices import of_rank
+from ..runtimes.devices.host_copies import HostCopy, host_copies
+from ..runtimes.devices.machine import machine
+from ..runtimes.launch.launch import make_team
+from ..runtimes.profile.link_measurements import measure_links
+from ..runtimes.profile.link_profile import memory_of_each
 from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import rate_text
 

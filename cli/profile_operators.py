@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ..core.analytic.calibration import Calibration, Residual, Sample, calibrate
-from ..core.catalog import catalogue, find_device
-from ..core.catalog.device_file import Numbers, device_file
-from ..core.device_type import DeviceType
+from ..core.cluster.catalog import catalogue, find_device
+from ..core.cluster.catalog.device_file import Numbers, device_file
+from ..core.cluster.device_type import DeviceType
+from ..core.cluster.sourced import Source
+from ..core.costs.analytic.calibration import Calibration, Residual, Sample, calibrate
 from ..core.documents import write_text
 from ..core.errors import RequestError
-from ..core.sourced import Source
-from ..runtimes.machine import machine
+from ..runtimes.devices.machine import machine
 from .output import note, print_json, print_table, seconds_text
 
 GPU_SCALE = 64
@@ -95,12 +95,12 @@ def _samples(model: str | None, device: torch.device, dtype: str, repeats: int) 
     from .models import DTYPES
 
     if model is None:
-        from ..runtimes.kernel_profile import profile_kernels
+        from ..runtimes.profile.kernel_profile import profile_kernels
 
         scale = GPU_SCALE if device.type == "cuda" else 1
         return profile_kernels(device, DTYPES[dtype], scale=scale, repeats=repeats)
-    from ..core.analytic.model import model_work
-    from ..runtimes.calibration_samples import model_samples
+    from ..core.costs.analytic.model import model_work
+    from ..runtimes.profile.calibration_samples import model_samples
     from .models import planned_model
 
     planned = planned_model(model, 1, dtype=dtype, device=device)
@@ -111,8 +111,8 @@ def _link(device: torch.device) -> tuple[float, float] | None:
     """Bytes/s and latency between two workers; None where there are not two devices."""
     if device.type == "cuda":
         return None  # one device is measured
-    from ..runtimes.link_profile import measured_cluster
-    from ..runtimes.team import ThreadTeam
+    from ..runtimes.launch.team import ThreadTeam
+    from ..runtimes.profile.link_profile import measured_cluster
 
     team = ThreadTeam(2)
     try:

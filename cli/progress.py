@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..core.planner.meter import Progress as SearchProgress
+from ..core.search.problem.meter import Progress as SearchProgress
 from .output import seconds_text
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..core.chart import schedule_html, schedule_svg
 from ..core.errors import InfeasibleError, RequestError
-from ..core.schedule_csv import schedule_csv
+from ..core.report.chart import schedule_html, schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import find_family
+from ..core.schedules.schedule_csv import schedule_csv
 from ..core.schedules.scored import Scored, exceeds, score
 from .gantt import gantt
 from .output import note, print_json, print_table

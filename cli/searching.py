@@ -52,8 +52,8 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
 
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
     """The search with its checked parameters."""
-    from ..core.search.auto import find_schedule  # late: what is compiled takes a second to load
-    from ..core.search.within import find_schedule_within
+    from ..core.search.orders.auto import find_schedule  # late: what is compiled takes a second to load
+    from ..core.search.orders.within import find_schedule_within
 
     known = families().values()
     if "seconds" in given:

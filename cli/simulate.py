@@ -7,13 +7,13 @@ import typer
 from attrs import evolve
 
 from ..core.actions import Kind
-from ..core.cluster import Cluster, fully_connected
-from ..core.costs import StageCosts
-from ..core.derive import forward_only
+from ..core.cluster.cluster import Cluster, fully_connected
+from ..core.costs.costs import StageCosts
 from ..core.documents import as_plain, write_text
 from ..core.errors import InfeasibleError, RequestError
-from ..core.plan import Plan
-from ..core.wording import plan_size
+from ..core.plan.derive import forward_only
+from ..core.plan.plan import Plan
+from ..core.plan.wording import plan_size
 from ..simulators.optimizer import OptimizerStep
 from .clusters import find_cluster
 from .idle import idle_answer, idle_of, print_idle
@@ -94,7 +94,7 @@ def simulate(
 
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the time that it has in training.
     """
-    from ..core.validate import validate
+    from ..core.plan.validation.validate import validate
     from ..simulators.run import simulate as run
 
     check_writable(trace, report)
@@ -117,7 +117,7 @@ def simulate(
         note(f"does not fit: {error}")
     result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered)
     if trace is not None:
-        from ..core.perfetto import trace_json
+        from ..core.trace.perfetto import trace_json
 
         write_text(trace, trace_json({"": result.trace}))
         note(f"written to {trace}")

@@ -9,8 +9,8 @@ gpu0   gpu1         gpu2   gpu3         bridged pairs have an arc above them
 
 from collections.abc import Sequence
 
-from ..core.cluster import Cluster
-from ..core.topology import Branch, NodeView, Rail, Topology
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.topology import Branch, NodeView, Rail, Topology
 from .output import seconds_text
 
 MOST_LINKS = 40

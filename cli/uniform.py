@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from attrs import frozen
 
-from ..core.costs import StageCosts
+from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.schedules.problem import ScheduleProblem
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from ..core.documents import as_plain
-from ..core.plan import Plan
-from ..core.wording import counted, plan_size
+from ..core.plan.plan import Plan
+from ..core.plan.wording import counted, plan_size
 from .output import bytes_text, note, print_json, print_table
 from .plan_files import read_plan_or_schedule
 
@@ -28,7 +28,7 @@ def validate(
     Exit status 0: it runs to the end and fits. 2: it does not run, and the message says why; a deadlock is told as its
     cycle. 3: a device does not have the memory.
     """
-    from ..core.validate import validate as check
+    from ..core.plan.validation.validate import validate as check
 
     file = read_plan_or_schedule(path)
     plan = file.plan

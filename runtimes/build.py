@@ -9,40 +9,40 @@ from attrs import evolve
 from torch import nn
 
 from ..backends.kind import BackendKind
-from ..core.capture.batch_dims import AUTO
-from ..core.capture.breaks import StepFunction
-from ..core.capture.find_batch_dims import find_batch_dims
-from ..core.capture.operators import Operators, operators_of
-from ..core.capture.step import capture_step
-from ..core.cluster import Cluster
-from ..core.derive import Recompute, synchronised
+from ..core.capture.batch.batch_dims import AUTO
+from ..core.capture.batch.find_batch_dims import find_batch_dims
+from ..core.capture.export.operators import Operators, operators_of
+from ..core.capture.export.step import capture_step
+from ..core.capture.regions.breaks import StepFunction
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
-from ..core.mesh import Mesh
-from ..core.plan import Plan
-from ..core.planner import Oracle
-from ..core.planner.score import with_costs
+from ..core.plan.derive import Recompute, synchronised
+from ..core.plan.plan import Plan
+from ..core.plan.validation.validate import validate
+from ..core.plan.wording import plan_size
 from ..core.schedules.problem import ScheduleFamily
-from ..core.validate import validate
-from ..core.wording import plan_size
-from .agreement import check_same, model_in_words
-from .automatic import Planning
-from .budget import Budget
-from .clocked import VirtualDevices
-from .compiled import Programs
-from .compute import compute_device
-from .devices import Names, of_rank, parse_devices, place
-from .earlier_plan import EarlierPlans
-from .heap import SMALL, keep_freed_memory
-from .initial_weights import check_same_weights
-from .launch import MeshWish, make_team, mesh_for, rank_of_job, virtual_team, world_size
-from .microbatches import split_batch
-from .optimizers import OptimizerFactory
+from ..core.search import Oracle
+from ..core.search.problem.score import with_costs
+from .batch.microbatches import split_batch
+from .devices.compute import compute_device
+from .devices.devices import Names, of_rank, parse_devices, place
+from .devices.heap import SMALL, keep_freed_memory
+from .engine.clocked import VirtualDevices
+from .launch.agreement import check_same, model_in_words
+from .launch.launch import MeshWish, make_team, mesh_for, rank_of_job, virtual_team, world_size
+from .launch.progress import Report, silent
+from .launch.team import Team
+from .optimizer.optimizers import OptimizerFactory
+from .optimizer.training import Training
 from .pipeline import Pipeline
-from .progress import Report, silent
+from .planning.automatic import Planning
+from .planning.budget import Budget
+from .planning.earlier_plan import EarlierPlans
+from .programs.compiled import Programs
+from .programs.stage_compiler import CompilerChoice, StageCompiler
 from .rehearsal import best_rehearsed
-from .stage_compiler import CompilerChoice, StageCompiler
-from .team import Team
-from .training import Training
+from .training.initial_weights import check_same_weights
 from .weights import ModuleInit, weights_from
 
 

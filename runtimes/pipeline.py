@@ -10,45 +10,45 @@ from typing import Any, Self
 from attrs import evolve
 from torch import Tensor, nn
 
-from ..core.capture.breaks import StepFunction
-from ..core.capture.captured import CapturedStep
-from ..core.capture.carry_over import cut_of
-from ..core.capture.operators import Operators
-from ..core.capture.programs import StagePrograms
-from ..core.capture.step import capture_step
-from ..core.capture.surroundings import refuse_no_grad
+from ..core.capture.export.captured import CapturedStep
+from ..core.capture.export.carry_over import cut_of
+from ..core.capture.export.operators import Operators
+from ..core.capture.export.step import capture_step
+from ..core.capture.programs.programs import StagePrograms
+from ..core.capture.python.surroundings import refuse_no_grad
+from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import PanpipeError, RequestError
-from ..core.plan import Plan
-from ..core.trace import Trace
-from ..core.wording import counted, first_of
-from .averages import WeightAverage
-from .batch_agreement import BatchAgreement
-from .clocked import Clock
-from .compiled import Programs, compile_stages
-from .compute import compute_device
-from .evaluation import Evaluated, Evaluator, Forwards
-from .executor import StepRecord
-from .held_elsewhere import as_meta_tensors
-from .local_stages import LocalStages
-from .microbatches import BatchCutter, Shape
-from .modes import ModuleModes
-from .optimizers import OptimizerFactory
-from .prepared import Preparations
-from .reference_workload import reference_s
-from .rehearsed import Rehearsal
-from .resumable import Resumable
-from .saving import save_checkpoint
-from .shapes import MAX_SHAPES, Shapes
-from .stage_compiler import StageCompiler
-from .steps import StepResult, StepRunner
-from .team import Team
-from .tracing import measured_trace, message_times
-from .training import Training
-from .transport import check_transport
-from .update import Census, Ending
-from .variants import Variants
+from ..core.plan.plan import Plan
+from ..core.plan.wording import counted, first_of
+from ..core.trace.trace import Trace
+from .batch.batch_agreement import BatchAgreement
+from .batch.held_elsewhere import as_meta_tensors
+from .batch.microbatches import BatchCutter, Shape
+from .batch.modes import ModuleModes
+from .batch.shapes import MAX_SHAPES, Shapes
+from .checkpoint.resumable import Resumable
+from .checkpoint.saving import save_checkpoint
+from .devices.compute import compute_device
+from .engine.clocked import Clock
+from .engine.executor import StepRecord
+from .engine.prepared import Preparations
+from .engine.tracing import measured_trace, message_times
+from .engine.transport import check_transport
+from .engine.workers import Workers
+from .launch.team import Team
+from .optimizer.optimizers import OptimizerFactory
+from .optimizer.training import Training
+from .optimizer.update import Census, Ending
+from .planning.rehearsed import Rehearsal
+from .profile.reference_workload import reference_s
+from .programs.compiled import Programs, compile_stages
+from .programs.stage_compiler import StageCompiler
+from .training.averages import WeightAverage
+from .training.evaluation import Evaluated, Evaluator, Forwards
+from .training.local_stages import LocalStages
+from .training.steps import StepResult, StepRunner
+from .training.variants import Variants
 from .weights import Weights
-from .workers import Workers
 
 
 class Pipeline(Resumable):

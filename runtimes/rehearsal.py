@@ -5,7 +5,7 @@ they share memory bandwidth and caches, and no prediction has it right (10 % on 
 workers on two cores). So candidates are measured, and so that another run chooses the same one:
 
 1. Candidates are 1F1B, and the plan predicted to gain most over it: of the plans that are preferred for their number
-   of stages among those predicted to be about as fast (`core/planner/preference`).
+   of stages among those predicted to be about as fast (`core/search/suggestions/preference`).
 2. They take turns of one step, so that a machine whose speed drifts is as fast for one as for the next. Steps of one
    turn are pairs.
 3. After ``LEAST`` turns whatever pairs show to be slower than another is left out (`core/paired`), and so is a dearer
@@ -28,13 +28,13 @@ from typing import Any
 from attrs import define, evolve, field
 
 from ..core.paired import difference
-from ..core.plan import Plan
-from ..core.planner import Oracle
-from ..core.planner.preference import preference, worth_rehearsing
-from ..core.planner.score import with_costs
-from .automatic import PLAIN, Planning, step_s
+from ..core.plan.plan import Plan
+from ..core.search import Oracle
+from ..core.search.problem.score import with_costs
+from ..core.search.suggestions.preference import preference, worth_rehearsing
 from .pipeline import Pipeline
-from .rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
+from .planning.automatic import PLAIN, Planning, step_s
+from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 
 CANDIDATES = 2
 """Plans that are measured against each other, at most."""

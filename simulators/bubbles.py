@@ -16,7 +16,7 @@ from typing import NamedTuple
 from attrs import frozen
 
 from ..core.actions import Kind
-from ..core.messages import Exchange
+from ..core.plan.messages import Exchange
 from .times import Direction, QueueTimes, ReductionTimes
 from .waiting import Delays, queue_delays, scaled
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from simpy.events import Timeout
 
-from ..core.collectives import Phase
+from ..core.cluster.collectives import Phase
 from .network import Network, Shipment
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..core.actions import Kind
-from ..core.cluster import Cluster
-from ..core.collectives import collective_phases
-from ..core.costs import StageCosts
-from ..core.messages import Exchange
-from ..core.plan import Plan
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.collectives import collective_phases
+from ..core.costs.costs import StageCosts
+from ..core.plan.messages import Exchange
+from ..core.plan.plan import Plan
 from .collectives import Collective
 from .device import DeviceQueue
 from .network import Network

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..core.cluster import Cluster
-from ..core.trace import LinkTrack
+from ..core.cluster.cluster import Cluster
+from ..core.trace.trace import LinkTrack
 from .times import Direction, FlowTimes
 from .waiting import added, lost
 

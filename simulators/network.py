@@ -21,7 +21,7 @@ from typing import cast
 from simpy import Environment, Event
 from simpy.events import Timeout
 
-from ..core.routing import Link
+from ..core.cluster.routing import Link
 from .sharing import fair_rates
 from .times import Direction, FlowTimes, Piece
 

@@ -21,9 +21,9 @@ from simpy import Environment, Event
 from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
-from ..core.cluster import Cluster
-from ..core.plan import Plan
-from ..core.reduction import sync_bytes, sync_time
+from ..core.cluster.cluster import Cluster
+from ..core.evaluate.reduction import sync_bytes, sync_time
+from ..core.plan.plan import Plan
 from .device import DeviceQueue
 from .reduction import Reduction
 from .times import ReductionTimes

@@ -1,9 +1,9 @@
 """The simulator as the planner's oracle."""
 
-from ..core.cluster import Cluster
-from ..core.costs import StageCosts
-from ..core.plan import Plan
-from ..core.planner import Score
+from ..core.cluster.cluster import Cluster
+from ..core.costs.costs import StageCosts
+from ..core.plan.plan import Plan
+from ..core.search import Score
 from .run import simulate
 
 

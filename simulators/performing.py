@@ -1,4 +1,4 @@
-"""Having the actions of a simulated step performed while its clock runs (see ``core/perform.py``)."""
+"""Having the actions of a simulated step performed while its clock runs (see ``core/trace/perform.py``)."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 from simpy import Environment, Event
 
 from ..core.actions import Action
-from ..core.messages import Message
-from ..core.perform import Moment, Perform
+from ..core.plan.messages import Message
+from ..core.trace.perform import Moment, Perform
 from .channels import Channel
 from .device import DeviceQueue
 

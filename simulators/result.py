@@ -6,12 +6,12 @@ from functools import cached_property
 from attrs import frozen
 
 from ..core.actions import WORK_KINDS, Action
-from ..core.cluster import Cluster, Device
-from ..core.costs import StageCosts
-from ..core.messages import Exchange
-from ..core.plan import Plan
-from ..core.residency import Timeline, device_timelines
-from ..core.trace import LinkTrack, Trace
+from ..core.cluster.cluster import Cluster, Device
+from ..core.costs.costs import StageCosts
+from ..core.plan.messages import Exchange
+from ..core.plan.plan import Plan
+from ..core.plan.residency import Timeline, device_timelines
+from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
 from .links import LinkUse, link_rates, link_uses
 from .times import Direction, FlowTimes, QueueTimes, ReductionTimes, StepTimes

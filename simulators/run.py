@@ -8,13 +8,13 @@ from typing import NoReturn
 from simpy import Environment
 
 from ..core.actions import Action, Kind
-from ..core.cluster import Cluster
-from ..core.costs import StageCosts
+from ..core.cluster.cluster import Cluster
+from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
-from ..core.lowering import lower
-from ..core.messages import Exchange, match_messages
-from ..core.perform import Perform
-from ..core.plan import Plan
+from ..core.plan.lowering import lower
+from ..core.plan.messages import Exchange, match_messages
+from ..core.plan.plan import Plan
+from ..core.trace.perform import Perform
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .gradients import gradient_reductions
@@ -50,7 +50,7 @@ def simulate(
         sharing: transfers that cross a link share it; without, each has all links of its way for itself.
         memory: keep the memory timelines.
         lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
-        perform: told of every action when it happens (see ``core/perform.py``); what it raises ends the run.
+        perform: told of every action when it happens (see ``core/trace/perform.py``); what it raises ends the run.
 
     Raises:
         RequestError: there are no costs or no cluster, or they do not fit the plan; the lowered lists do not match; or

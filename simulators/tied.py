@@ -10,10 +10,10 @@ from functools import partial
 
 from simpy.events import Timeout
 
-from ..core.cluster import Cluster
+from ..core.cluster.cluster import Cluster
 from ..core.errors import RequestError
-from ..core.messages import Exchange
-from ..core.plan import Plan, TiedWeight
+from ..core.plan.messages import Exchange
+from ..core.plan.plan import Plan, TiedWeight
 from .device import DeviceQueue
 from .gradients import GradientReduction, step_positions
 from .network import Network, Shipment

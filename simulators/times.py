@@ -6,7 +6,7 @@ from typing import NamedTuple
 from attrs import field, frozen
 
 from ..core.actions import Kind
-from ..core.messages import Exchange
+from ..core.plan.messages import Exchange
 
 Direction = tuple[str, str]
 """A link in one direction: names of the devices or hubs that it leads from and to."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from ..core.actions import Action, Kind
-from ..core.plan import Plan
-from ..core.residency import MOVING_KINDS, STATE_KINDS, Timeline
-from ..core.trace import (
+from ..core.plan.plan import Plan
+from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
+from ..core.trace.trace import (
     COLLECTIVE_QUEUE,
     COMPUTE_QUEUE,
     LinkTrack,

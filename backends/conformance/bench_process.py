@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 from attrs import frozen
+from torch._C._distributed_c10d import TCPStore
 
 from ..contract import Backend
 from ..kind import BackendKind
@@ -95,7 +96,7 @@ def _connect(job: Job, local: Sequence[int], line: Connection) -> Sequence[Backe
             assert job.kind.ranks is not None
             if job.where == "cuda":
                 torch.cuda.set_device(_place(job, local[0]))  # where a rank's end of the transport is made
-            store = dist.TCPStore(HOST, job.port, is_master=False)
+            store = TCPStore(HOST, job.port, is_master=False)
             dist.init_process_group("gloo", store=store, rank=local[0], world_size=job.devices)
             return [job.kind.ranks(dist.group.WORLD)]
         assert job.kind.threads is not None

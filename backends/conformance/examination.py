@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
-import torch.distributed as dist
 from attrs import define, field, frozen
+from torch._C._distributed_c10d import TCPStore
 
 from ...core.errors import RequestError
 from ..kind import BackendKind
@@ -94,7 +94,7 @@ def examine(
     for workers in kind.runs:
         found: list[Finding] = []
         while len(found) < len(rules_of(kind)):  # behind a broken rule nobody knows what is in flight: begin anew
-            store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+            store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
             job = Job(kind, workers == "ranks", devices, where, len(found), store.port)
             problems = _Examination(job, limit_s).run()
             first = len(found)

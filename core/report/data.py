@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..actions import COMPUTE_KINDS, Kind
-from ..compare import Comparison, bubble_per_device, compare, drift_of, memory_kinds, peak_memory
+from ..costs.module_names import module_ranges
 from ..documents import as_plain
-from ..idle import CAUSES, IdleTime
-from ..module_names import module_ranges
-from ..perfetto import queue_order
-from ..plan import Plan
-from ..trace import LinkTrack, Trace, TraceEvent
-from ..wording import counted
+from ..evaluate.idle import CAUSES, IdleTime
+from ..plan.plan import Plan
+from ..plan.wording import counted
+from ..trace.compare import Comparison, bubble_per_device, compare, drift_of, memory_kinds, peak_memory
+from ..trace.perfetto import queue_order
+from ..trace.trace import LinkTrack, Trace, TraceEvent
 from .facts import ReportFacts
 from .operators import condensed
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from attrs import field, frozen
 
-from ..idle import IdleTime
+from ..evaluate.idle import IdleTime
 
 
 class Checked(StrEnum):

@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ..plan import Plan
-from ..trace import Trace
+from ..plan.plan import Plan
+from ..trace.trace import Trace
 from .data import report_data
 from .facts import ReportFacts
 

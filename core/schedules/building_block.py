@@ -24,7 +24,7 @@ from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import time_of
 
 if TYPE_CHECKING:
-    from .decode import Floats
+    from ..evaluate.coding import Floats
     from .instance import Instance
 
 FORMAT = "panpipe.block/1"
@@ -208,7 +208,8 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     """The fastest run through time with slots as wishes."""
     import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
 
-    from .decode import INFINITY, TAIL, decode
+    from ..evaluate.coding import INFINITY
+    from .decode import TAIL, decode
     from .instance import instance
 
     task = instance(problem, blocks[0].placement)

@@ -12,17 +12,12 @@ order deadlocks, and any limit that holds one microbatch on all of a device's st
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT
 from ..numba_cache import njit
 
-FORWARD, INPUT, WEIGHT = 0, 1, 2
-INFINITY = np.inf
 TAIL = 1e-3
 """Weight of the mean end of the devices beside the makespan, in a search: it tells orders of equal makespan apart."""
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @njit(inline="always")

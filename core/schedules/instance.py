@@ -7,7 +7,7 @@ import numpy as np
 from attrs import frozen
 
 from ..actions import Action, Kind
-from .decode import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from ..costs import StageCosts
+from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate import evaluate
+from ..evaluate.reference import evaluate
 from .looped import default_run_ahead, looped_order
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..evaluate.coding import FORWARD, INFINITY, INPUT
 from ..numba_cache import njit
-from .decode import FORWARD, INFINITY, INPUT, TAIL
+from .decode import TAIL
 
 UNKNOWN = -1
 

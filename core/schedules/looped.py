@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 from ..actions import Action, Kind
-from ..costs import StageCosts
+from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate import evaluate
+from ..evaluate.reference import evaluate
 from .order import grouped, merge
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem

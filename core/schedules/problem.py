@@ -6,7 +6,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ..actions import Action
-from ..costs import StageCosts
+from ..costs.costs import StageCosts
 from ..errors import RequestError
 from .placement import looped_placement
 

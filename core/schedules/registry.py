@@ -9,18 +9,7 @@ from functools import cache
 from ..errors import RequestError
 from ..nearest import nearest
 from ..plugins import load_plugins
-from . import (
-    building_block,
-    dualpipe_v,
-    gis,
-    gpipe,
-    interleaved,
-    looped,
-    one_f_one_b,
-    v_shaped,
-    zb_v,
-    zero_bubble,
-)
+from . import building_block, dualpipe_v, gis, gpipe, interleaved, looped, one_f_one_b, v_shaped, zb_v, zero_bubble
 from .problem import ScheduleFamily
 
 GROUP = "panpipe.schedules"

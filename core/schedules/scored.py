@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from ..costs import StageCosts
-from ..evaluate import Evaluation, evaluate
+from ..costs.costs import StageCosts
+from ..evaluate.reference import Evaluation, evaluate
 from .problem import Schedule, ScheduleProblem
 
 

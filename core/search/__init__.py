@@ -1,1 +1,10 @@
-"""The search for the fastest schedule under a memory limit."""
+"""The planner: from a graph of operators with their costs to a plan.
+
+The search itself (`choose`) is imported from its own module: it loads what is compiled.
+"""
+
+from .problem.assemble import assemble as assemble
+from .problem.oracle import longest_path as longest_path
+from .problem.score import Oracle as Oracle
+from .problem.score import Score as Score
+from .suggestions.even import even_plan as even_plan

@@ -14,7 +14,7 @@ from panpipe.backends.conformance import check
 from panpipe.backends.registry import find_backend
 from panpipe.core.actions import COMM_KINDS, SEND_KINDS, Kind
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering import lower
+from panpipe.core.plan.lowering import lower
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from panpipe.cli import main
 from panpipe.cli.topology import draw, draw_network
-from panpipe.core.catalog import catalogue, find_cluster
-from panpipe.core.cluster import Cluster, Device, Hub, read_cluster
-from panpipe.core.routing import Link
-from panpipe.core.topology import topology_of
+from panpipe.core.cluster.catalog import catalogue, find_cluster
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, read_cluster
+from panpipe.core.cluster.routing import Link
+from panpipe.core.cluster.topology import topology_of
 
 
 def run(capsys, *arguments):

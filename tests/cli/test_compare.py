@@ -6,9 +6,9 @@ import pytest
 from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import parse_action
-from panpipe.core.perfetto import read_trace, write_trace
-from panpipe.core.plan import plan_json
-from panpipe.core.trace import MemorySample, Trace, TraceEvent
+from panpipe.core.plan.plan import plan_json
+from panpipe.core.trace.perfetto import read_trace, write_trace
+from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
 from ..support.browser import Page

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 from panpipe.cli import main
-from panpipe.core.capture import step
+from panpipe.core.capture.export import step
 
 MODELS = """
     import itertools

@@ -11,8 +11,8 @@ import pytest
 from panpipe.cli import main
 from panpipe.cli.clusters import find_cluster, host_memory_bytes
 from panpipe.cli.output import seconds_text
-from panpipe.core.cluster import cluster_json, fully_connected
-from panpipe.core.plan import read_plan
+from panpipe.core.cluster.cluster import cluster_json, fully_connected
+from panpipe.core.plan.plan import read_plan
 
 RATE, LATENCY = 50.0, 0.25
 

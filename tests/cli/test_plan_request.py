@@ -6,13 +6,13 @@ import pytest
 from panpipe.cli import plan_request
 from panpipe.cli.costs import PlanningCosts
 from panpipe.cli.infeasible import InfeasibleAnswer
-from panpipe.core.cluster import fully_connected
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.planner import longest_path
-from panpipe.core.planner.changes import MORE_MEMORY, OFFLOAD, Asked
-from panpipe.core.planner.infeasible import NothingFits
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families
-from panpipe.core.throughput import Work
+from panpipe.core.search import longest_path
+from panpipe.core.search.suggestions.changes import MORE_MEMORY, OFFLOAD, Asked
+from panpipe.core.search.suggestions.infeasible import NothingFits
+from panpipe.core.trace.throughput import Work
 
 BUDGET = 600
 FAMILIES = [families()[name] for name in ("1f1b", "interleaved-1f1b", "zb-h1", "gis")]

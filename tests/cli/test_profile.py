@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from panpipe.cli import main
-from panpipe.core.catalog import find_cluster
-from panpipe.core.catalog.find import device_type
-from panpipe.runtimes import kernel_profile
-from panpipe.runtimes.kernel_profile import Case, bundled_cases, least_s
+from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.catalog.find import device_type
+from panpipe.runtimes.profile import kernel_profile
+from panpipe.runtimes.profile.kernel_profile import Case, bundled_cases, least_s
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 from panpipe.cli import main
-from panpipe.core.catalog import find_cluster
-from panpipe.core.links.shared import groups_to_measure
-from panpipe.runtimes.link_measurements import TOGETHER_BYTES, measure_links, rounds, total_rate, undisturbed
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.links.shared import groups_to_measure
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.profile.link_measurements import TOGETHER_BYTES, measure_links, rounds, total_rate, undisturbed
 
 from ..support.launch import HANGS_S
 

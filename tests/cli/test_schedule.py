@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from panpipe import cli
-from panpipe.core.schedule_csv import parse_schedule_csv
+from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
 
 def run(capsys, *words):

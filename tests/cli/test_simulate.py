@@ -7,11 +7,11 @@ import pytest
 from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import Kind
-from panpipe.core.catalog import find_cluster
-from panpipe.core.cluster import fully_connected
-from panpipe.core.derive import forward_only
-from panpipe.core.perfetto import read_trace
-from panpipe.core.plan import MemoryPolicy, plan_json
+from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.plan.derive import forward_only
+from panpipe.core.plan.plan import MemoryPolicy, plan_json
+from panpipe.core.trace.perfetto import read_trace
 from panpipe.simulators.run import simulate
 
 from ..support.browser import Page

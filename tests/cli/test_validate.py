@@ -4,10 +4,10 @@ import json
 
 import pytest
 from panpipe.cli import main
-from panpipe.core.cluster import fully_connected
-from panpipe.core.lowering import lower
-from panpipe.core.plan import plan_json
-from panpipe.core.schedule_csv import lowered_csv, schedule_csv
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import plan_json
+from panpipe.core.schedules.schedule_csv import lowered_csv, schedule_csv
 
 from ..support.plans import orders, plan_of, scheduled
 

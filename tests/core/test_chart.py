@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
-from panpipe.core.chart import schedule_html, schedule_svg
-from panpipe.core.chart.curve import curves_of, phases
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.report.chart import schedule_html, schedule_svg
+from panpipe.core.report.chart.curve import curves_of, phases
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score

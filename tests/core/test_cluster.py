@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.catalog import find_device
-from panpipe.core.cluster import HUB_KINDS, Cluster, Device, Hub, cluster_json, fully_connected, read_cluster
+from panpipe.core.cluster.catalog import find_device
+from panpipe.core.cluster.cluster import HUB_KINDS, Cluster, Device, Hub, cluster_json, fully_connected, read_cluster
+from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
-from panpipe.core.routing import Link
 
 CLUSTER = Cluster(
     (Device("g0", 100, "h100"), Device("g1", 200)),

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.collectives import Algorithm, Operation, collective_phases, collective_s, ring_order
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.collectives import Algorithm, Operation, collective_phases, collective_s, ring_order
+from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
-from panpipe.core.routing import Link
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = Operation
 RING, TREE, HIERARCHICAL = Algorithm

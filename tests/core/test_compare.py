@@ -5,8 +5,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind, parse_action
-from panpipe.core.compare import ActionOnDevice, Pair, bubble_per_device, compare, memory_kinds, pair, peak_memory
-from panpipe.core.trace import MemorySample, Trace, TraceEvent
+from panpipe.core.trace.compare import ActionOnDevice, Pair, bubble_per_device, compare, memory_kinds, pair, peak_memory
+from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 
 
 def compute(text: str, start_s: float, end_s: float, device: int = 0) -> TraceEvent:

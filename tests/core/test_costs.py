@@ -1,8 +1,8 @@
 """Stage costs and stage edges, from small graphs by hand."""
 
 import pytest
-from panpipe.core.costs import StageCosts, StageEdge, stage_costs, stage_edges
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 
 
 def graph_of(*edges):

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind
-from panpipe.core.costs import StageEdge
-from panpipe.core.derive import first_microbatches, with_edges
+from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
+from panpipe.core.plan.derive import first_microbatches, with_edges
+from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
-from panpipe.core.validate import validate
 
 from ..support.plans import orders, plan_of, plans, scheduled
 

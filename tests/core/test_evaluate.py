@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import parse_action
-from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 

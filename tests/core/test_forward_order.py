@@ -3,16 +3,16 @@
 import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageEdge
-from panpipe.core.derive import first_microbatches, forward_only
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.forward_order import forward_order
-from panpipe.core.lowering import lower
-from panpipe.core.plan import TiedWeight, parse_plan, plan_json
-from panpipe.core.room import room_for
+from panpipe.core.plan.derive import first_microbatches, forward_only
+from panpipe.core.plan.forward_order import forward_order
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
+from panpipe.core.plan.validation.backpressure import room_for
+from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import BUILT_IN
-from panpipe.core.validate import validate
 from panpipe.simulators.run import simulate
 
 from ..support.plans import UNIT, orders, scheduled

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json, read_graph, stage_of_nodes
 from panpipe.core.errors import RequestError
-from panpipe.core.graph import OpEdge, OpGraph, OpNode, graph_json, read_graph, stage_of_nodes
 
 GRAPH = OpGraph(
     (OpNode("a", 1.0, 2.0, 3.0, parameter_bytes=4, state_bytes=16, parameters=("w",)), OpNode("b", saved_bytes=5)),

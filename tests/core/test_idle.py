@@ -3,9 +3,10 @@
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from panpipe.core.cluster import Cluster, Device, fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.idle import (
+from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.evaluate.idle import (
     CAUSES,
     COMMUNICATION,
     CONTENTION,
@@ -17,8 +18,7 @@ from panpipe.core.idle import (
     WARM_UP,
     idle_time,
 )
-from panpipe.core.plan import MemoryPolicy
-from panpipe.core.routing import Link
+from panpipe.core.plan.plan import MemoryPolicy
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans, scheduled

@@ -2,16 +2,16 @@
 
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.plan import MemoryPolicy, Plan
-from panpipe.core.planner import longest_path
-from panpipe.core.planner.altered import enlarged, smaller
-from panpipe.core.planner.changes import Asked, Problem, more_memory, smallest_changes
-from panpipe.core.planner.infeasible import NothingFits, excess, holding
-from panpipe.core.planner.score import with_costs
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.plan.plan import MemoryPolicy, Plan
+from panpipe.core.search import longest_path
+from panpipe.core.search.problem.score import with_costs
+from panpipe.core.search.suggestions.altered import enlarged, smaller
+from panpipe.core.search.suggestions.changes import Asked, Problem, more_memory, smallest_changes
+from panpipe.core.search.suggestions.infeasible import NothingFits, excess, holding
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 

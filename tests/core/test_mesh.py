@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from panpipe.core.cluster.mesh import Mesh, mesh_of, parse_mesh, plain
 from panpipe.core.errors import RequestError
-from panpipe.core.mesh import Mesh, mesh_of, parse_mesh, plain
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 from attrs import evolve
+from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
-from panpipe.core.mesh import Mesh
-from panpipe.core.messages import match_messages
+from panpipe.core.plan.messages import match_messages
 
 from ..support.plans import orders, plan_of
 

@@ -1,6 +1,6 @@
 """Stages in the model's own words."""
 
-from panpipe.core.module_names import module_ranges
+from panpipe.core.costs.module_names import module_ranges
 
 LAYER = ("ln_1/layer_norm", "attn.c_attn/addmm", "attn/cat", "mlp.c_fc/addmm")
 NAMES = [

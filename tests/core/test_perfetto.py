@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.errors import RequestError
-from panpipe.core.perfetto import read_trace, trace_json, write_trace, write_traces
-from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent
+from panpipe.core.trace.perfetto import read_trace, trace_json, write_trace, write_traces
+from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
 from ..support.chrome import check_chrome

@@ -5,10 +5,10 @@ import json
 import pytest
 from attrs import evolve
 from panpipe.core.actions import parse_action
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.plan import (
+from panpipe.core.plan.plan import (
     MemoryPolicy,
     Mesh,
     Plan,

@@ -7,18 +7,19 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.costs.partition import device_limits, stages_of
 from panpipe.core.errors import InfeasibleError, RequestError
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.partition import device_limits, stages_of
-from panpipe.core.plan import TiedWeight, plan_json
-from panpipe.core.planner import Score, assemble, longest_path
-from panpipe.core.planner.choose import choose_schedule, plan, search_plans
-from panpipe.core.planner.shapes import evened, looped_cuts, prefix_of
-from panpipe.core.planner.workload import counted
+from panpipe.core.plan.plan import TiedWeight, plan_json
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
+from panpipe.core.search import Score, longest_path
+from panpipe.core.search.choose import choose_schedule, plan, search_plans
+from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.shapes import evened, looped_cuts, prefix_of
+from panpipe.core.search.problem.workload import counted
 
 ALL = tuple(families().values())
 PLAIN = (find_family("1f1b"),)

@@ -5,14 +5,14 @@ import re
 import pytest
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import Plan, Prediction, Stage, TiedWeight
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.evaluate.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
+from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
 from panpipe.core.report import Check, Checked, ReportFacts, report_html, write_report
 from panpipe.core.report.operators import condensed
-from panpipe.core.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
 from ..support.browser import Page, in_a_browser, probed
 

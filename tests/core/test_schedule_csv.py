@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.errors import RequestError
-from panpipe.core.schedule_csv import lowered_csv, parse_schedule_csv, schedule_csv
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.schedules.schedule_csv import lowered_csv, parse_schedule_csv, schedule_csv
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -7,13 +7,13 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from panpipe.core.actions import Kind
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.lowering import lower
-from panpipe.core.plan import TiedWeight, parse_plan, plan_json
-from panpipe.core.planner import longest_path
-from panpipe.core.validate import validate
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.search import longest_path
 from panpipe.simulators.optimizer import OptimizerStep
 from panpipe.simulators.run import simulate
 

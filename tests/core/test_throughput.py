@@ -1,7 +1,7 @@
 """Rates of a step."""
 
 import pytest
-from panpipe.core.throughput import Throughput, Work, throughput
+from panpipe.core.trace.throughput import Throughput, Work, throughput
 
 
 def test_rates_of_what_is_known():

@@ -1,9 +1,9 @@
 """Clusters taken apart for people: nodes, branches, rails, and paths that are alike."""
 
-from panpipe.core.catalog import find_cluster
-from panpipe.core.cluster import Cluster, Device, Hub
-from panpipe.core.routing import Link
-from panpipe.core.topology import Branch, LinkClass, Rail, path_classes, topology_of
+from panpipe.core.cluster.catalog import find_cluster
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.routing import Link
+from panpipe.core.cluster.topology import Branch, LinkClass, Rail, path_classes, topology_of
 
 
 def test_one_node_is_taken_apart():

@@ -1,9 +1,9 @@
 """What the memory limit costs a plan."""
 
 from attrs import evolve
-from panpipe.core.planner import longest_path
-from panpipe.core.planner.unlimited import unlimited_step_s
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import longest_path
+from panpipe.core.search.suggestions.unlimited import unlimited_step_s
 
 from ..support.plans import UNIT, scheduled
 

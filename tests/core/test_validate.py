@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import COMPUTE_KINDS, Action, Kind
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError
-from panpipe.core.lowering import lower
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import MemoryPolicy, Stage, TiedWeight
-from panpipe.core.validate import validate
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import MemoryPolicy, Stage, TiedWeight
+from panpipe.core.plan.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 from ..support.plans import UNIT, orders, plan_of, plans

@@ -2,8 +2,8 @@
 
 import pytest
 from attrs import evolve
-from panpipe.core.mesh import Mesh
-from panpipe.core.wording import counted, first_of, module_text, plan_size
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.plan.wording import counted, first_of, module_text, plan_size
 
 from ..support.plans import scheduled
 

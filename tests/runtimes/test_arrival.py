@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes import arrival, launch
-from panpipe.runtimes.watch import FailureWatch
+from panpipe.runtimes.launch import arrival, launch
+from panpipe.runtimes.launch.watch import FailureWatch
 
 
 @pytest.fixture

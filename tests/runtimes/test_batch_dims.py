@@ -8,13 +8,13 @@ from typing import Any
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.microbatches import split_batch
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate

@@ -3,15 +3,15 @@
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.capture.operators import Operators
-from panpipe.core.capture.programs import stage_programs
-from panpipe.core.capture.randomness import random_key
-from panpipe.core.capture.stage import stage_graph
-from panpipe.runtimes.losses import mean_loss
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.stage_run import StageRun
-from panpipe.runtimes.state import StageState
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.capture.export.operators import Operators
+from panpipe.core.capture.graph.randomness import random_key
+from panpipe.core.capture.programs.programs import stage_programs
+from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.runtimes.batch.losses import mean_loss
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
 from ..support.cuts import captured, even_plan

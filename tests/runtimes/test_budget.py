@@ -2,8 +2,8 @@
 
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.budget import Budget
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.planning.budget import Budget
 
 
 class Clock:

@@ -4,10 +4,10 @@ import panpipe
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.mesh import Mesh
-from panpipe.core.planner import assemble
+from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search.problem import assemble
 from torch import nn
 
 from ..support.cuts import captured, even_plan
@@ -104,8 +104,8 @@ def test_a_parameter_that_nobody_reads_is_a_warning_and_keeps_no_gradient():
             return self.also(self.used(x))
 
     model, batch = Extra(), torch.ones(4, 4)
-    from panpipe.core.capture.operators import operators_of
-    from panpipe.core.capture.step import capture_step
+    from panpipe.core.capture.export.operators import operators_of
+    from panpipe.core.capture.export.step import capture_step
 
     def step(model, batch):
         return model(batch).pow(2).mean()

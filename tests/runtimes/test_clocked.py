@@ -6,13 +6,13 @@ import torch
 from attrs import evolve
 from panpipe.api import TARGETS
 from panpipe.core.actions import parse_action
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import Prediction
-from panpipe.runtimes.clocked import ClockedWalk
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.plan.plan import Prediction
+from panpipe.runtimes.engine.clocked import ClockedWalk
+from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import ThreadTeam
 from panpipe.simulators.run import simulate
 from torch import nn
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from panpipe.backends.streams import CudaStreams
 from panpipe.core.errors import RequestError
-from panpipe.core.trace import COMPUTE_QUEUE
-from panpipe.runtimes.reference import reference_step
+from panpipe.core.trace.trace import COMPUTE_QUEUE
+from panpipe.runtimes.diagnose.reference import reference_step
 from torch import nn
 
 from ..support.cuts import batch_on, captured, even_plan

@@ -3,9 +3,9 @@
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.stage import aim
+from panpipe.core.capture.programs.stage import aim
 from panpipe.core.errors import RequestError
-from panpipe.runtimes import devices
+from panpipe.runtimes.devices import devices
 from torch import fx
 
 from ..support.cuts import batch_on

@@ -10,14 +10,14 @@ import torch
 from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import Kind
-from panpipe.core.capture.storages import StorageMeter
-from panpipe.core.cluster import fully_connected
-from panpipe.core.derive import forward_only
+from panpipe.core.capture.graph.storages import StorageMeter
+from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.core.perfetto import read_trace, trace_json
-from panpipe.core.plan import Prediction, plan_json
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.stage_run import StageRun
+from panpipe.core.plan.derive import forward_only
+from panpipe.core.plan.plan import Prediction, plan_json
+from panpipe.core.trace.perfetto import read_trace, trace_json
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree

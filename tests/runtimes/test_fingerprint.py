@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.runtimes.fingerprint import BITS, fingerprint
+from panpipe.runtimes.batch.fingerprint import BITS, fingerprint
 
 
 def of(*parts):

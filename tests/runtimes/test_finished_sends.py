@@ -1,7 +1,7 @@
 """Which sends are over once a receive is: by the order of the peer's actions alone."""
 
-from panpipe.core.lowering import lower
-from panpipe.runtimes.finished_sends import finished_sends
+from panpipe.core.plan.lowering import lower
+from panpipe.runtimes.engine.finished_sends import finished_sends
 
 from ..support.plans import orders, plan_of
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from attrs import define
 from panpipe.core.actions import Action, Kind
-from panpipe.runtimes.buckets import Reduction, buckets_of
-from panpipe.runtimes.frame import Frame
+from panpipe.runtimes.engine.frame import Frame
+from panpipe.runtimes.optimizer.buckets import Reduction, buckets_of
 from torch import nn
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.held_elsewhere import as_meta_tensors, hold_elsewhere
+from panpipe.runtimes.batch.held_elsewhere import as_meta_tensors, hold_elsewhere
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 

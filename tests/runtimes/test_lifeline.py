@@ -5,7 +5,7 @@ import signal
 import socket
 
 import pytest
-from panpipe.runtimes.lifeline import Lifeline
+from panpipe.runtimes.launch.lifeline import Lifeline
 from torch.distributed import HashStore
 
 from ..support.launch import HANGS_S

@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 from panpipe.backends.contract import Backend
-from panpipe.core.message_times import FREE
-from panpipe.runtimes import message_profile
-from panpipe.runtimes.message_profile import measured_message_line
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.costs.message_times import FREE
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.profile import message_profile
+from panpipe.runtimes.profile.message_profile import measured_message_line
 
 LEAST_S, S_PER_BYTE = 4e-3, 2e-8
 

@@ -3,12 +3,12 @@
 import functools
 
 import panpipe
-import panpipe.core.capture.step as capture
+import panpipe.core.capture.export.step as capture
 import pytest
 import torch
-from panpipe.runtimes.compiled import compile_stages
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.stage_profile import profile_stages
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.profile.stage_profile import profile_stages
+from panpipe.runtimes.programs.compiled import compile_stages
 from torch import nn
 from torch.nn import functional as F
 

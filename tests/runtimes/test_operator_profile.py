@@ -1,8 +1,8 @@
 """Operators' times: those that do the same work have one."""
 
 import torch
-from panpipe.core.analytic.alone import LoneOperator
-from panpipe.runtimes.operator_profile import profile_operators
+from panpipe.core.costs.analytic.alone import LoneOperator
+from panpipe.runtimes.profile.operator_profile import profile_operators
 
 from ..support.cuts import captured_once
 from ..support.models import CASES

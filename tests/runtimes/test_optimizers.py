@@ -5,7 +5,7 @@ import copy
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.reference import reference_step
+from panpipe.runtimes.diagnose.reference import reference_step
 from torch.optim import lr_scheduler
 
 from ..support.models import CASES

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from panpipe.runtimes.doctor import TOLERANCES
-from panpipe.runtimes.parity import Distance, with_gradients
+from panpipe.runtimes.diagnose.doctor import TOLERANCES
+from panpipe.runtimes.diagnose.parity import Distance, with_gradients
 from torch import nn
 
 DOUBLE = TOLERANCES[torch.float64]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.launch.team import ThreadTeam
 
 from ..support.models import CASES
 from ..support.parity import EVERYWHERE, PLANS, distance

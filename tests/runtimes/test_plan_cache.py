@@ -12,9 +12,10 @@ import panpipe
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes import build, plan_cache
-from panpipe.runtimes.plan_cache import PlanCache, cache_folder
-from panpipe.runtimes.progress import shown
+from panpipe.runtimes import build
+from panpipe.runtimes.launch.progress import shown
+from panpipe.runtimes.planning import plan_cache
+from panpipe.runtimes.planning.plan_cache import PlanCache, cache_folder
 from torch import nn
 
 from ..support.launch import torchrun_script

@@ -5,12 +5,12 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.core.actions import Kind
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
-from panpipe.core.derive import recomputed_stages
-from panpipe.core.plan import MemoryPolicy
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.plan.derive import recomputed_stages
+from panpipe.core.plan.plan import MemoryPolicy
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 

@@ -1,7 +1,7 @@
 """The reference workload: one reading, the same everywhere."""
 
-from panpipe.runtimes.reference_workload import reference_s
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.profile.reference_workload import reference_s
 
 
 def test_a_reading_is_some_time_of_all_devices():

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.message_times import MessageTimes
-from panpipe.core.planner.preference import preference
-from panpipe.core.trace import Trace
-from panpipe.runtimes.automatic import efficiency
-from panpipe.runtimes.budget import Budget
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.search.suggestions.preference import preference
+from panpipe.core.trace.trace import Trace
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.planning.automatic import efficiency
+from panpipe.runtimes.planning.budget import Budget
+from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
 from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner, with_interval
-from panpipe.runtimes.rehearsed import Rehearsal, length_ratio, times_scaled
-from panpipe.runtimes.team import ThreadTeam
 from panpipe.simulators.oracle import simulated
 
 from ..support.plans import orders, plan_of

@@ -4,15 +4,15 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.core.actions import parse_action
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.message_times import MessageTimes
-from panpipe.core.trace import COMPUTE_QUEUE, Trace, TraceEvent
-from panpipe.runtimes.executor import StepRecord
-from panpipe.runtimes.microbatches import split_batch
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.engine.executor import StepRecord
+from panpipe.runtimes.engine.tracing import message_times
+from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.rehearsed import Rehearsal, rehearsed_costs, rehearsed_profile
-from panpipe.runtimes.team import ThreadTeam
-from panpipe.runtimes.tracing import message_times
+from panpipe.runtimes.planning.rehearsed import Rehearsal, rehearsed_costs, rehearsed_profile
 
 from ..support.cuts import captured, even_plan
 from ..support.models import CASES

@@ -9,8 +9,8 @@ import pytest
 import torch
 from panpipe.core.actions import Kind
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 

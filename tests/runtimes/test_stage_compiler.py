@@ -7,12 +7,12 @@ import warnings
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes import stage_compiler
-from panpipe.runtimes.stage_compiler import CompilerChoice, StageCompiler
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.programs import stage_compiler
+from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
 from torch import fx, nn
 
 from ..support.cuts import batch_on, even_plan

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from panpipe.backends import streams
-from panpipe.core.capture.programs import stage_programs
-from panpipe.core.capture.stage import boundaries, stage_graph
-from panpipe.runtimes.compute import Stopwatch
-from panpipe.runtimes.kernel_profile import least_s
-from panpipe.runtimes.operator_profile import profile_operators
-from panpipe.runtimes.stage_profile import profile_stages
+from panpipe.core.capture.programs.programs import stage_programs
+from panpipe.core.capture.programs.stage import boundaries, stage_graph
+from panpipe.runtimes.devices.compute import Stopwatch
+from panpipe.runtimes.profile.kernel_profile import least_s
+from panpipe.runtimes.profile.operator_profile import profile_operators
+from panpipe.runtimes.profile.stage_profile import profile_stages
 
 from ..support.cuts import batch_on, captured
 from ..support.models import CASES

@@ -9,10 +9,10 @@ import threading
 import pytest
 import torch
 from panpipe.backends import streams
-from panpipe.core.trace import COMPUTE_QUEUE
-from panpipe.runtimes.link_measurements import measure_links
-from panpipe.runtimes.link_profile import profile_link
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.trace.trace import COMPUTE_QUEUE
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.profile.link_measurements import measure_links
+from panpipe.runtimes.profile.link_profile import profile_link
 
 from ..support.cuts import batch_on
 from ..support.models import CASES

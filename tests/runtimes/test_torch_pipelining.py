@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from panpipe.core.schedule_csv import parse_schedule_csv
+from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
 from ..support.launch import HANGS_S, torchrun_script
 

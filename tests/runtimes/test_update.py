@@ -7,10 +7,10 @@ import pytest
 import torch
 from panpipe.backends.memcpy import MemcpyBackend
 from panpipe.core.actions import COMM_KINDS
-from panpipe.core.reduction import sync_bytes
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.state import StageState
-from panpipe.runtimes.update import Census, Update
+from panpipe.core.evaluate.reduction import sync_bytes
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.update import Census, Update
 from torch import nn
 
 from ..support import scaling

@@ -7,13 +7,13 @@ import weakref
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
-from panpipe.runtimes import link_profile, operator_profile
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizers import state_share
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.optimizers import state_share
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.profile import link_profile, operator_profile
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

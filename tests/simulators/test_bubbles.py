@@ -1,10 +1,10 @@
 """Why devices idle, by hand."""
 
 from attrs import evolve
-from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.plan import TiedWeight
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.plan import TiedWeight
 from panpipe.simulators.bubbles import CAUSES
 from panpipe.simulators.run import simulate
 from panpipe.simulators.waiting import queue_delays

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Hub
-from panpipe.core.collectives import Algorithm, Operation, collective_phases, collective_s
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.collectives import Algorithm, Operation, collective_phases, collective_s
+from panpipe.core.cluster.routing import Link
 from panpipe.simulators.collectives import Collective
 from panpipe.simulators.network import Network, Shipment
 from simpy import Environment

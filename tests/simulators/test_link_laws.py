@@ -6,11 +6,11 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.mesh import Mesh
-from panpipe.core.perfetto import trace_json
-from panpipe.core.plan import Plan
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.plan.plan import Plan
+from panpipe.core.trace.perfetto import trace_json
 from panpipe.simulators.run import simulate
 
 from ..support.plans import plans

@@ -1,9 +1,9 @@
 """Use of links, by hand."""
 
-from panpipe.core.cluster import Cluster, Device
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.routing import Link
-from panpipe.core.trace import LinkTrack
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.trace.trace import LinkTrack
 from panpipe.simulators.links import LinkUse
 from panpipe.simulators.run import simulate
 

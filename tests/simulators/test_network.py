@@ -1,10 +1,10 @@
 """The network by hand: shared links, full duplex, queues, rendezvous and eager sends."""
 
 import pytest
-from panpipe.core.cluster import Cluster, Device, Hub
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.lowering import lower
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.lowering import lower
 from panpipe.simulators.network import Network, Shipment
 from panpipe.simulators.run import simulate
 from simpy import Environment

@@ -2,9 +2,9 @@
 
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.plan import TiedWeight
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.plan.plan import TiedWeight
 from panpipe.simulators.optimizer import OptimizerStep
 from panpipe.simulators.run import simulate
 

@@ -7,12 +7,12 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.cli.idle import idle_of
-from panpipe.core.cluster import Cluster, Device, fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import TiedWeight
-from panpipe.core.planner import longest_path
-from panpipe.core.routing import Link
+from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.plan import TiedWeight
+from panpipe.core.search import longest_path
 from panpipe.simulators.optimizer import OptimizerStep
 from panpipe.simulators.run import simulate
 

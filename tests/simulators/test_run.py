@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS
-from panpipe.core.cluster import Cluster, Device, fully_connected
-from panpipe.core.costs import StageCosts
+from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
-from panpipe.core.lowering import lower
-from panpipe.core.perfetto import trace_json
-from panpipe.core.plan import TiedWeight
-from panpipe.core.routing import Link
+from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import TiedWeight
+from panpipe.core.trace.perfetto import trace_json
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans, scheduled

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from panpipe.core.capture.operators import Operators, operators_of
-from panpipe.core.capture.programs import stage_programs
-from panpipe.core.capture.randomness import KeyedRandom, random_key
-from panpipe.core.capture.stage import boundaries, stage_graph
-from panpipe.core.capture.step import capture_step
-from panpipe.runtimes.stage_run import StageRun
-from panpipe.runtimes.state import StageState
+from panpipe.core.capture.export.operators import Operators, operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
+from panpipe.core.capture.programs.programs import stage_programs
+from panpipe.core.capture.programs.stage import boundaries, stage_graph
+from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.programs.stage_run import StageRun
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 

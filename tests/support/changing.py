@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizers import OptimizerFactory
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import ThreadTeam
 from panpipe.runtimes.weights import weights_from
 from torch import Tensor, nn
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.capture.operators import Operators, operators_of, tensor_bytes
-from panpipe.core.capture.step import capture_step
-from panpipe.core.plan import MemoryPolicy, Plan
-from panpipe.core.planner import even_plan as even
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.runtimes.microbatches import split_batch
+from panpipe.core.search import even_plan as even
+from panpipe.runtimes.batch.microbatches import split_batch
 from torch.utils import _pytree as pytree
 
 from .models import Case

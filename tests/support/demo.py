@@ -15,8 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from attrs import evolve
-from panpipe.core.cluster import fully_connected
-from panpipe.core.plan import Plan, Prediction, plan_json
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.plan.plan import Plan, Prediction, plan_json
 from panpipe.runtimes.pipeline import Pipeline
 from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.capture.randomness import KeyedRandom, random_key
-from panpipe.runtimes.losses import mean_loss
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.reference import _parts
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
+from panpipe.runtimes.batch.losses import mean_loss
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.diagnose.reference import _parts
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 

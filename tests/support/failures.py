@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from attrs import evolve
-from panpipe.core.capture.module_regions import CapturedOtherwise
-from panpipe.core.cluster import fully_connected
+from panpipe.core.capture.regions.module_regions import CapturedOtherwise
+from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError, WorkerError, message_of
-from panpipe.core.planner.infeasible import NothingFits
+from panpipe.core.search.suggestions.infeasible import NothingFits
 
 from .plans import scheduled
 

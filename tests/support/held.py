@@ -4,11 +4,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from panpipe.core.actions import WORK_KINDS
-from panpipe.core.capture.programs import StageMemory
-from panpipe.core.cluster import fully_connected
-from panpipe.core.costs import StageCosts
-from panpipe.core.plan import Plan
-from panpipe.core.trace import MemorySample, Trace
+from panpipe.core.capture.programs.programs import StageMemory
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.plan.plan import Plan
+from panpipe.core.trace.trace import MemorySample, Trace
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate

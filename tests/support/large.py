@@ -19,8 +19,8 @@ from pathlib import Path
 import panpipe
 import torch
 import torch.distributed as dist
-from panpipe.runtimes.memory_left import data_bytes
-from panpipe.runtimes.ownership import install
+from panpipe.runtimes.devices.memory_left import data_bytes
+from panpipe.runtimes.training.ownership import install
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F

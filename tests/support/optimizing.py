@@ -5,9 +5,9 @@ from typing import Any
 import panpipe
 import torch
 from attrs import evolve
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import Team
-from panpipe.runtimes.training import Training
 from torch import nn
 from torch.optim import lr_scheduler
 

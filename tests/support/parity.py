@@ -5,11 +5,11 @@ import functools
 
 import torch
 from attrs import frozen
-from panpipe.core.plan import Plan
-from panpipe.runtimes.clocked import Clock
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.stage_compiler import StageCompiler
-from panpipe.runtimes.team import Team
+from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.engine.clocked import Clock
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.programs.stage_compiler import StageCompiler
 
 from .cuts import batch_on
 from .models import CASES

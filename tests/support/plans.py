@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from hypothesis import settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
-from panpipe.core.cluster import Cluster, fully_connected
-from panpipe.core.costs import StageCosts, StageEdge
-from panpipe.core.mesh import Mesh
-from panpipe.core.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
+from panpipe.core.cluster.cluster import Cluster, fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 

@@ -19,15 +19,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
-import panpipe.runtimes.shapes
-from panpipe.core.perfetto import trace_json
-from panpipe.core.plan import parse_plan, plan_json
-from panpipe.runtimes.agreement import check_same, model_in_words
-from panpipe.runtimes.buckets import Bucket
-from panpipe.runtimes.devices import of_rank
-from panpipe.runtimes.initial_weights import check_same_weights
-from panpipe.runtimes.stage_run import StageRun
-from panpipe.runtimes.training import Training
+import panpipe.runtimes.batch.shapes
+from panpipe.core.plan.plan import parse_plan, plan_json
+from panpipe.core.trace.perfetto import trace_json
+from panpipe.runtimes.devices.devices import of_rank
+from panpipe.runtimes.launch.agreement import check_same, model_in_words
+from panpipe.runtimes.optimizer.buckets import Bucket
+from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.training.initial_weights import check_same_weights
 from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -103,18 +103,18 @@ def shapes(team):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = {"distance": pair.distance(batches), "said": [str(one.message) for one in said]}
-    compile_any = panpipe.runtimes.shapes.compile_any
+    compile_any = panpipe.runtimes.batch.shapes.compile_any
 
     def fail(*given):
         raise ValueError("not here")
 
     if team.local == (1,):
-        panpipe.runtimes.shapes.compile_any = fail
+        panpipe.runtimes.batch.shapes.compile_any = fail
     try:
         pair.pipe.step(tokens(8, 5))
     except Exception as failure:
         found["failure"] = f"{type(failure).__name__}: {failure}"
-    panpipe.runtimes.shapes.compile_any = compile_any
+    panpipe.runtimes.batch.shapes.compile_any = compile_any
     return {**found, "afterwards": pair.distance([tokens(8)])}
 
 
@@ -611,8 +611,8 @@ def raising(team):
 
 
 def main() -> None:
-    from panpipe.core.mesh import parse_mesh
-    from panpipe.runtimes.launch import make_team
+    from panpipe.core.cluster.mesh import parse_mesh
+    from panpipe.runtimes.launch.launch import make_team
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

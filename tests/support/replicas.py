@@ -4,8 +4,8 @@ import copy
 from typing import Any
 
 import torch
-from panpipe.runtimes.reference import reference_of_replicas
-from panpipe.runtimes.team import Team
+from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.launch.team import Team
 from torch.utils import _pytree as pytree
 
 from .models import Case

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from panpipe import RequestError
-from panpipe.runtimes.team import Team
-from panpipe.runtimes.training import Training
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
 from .models import CASES, Case

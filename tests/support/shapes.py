@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from panpipe.core.plan import Plan
-from panpipe.runtimes.reference import reference_step
-from panpipe.runtimes.team import Team
+from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.launch.team import Team
 
 from .models import CASES, Case
 from .parity import OPTIMIZER

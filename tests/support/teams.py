@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.derive import synchronised
-from panpipe.core.plan import Plan
-from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizers import OptimizerFactory
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.plan.derive import synchronised
+from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.team import Team
-from panpipe.runtimes.training import Training
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 

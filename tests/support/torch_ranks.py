@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from panpipe.core.schedule_csv import parse_schedule_csv
+from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime

@@ -8,8 +8,8 @@ from typing import Any
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.runtimes.team import Team
-from panpipe.runtimes.training import Training
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
 from .cuts import captured_once, even_plan

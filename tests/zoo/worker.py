@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.errors import PanpipeError
-from panpipe.runtimes.doctor import SCHEDULES, TOLERANCES, Check, Patient
-from panpipe.runtimes.team import RankTeam, Team, ThreadTeam
+from panpipe.runtimes.diagnose.doctor import SCHEDULES, TOLERANCES, Check, Patient
+from panpipe.runtimes.launch.team import RankTeam, Team, ThreadTeam
 
 from tests.zoo.models import ZOO
 

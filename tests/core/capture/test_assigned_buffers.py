@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from torch import Tensor, nn
 
 from ...support.by_stages import compare

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from panpipe.core.capture.batch_dims import read_batch_dims
-from panpipe.core.capture.containers import flatten_batch
-from panpipe.core.capture.find_batch_dims import MAX_TRACES, find_batch_dims
+from panpipe.core.capture.batch.batch_dims import read_batch_dims
+from panpipe.core.capture.batch.find_batch_dims import MAX_TRACES, find_batch_dims
+from panpipe.core.capture.values.containers import flatten_batch
 from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.capture.carry_over import carry_over, cut_of
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.stage import boundaries
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.carry_over import carry_over, cut_of
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.stage import boundaries
 from panpipe.core.errors import RequestError
 from torch import nn
 

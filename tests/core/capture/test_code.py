@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.capture.code import compile_program, no_sink
-from panpipe.core.capture.fusing import Fusions
-from panpipe.core.capture.overwriting import overwriting
-from panpipe.core.capture.products import products_of
+from panpipe.core.capture.programs.code import compile_program, no_sink
+from panpipe.core.capture.programs.fusing import Fusions
+from panpipe.core.capture.programs.overwriting import overwriting
+from panpipe.core.capture.programs.products import products_of
 from torch import Tensor, fx
 
 aten = torch.ops.aten

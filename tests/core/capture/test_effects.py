@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from panpipe.core.capture.effects import forward_checks
-from panpipe.core.capture.joint import trace_joint
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.stage import stage_graph
-from panpipe.core.capture.step import capture_step
-from panpipe.runtimes.doctor import TOLERANCES, Patient
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.effects import forward_checks
+from panpipe.core.capture.programs.joint import trace_joint
+from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.runtimes.diagnose.doctor import TOLERANCES, Patient
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 

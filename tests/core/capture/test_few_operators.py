@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from panpipe.core.capture.few_operators import refuse_too_few
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.few_operators import refuse_too_few
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import Tensor, nn
 

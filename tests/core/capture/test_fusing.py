@@ -3,8 +3,8 @@
 import operator
 
 import torch
-from panpipe.core.capture.fusing import Fusion, Fusions, fused, running_order
-from panpipe.core.capture.overwriting import overwriting
+from panpipe.core.capture.programs.fusing import Fusion, Fusions, fused, running_order
+from panpipe.core.capture.programs.overwriting import overwriting
 from torch import fx
 
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ import warnings
 import numpy
 import pytest
 import torch
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.capture.reached import Reached
-from panpipe.core.capture.side_effects import outside_kept
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.python.reached import Reached
+from panpipe.core.capture.python.side_effects import outside_kept
 from panpipe.core.errors import RequestError
 from torch import nn
 

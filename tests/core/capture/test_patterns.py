@@ -6,11 +6,11 @@ import random
 import numpy
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.doctor import Patient
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 

@@ -5,12 +5,12 @@ import logging
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.core.planner import even_plan
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import even_plan
 from torch import nn
 
 LOGGER = logging.getLogger("a training script")

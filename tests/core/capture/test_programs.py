@@ -1,10 +1,10 @@
 """The programs of a stage: what I and W each compute, and what is held between them."""
 
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.programs import stage_programs
-from panpipe.core.capture.stage import stage_graph
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.programs import stage_programs
+from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
 
 from ...support.models import Block

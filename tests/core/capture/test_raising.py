@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from panpipe.core.capture.captured import TAIL
-from panpipe.core.capture.find_batch_dims import find_batch_dims
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.export.captured import TAIL
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence

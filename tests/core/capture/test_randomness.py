@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import torch
-from panpipe.core.capture import randomness
-from panpipe.core.capture.randomness import KeyedRandom, bernoulli, random_key
+from panpipe.core.capture.graph import randomness
+from panpipe.core.capture.graph.randomness import KeyedRandom, bernoulli, random_key
 from panpipe.core.errors import RequestError
 from torch.nn import functional as F
 

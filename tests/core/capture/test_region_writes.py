@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.regions import shared_memory
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.regions.regions import shared_memory
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.doctor import Patient
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
 WIDTH = 8

@@ -11,7 +11,7 @@ import types
 import numpy
 import pytest
 import torch
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F

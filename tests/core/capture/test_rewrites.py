@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
-from panpipe.runtimes.doctor import Patient
-from panpipe.runtimes.team import ThreadTeam
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
 WIDTH, LENGTH = 6, 5

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.step import capture_step
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import nn
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from panpipe.core.capture.operators import operators_of
-from panpipe.core.capture.programs import stage_programs
-from panpipe.core.capture.stage import stage_graph
-from panpipe.core.capture.step import capture_step
-from panpipe.core.capture.user_lines import is_user_code, line_of, reason_of
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.programs import stage_programs
+from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.core.capture.values.user_lines import is_user_code, line_of, reason_of
 from panpipe.core.errors import RequestError
 from torch import nn
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from panpipe.core.catalog import device_type, find_cluster
-from panpipe.core.catalog.catalogue import Catalogue
-from panpipe.core.catalog.registry import catalogue
-from panpipe.core.cluster import cluster_json, read_cluster
+from panpipe.core.cluster.catalog import device_type, find_cluster
+from panpipe.core.cluster.catalog.catalogue import Catalogue
+from panpipe.core.cluster.catalog.registry import catalogue
+from panpipe.core.cluster.cluster import cluster_json, read_cluster
 from panpipe.core.errors import RequestError
 
 LAB = """

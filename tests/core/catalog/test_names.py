@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.catalog import catalogue, device_type, find_cluster
-from panpipe.core.catalog.find import host_memory_bytes
+from panpipe.core.cluster.catalog import catalogue, device_type, find_cluster
+from panpipe.core.cluster.catalog.find import host_memory_bytes
 from panpipe.core.errors import RequestError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from panpipe.core import plugins
-from panpipe.core.catalog import catalogue, find_device, registry
-from panpipe.core.device_type import COMPUTE_KINDS, MEMORY_KINDS
+from panpipe.core.cluster.catalog import catalogue, find_device, registry
+from panpipe.core.cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS
 from panpipe.core.errors import RequestError
 
 DEVICES = {

@@ -3,9 +3,9 @@
 from xml.etree import ElementTree
 
 import pytest
-from panpipe.core.catalog import catalogue, find_cluster
-from panpipe.core.chart.topology import topology_svg
-from panpipe.core.topology import topology_of
+from panpipe.core.cluster.catalog import catalogue, find_cluster
+from panpipe.core.cluster.topology import topology_of
+from panpipe.core.report.chart.topology import topology_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

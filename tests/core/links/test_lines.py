@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.errors import RequestError
-from panpipe.core.links.lines import fit_line
 
 SIZES = [64, 4096, 1 << 16, 1 << 20, 1 << 22]
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
+from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
-from panpipe.core.links.shared import groups_to_measure, shared_links
-from panpipe.core.routing import Link
 from panpipe.simulators.sharing import fair_rates
 
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import fully_connected
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import InfeasibleError
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.planner.balance import even_cuts
-from panpipe.core.planner.choose import search_plans
-from panpipe.core.planner.options import options
-from panpipe.core.planner.setting import one_setting
-from panpipe.core.planner.starts import problem_of
-from panpipe.core.planner.walk import start_walk
-from panpipe.core.planner.workload import counted
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
+from panpipe.core.search.annealing.balance import even_cuts
+from panpipe.core.search.annealing.starts import problem_of
+from panpipe.core.search.annealing.walk import start_walk
+from panpipe.core.search.choose import search_plans
+from panpipe.core.search.problem.options import options
+from panpipe.core.search.problem.setting import one_setting
+from panpipe.core.search.problem.workload import counted
 
 GAP = 0.01
 """Share by which a plan may be slower than the best of all cuts and published schedules."""

@@ -1,11 +1,11 @@
 """Fewer devices are told of where they are faster alone."""
 
-from panpipe.core.cluster import fully_connected
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.planner.choose import search_plans
-from panpipe.core.planner.fewer import faster_alone
-from panpipe.core.planner.workload import counted
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search.choose import search_plans
+from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.suggestions.fewer import faster_alone
 
 
 def alone(latency_s, devices=4):

@@ -1,8 +1,8 @@
 """Which plans are preferred where time does not decide, and which are measured against each other."""
 
 from attrs import evolve
-from panpipe.core.costs import StageCosts
-from panpipe.core.planner.preference import preference, preferred, worth_rehearsing
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.search.suggestions.preference import preference, preferred, worth_rehearsing
 
 from ...support.plans import orders, plan_of
 

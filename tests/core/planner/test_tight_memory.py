@@ -5,11 +5,11 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import fully_connected
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.planner.choose import search_plans
-from panpipe.core.planner.workload import counted
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families
+from panpipe.core.search.choose import search_plans
+from panpipe.core.search.problem.workload import counted
 
 BUDGET = 300
 

@@ -5,18 +5,18 @@ import itertools
 import numpy as np
 import pytest
 from attrs import evolve
-from panpipe.core.cluster import Cluster, Device, fully_connected
-from panpipe.core.costs import stage_costs
+from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import stage_costs
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.costs.partition import stages_of
 from panpipe.core.errors import RequestError
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.partition import stages_of
-from panpipe.core.planner import longest_path
-from panpipe.core.planner.arrange import arrangements, nearest_order
-from panpipe.core.planner.choose import choose_schedule, search_plans
-from panpipe.core.planner.infeasible import NothingFits
-from panpipe.core.planner.workload import Workload, counted, meshes
-from panpipe.core.routing import Link
 from panpipe.core.schedules.registry import families
+from panpipe.core.search import longest_path
+from panpipe.core.search.choose import choose_schedule, search_plans
+from panpipe.core.search.problem.arrange import arrangements, nearest_order
+from panpipe.core.search.problem.workload import Workload, counted, meshes
+from panpipe.core.search.suggestions.infeasible import NothingFits
 
 ALL = tuple(families().values())
 BUDGET = 4000

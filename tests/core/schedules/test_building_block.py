@@ -6,9 +6,9 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.building_block import Block, building_block, read_block, write_block
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.v_shaped import v_half_slots, v_min_slots

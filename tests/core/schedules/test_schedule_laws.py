@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN, find_family
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.schedules.tradeoff import frontier, named_schedules, peak_of

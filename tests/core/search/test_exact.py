@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.placement import looped_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.auto import find_schedule
-from panpipe.core.search.exact import solvable, solve
+from panpipe.core.search.orders.auto import find_schedule
+from panpipe.core.search.orders.exact import solvable, solve
 
 
 @cache

@@ -3,14 +3,14 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.instance import codes_of, instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import score
-from panpipe.core.search.rhythm import in_rhythm
+from panpipe.core.search.orders.rhythm import in_rhythm
 
 
 def problem_of(devices, microbatches, chunks, memory=None):

@@ -5,18 +5,18 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
-from panpipe.core.evaluate import evaluate
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules
-from panpipe.core.search.auto import find_schedule
-from panpipe.core.search.bound import lower_bound
-from panpipe.core.search.starts import patterns, placements
+from panpipe.core.search.orders.auto import find_schedule
+from panpipe.core.search.orders.bound import lower_bound
+from panpipe.core.search.orders.starts import patterns, placements
 
 
 def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None):

@@ -1,11 +1,11 @@
 """A time budget for the search, on a clock that the test keeps."""
 
 import pytest
-from panpipe.core.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search import within
+from panpipe.core.search.orders import within
 
 
 class Clock:

@@ -7,21 +7,22 @@ import pytest
 from attrs import evolve
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from panpipe.core.cluster import Cluster, Device, fully_connected
-from panpipe.core.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.costs.message_times import FREE, MessageLine, with_message_times
+from panpipe.core.costs.partition import stages_of
 from panpipe.core.errors import RequestError
-from panpipe.core.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.message_times import FREE, MessageLine, with_message_times
-from panpipe.core.partition import stages_of
-from panpipe.core.planner import assemble, longest_path
-from panpipe.core.planner.assemble import with_replicas
-from panpipe.core.planner.finish import draft
-from panpipe.core.planner.setting import FixedStages, Setting, one_setting
-from panpipe.core.planner.walk import start_walk
-from panpipe.core.routing import Link
+from panpipe.core.evaluate.coding import decode_orders, encode
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.shortcut.coding import decode_orders, encode
+from panpipe.core.search import longest_path
+from panpipe.core.search.annealing.walk import start_walk
+from panpipe.core.search.finish import draft
+from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.assemble import with_replicas
+from panpipe.core.search.problem.setting import FixedStages, Setting, one_setting
 
 RATE, LATENCY = 4.0, 0.5
 NUMBER = st.integers(0, 9)

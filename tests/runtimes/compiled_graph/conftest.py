@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from panpipe.runtimes.compiled_graph import backend
+from panpipe.runtimes.torch_compile import backend
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.compiled_graph.backend import panpipe_backend
+from panpipe.runtimes.torch_compile.backend import panpipe_backend
 from torch import nn
 from torch.nn import functional as F
 

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from panpipe.core.capture.randomness import KeyedRandom, random_key
+from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.compiled_graph.backend import panpipe_backend
+from panpipe.runtimes.torch_compile.backend import panpipe_backend
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

@@ -1,0 +1,255 @@
+"""A step traced on fake tensors with another number of samples."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from ..graph.functions import without_checkpoints
+from ..python.dynamo import PlainStep
+from ..python.isolation import isolated
+from ..python.leftovers import assigned_buffers_written, attributes_kept
+from ..python.reached import Reached
+from ..values.containers import BatchNesting, flatten_batch, one_level
+from ..values.fakes import fake_of, fake_state
+from ..values.placeholder_values import PlaceholderValues
+from ..values.user_lines import user_line
+from .row_rules import Dependent, Finding, RowWatch
+
+_PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
+_EVEN = 12
+"""Where a step does not run with a prime number of samples, such as one that forms groups: the multiple of it."""
+
+
+@frozen
+class RowTrace:
+    """What a step did with another number of samples.
+
+    Args:
+        rows: how many.
+        error: that it raised; None where it ran.
+        findings: operators that do not keep samples apart.
+        read: names of the leaves that it read.
+        results: the dimensions of every tensor that it returned, in order, that have the number of samples.
+        reach: how many operators were given samples.
+    """
+
+    rows: int
+    error: Exception | Dependent | None
+    findings: tuple[Finding, ...] = ()
+    read: frozenset[str] = field(factory=frozenset)
+    results: tuple[tuple[int, ...], ...] = ()
+    reach: int = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether the step ran."""
+        return self.error is None
+
+    @property
+    def independent(self) -> bool:
+        """Whether it ran and kept samples apart."""
+        return self.runs and not self.findings
+
+    def has(self, kind: str) -> bool:
+        """Whether there is a finding of a kind."""
+        return any(finding.kind == kind for finding in self.findings)
+
+    @property
+    def reason(self) -> str:
+        """What it raised, with the user's line."""
+        text = next(iter(str(self.error).strip().splitlines()), "") or type(self.error).__name__
+        line = user_line(self.error)
+        return f"{line}: {text}" if line else text
+
+
+class RowTracer:
+    """Traces a step, or a function of model and batch, with other numbers of samples.
+
+    Args:
+        model, step: the user's; nothing of the model changes.
+        batch: an example; only shapes and dtypes matter.
+        gradients: whether a backward follows.
+        by_dynamo: whether Dynamo captures the step first, and what it captured is traced: for a step whose Python does
+            not run on fake tensors.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool,
+        by_dynamo: bool = False,
+    ) -> None:  # fmt: skip
+        self._model, self._step, self._batch, self._gradients = model, step, batch, gradients
+        self._by_dynamo = by_dynamo
+        self.leaves, self.nesting = flatten_batch(batch)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        tensors = [*model.parameters(), *model.buffers(), *(t for t in self.leaves if isinstance(t, Tensor))]
+        kinds = [tensor.device.type for tensor in tensors]
+        self._device = torch.device(next((kind for kind in kinds if kind != "meta"), "cpu"))
+        _, self._state = fake_state(model, self._mode, self._device, gradients)
+        sizes = {size for tensor in tensors for size in tensor.shape if size}
+        self._prime = next((p for p in _PRIMES if all(size % p for size in sizes)), _PRIMES[-1])
+        self._reached = Reached.of(model, step)
+        self._known: dict[Any, RowTrace] = {}
+
+    def by_dynamo(self) -> "RowTracer":
+        """A tracer of what Dynamo captures of the step."""
+        return RowTracer(self._model, self._step, self._batch, self._gradients, by_dynamo=True)
+
+    def trace(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
+        """Run the step with a number of samples that has a prime factor of its own.
+
+        Args:
+            dims: name of a leaf → the dimension of samples that it has.
+            lists: names of lists that have an element for each sample.
+        """
+        known = self.known(dims, lists)
+        return known or self._kept(dims, lists, self._run(dims, lists, self._prime))
+
+    def keeps_apart(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> bool:
+        """Whether the step runs so and keeps samples apart; this ends at the first operator that does not."""
+        known = self.known(dims, lists)
+        if known is not None:
+            return known.independent
+        found = self._run(dims, lists, self._prime, stops=True)
+        return found is not None and self._kept(dims, lists, found).independent
+
+    def known(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> RowTrace | None:
+        """A trace that ran to its end before."""
+        return self._known.get(_key(dims, lists))
+
+    def fails(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> bool:
+        """Whether it is known that the step does not run so."""
+        known = self.known(dims, lists)
+        return known is not None and not known.runs
+
+    def trace_groups(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
+        """The same with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
+        found = self._run(dims, lists, _EVEN * self._prime)
+        assert found is not None
+        return found
+
+    def trace_with(self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None) -> RowTrace:
+        """The same for a number of samples; None for what the example has. Findings mean nothing then."""
+        found = self._run(dims, lists, rows)
+        assert found is not None
+        return found
+
+    def _kept(self, dims: Mapping[str, int | None], lists: frozenset[str], found: RowTrace | None) -> RowTrace:
+        assert found is not None
+        self._known[_key(dims, lists)] = found
+        return found
+
+    def _run(
+        self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None, stops: bool = False
+    ) -> RowTrace | None:
+        """A run; another one, in which every bool is True, where it fails after it asked for a value. None if it was
+        stopped."""
+        for truth in (False, True):
+            watch = RowWatch(self._prime, rows or self._prime, truth, stops)
+            found = self._watched(watch, dims, lists, rows)
+            if isinstance(found.error, Dependent):
+                return None
+            if found.runs or not watch.asked:
+                break
+        return found
+
+    def _watched(
+        self, watch: RowWatch, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None
+    ) -> RowTrace:
+        nesting, leaves = self.nesting, list(self.leaves)
+        if lists and rows is not None:
+            leaves, nesting = with_lists(leaves, nesting, lists, lambda all_of: _cycled(all_of, rows))
+        names = nesting.names
+        fakes = [self._fake(leaf, dims.get(name), rows) for leaf, name in zip(leaves, names, strict=True)]
+        watch.read_numbers([fake for fake in fakes if isinstance(fake, Tensor)])
+        error: Exception | Dependent | None = None
+        results: list[Any] = []
+        with self._apart(), self._mode:
+            try:
+                run = self._captured(nesting, fakes) if self._by_dynamo else partial(self._step, self._model)
+                batch = (nesting.plain if self._by_dynamo else nesting.batch)(fakes)
+                with watch, PlaceholderValues():
+                    results = pytree.tree_leaves(run(batch))
+            except (Exception, Dependent) as raised:
+                error = raised
+        read = frozenset(name for name, fake in zip(names, fakes, strict=True) if id(fake) in watch.read)
+        shapes = [tuple(r.shape) for r in results if isinstance(r, Tensor)]
+        where = tuple(tuple(d for d, size in enumerate(shape) if size == rows) for shape in shapes)
+        return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where, watch.reach)
+
+    def _captured(self, nesting: BatchNesting, fakes: Sequence[Any]) -> Callable[[Any], Any]:
+        """What Dynamo captures of the step; what it passes over, such as what is printed, is no matter here."""
+        plain = PlainStep(self._model, self._step, nesting)
+        return torch.export.export(plain, (nesting.plain(fakes),), strict=True).module()
+
+    @contextlib.contextmanager
+    def _apart(self) -> Any:
+        """Within, parameters and buffers are fake; what the step leaves in Python is taken back."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(isolated(self._model, self._reached))
+            stack.enter_context(torch.set_grad_enabled(self._gradients))
+            stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
+            if not self._by_dynamo:  # it would look into these
+                stack.enter_context(without_checkpoints())
+                stack.enter_context(attributes_kept(self._model, self._step, self._reached))
+                stack.enter_context(assigned_buffers_written(self._model, set()))
+            yield
+
+    def _fake(self, leaf: Any, dim: int | None, rows: int | None) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        shape = list(leaf.shape)
+        if dim is not None and rows is not None:
+            shape[dim] = rows
+        return fake_of(leaf.detach(), self._mode, self._device, shape)
+
+
+def _key(dims: Mapping[str, int | None], lists: frozenset[str]) -> Any:
+    return tuple((name, dim) for name, dim in dims.items() if dim is not None), lists
+
+
+def with_lists(
+    leaves: Sequence[Any], nesting: BatchNesting, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]
+) -> tuple[list[Any], BatchNesting]:
+    """A batch with other elements of some of its lists.
+
+    Args:
+        leaves, nesting: the batch.
+        lists: names of the lists.
+        take: the elements that a list has then, of those that it has.
+    """
+    return flatten_batch(_relisted(nesting.batch(leaves), "batch", lists, take))
+
+
+def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]) -> Any:
+    if isinstance(value, Tensor):  # a batch may have one where the example had a list
+        return value
+    if name in lists:
+        return type(value)(take(list(value)))
+    if not any(other.startswith(name) for other in lists):
+        return value
+    leaves, nesting = flatten_batch(value)
+    if nesting.node is not None and nesting.node.object is not None:
+        fields = nesting.plain(leaves)
+        parts = {key: _relisted(_field(value, key), f"{name}[{key!r}]", lists, take) for key in fields}
+        return nesting.node.object.filled(parts)
+    level = one_level(value, name)
+    if level is None:
+        return value
+    held, spec = level
+    return pytree.tree_unflatten([_relisted(part, place, lists, take) for place, part in held.items()], spec)
+
+
+def _field(value: Any, key: str) -> Any:
+    return value[key] if isinstance(value, Mapping) else getattr(value, key)
+
+
+def _cycled(elements: list[Any], count: int) -> list[Any]:
+    return [elements[i % len(elements)] for i in range(count)]

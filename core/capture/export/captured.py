@@ -1,0 +1,174 @@
+"""From an exported program to a captured step: what its placeholders are, and what is rewritten in its graph."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export.graph_signature import InputKind
+
+from ...errors import RequestError
+from ..graph.aliases import copy_written, rewrite_aliases
+from ..graph.assigned import keep_read_values
+from ..graph.checks import depends_on_values, drop_checks
+from ..graph.functions import place_hooks
+from ..graph.masked import rewrite_masked_scatters
+from ..graph.nodes import module_of, root_of, written_arguments
+from ..graph.outputs import Outputs, ResultRows, row_outputs, step_outputs, weight_beside_loss
+from ..graph.plain_tensors import refuse_written_constants
+from ..graph.recurrent import split_layers
+from ..regions.breaks import Breaks
+from ..regions.modes import note_modes
+from ..values.user_lines import line_of
+from ..values.values import LateSize
+
+TAIL = "the end of the step"
+"""Name of a tail that stays Python, among the regions of a captured step."""
+
+
+@define
+class CapturedStep:
+    """A captured step.
+
+    Args:
+        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a
+            fake tensor that tells shape, dtype and device.
+        batch: name of the placeholder → position of that tensor in the flattened batch.
+        parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
+        buffers: the same for buffers.
+        constants: name of the placeholder → the constant tensor.
+        modules: attribute name → sub-graph of a higher-order operator.
+        mutated_buffers: qualified names of the buffers that the step writes.
+        outputs: where what it returns is.
+        model_name: for people.
+        fake_mode: the mode that all fake tensors of the graph belong to.
+        regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
+        gradients: whether a backward follows; without, nothing in it requires one.
+        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
+    """
+
+    graph: fx.Graph
+    batch: dict[str, int]
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, Tensor]
+    modules: dict[str, Any]
+    mutated_buffers: frozenset[str]
+    outputs: Outputs
+    model_name: str
+    fake_mode: FakeTensorMode
+    regions: dict[str, str]
+    gradients: bool = True
+    causes: dict[str, str] = field(factory=dict)
+
+
+def captured_step(
+    program: Any, names: Mapping[str, str], leaves: int, model_name: str, breaks: Breaks, *, gradients: bool = True,
+    rows: ResultRows | None = None,
+) -> CapturedStep:  # fmt: skip
+    """Make a captured step of an exported program.
+
+    Args:
+        program: the step, exported; its graph is changed in place.
+        names: name of a parameter or buffer in it → its canonical qualified name.
+        leaves: how many leaves the batch has.
+        model_name: for people.
+        breaks: the step's regions, and what it prints.
+        gradients: whether a backward follows.
+        rows: what its results have, where it returns tensors with a row for each sample and no loss.
+
+    Raises:
+        RequestError: the step writes a parameter, or returns no scalar loss, or a function no rows.
+        LateSize: something in it has a data-dependent size.
+    """
+    inputs = _Inputs.of(program, names, leaves)
+    graph = program.graph
+    _rewrite(graph, inputs.batch)
+    keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
+    # Export makes a mode of its own; every later fake tensor has to belong to it.
+    fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+    modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
+    outputs: Outputs
+    if rows is None:
+        outputs = weight_beside_loss(graph, step_outputs(program, breaks.printed), {*inputs.batch, *inputs.constants})
+    else:
+        outputs = row_outputs(program, breaks.printed, rows)
+    regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
+    step = CapturedStep(
+        graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
+        model_name, fake_mode, regions, gradients, causes,
+    )  # fmt: skip
+    _refuse_written_parameters(step)
+    refuse_written_constants(step.graph, step.constants)
+    written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
+    step.mutated_buffers = frozenset(inputs.buffers[name] for name in written if name in inputs.buffers)
+    return step
+
+
+@frozen
+class _Inputs:
+    """What the placeholders of an exported graph are; see `CapturedStep`."""
+
+    batch: dict[str, int] = field(factory=dict)
+    parameters: dict[str, str] = field(factory=dict)
+    buffers: dict[str, str] = field(factory=dict)
+    constants: dict[str, Tensor] = field(factory=dict)
+
+    @classmethod
+    def of(cls, program: Any, names: Mapping[str, str], leaves: int) -> "_Inputs":
+        found, position = cls(), 0
+        for spec in program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                if position < leaves and hasattr(spec.arg, "name"):
+                    found.batch[spec.arg.name] = position
+                position += 1
+            elif spec.kind is InputKind.PARAMETER:
+                found.parameters[spec.arg.name] = names[spec.target]
+            elif spec.kind is InputKind.BUFFER:
+                found.buffers[spec.arg.name] = names[spec.target]
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                found.constants[spec.arg.name] = program.constants[spec.target]
+        return found
+
+
+def _rewrite(graph: fx.Graph, batch: Collection[str]) -> None:
+    """Rewrite what no later trace, or no cut, would get right.
+
+    Args:
+        graph: as it was exported; changed in place.
+        batch: names of the batch's placeholders.
+    """
+    _leave_generators(graph)
+    note_modes(graph)
+    place_hooks(graph)
+    rewrite_aliases(graph)
+    copy_written(graph, batch)
+    drop_checks(graph)
+    _refuse_late_sizes(graph)
+    split_layers(graph)
+    rewrite_masked_scatters(graph)
+
+
+def _leave_generators(graph: fx.Graph) -> None:
+    """Random operators draw from keyed streams; a generator that the step hands them says nothing more."""
+    for node in graph.nodes:
+        if node.kwargs.get("generator") is not None:
+            node.kwargs = {**node.kwargs, "generator": None}
+
+
+def _refuse_late_sizes(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and depends_on_values(node):
+            raise LateSize(f"{node.target} returns something of data-dependent size", module_of(node))
+
+
+def _refuse_written_parameters(step: CapturedStep) -> None:
+    for node in step.graph.nodes:
+        for argument in written_arguments(node):
+            name = step.parameters.get(root_of(argument).name)
+            if name is not None:
+                raise RequestError(
+                    f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "
+                    "alone; write it between steps, or make it a buffer"
+                )

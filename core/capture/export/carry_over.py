@@ -1,0 +1,202 @@
+"""Carrying a plan's cut over to the same step, captured for another shape.
+
+A step captured for other shapes has mostly the same nodes, and few of the same operators: with one row, or with
+sequences of length 1, other tensors are contiguous, other views are views, and so other nodes belong together. Some
+nodes come and go: an ``expand`` that does nothing, one more turn of a loop over time. What carries over is therefore
+the stage of every *node*:
+
+1. Nodes of both captures are aligned in order, by module and operator, as two versions of a text are.
+2. An operator goes where its first computing node was; one of new nodes alone goes where the operator before it is.
+3. Parameters, and buffers that the step writes, stay where they are: what reads them goes to a stage that has them.
+   So the step without its backward, in evaluation mode, reads BatchNorm's statistics where training writes them.
+4. Stages do not descend along the edges. Where that and the above do not agree, an operator moves as little as it can.
+5. Where that is not enough, operators that the cut went through come apart there, as far as values allow.
+
+A stage may be left without operators; it then has nothing to do for microbatches of that shape.
+
+Symbolic dimensions (``torch.export.Dim``) would need one capture alone, and do not hold: GPT-2's mask cannot be run
+again with a symbolic size under autograd, a row or a length of 1 is specialised anyway, and every program, message and
+saved tensor would carry sizes that are only known when it runs.
+"""
+
+import itertools
+from collections.abc import Collection, Hashable, Mapping, Sequence
+
+from attrs import frozen
+from torch import fx
+
+from ...costs.graph import OpGraph, OpNode, stage_of_nodes
+from ...errors import RequestError
+from ..graph.alignment import aligned
+from ..graph.functions import called_name
+from ..graph.nodes import module_of
+from .operators import Operators, computes, operators_of
+
+
+@frozen
+class Cut:
+    """What carries over from one capture to another.
+
+    Args:
+        nodes: in order, what every node of the captured graph is, and its stage; None where no operator owns it.
+        parameters: of every stage, the parameters that it holds.
+        buffers: buffers that the step writes → the stage that holds them.
+    """
+
+    nodes: tuple[tuple[Hashable, int | None], ...]
+    parameters: tuple[frozenset[str], ...]
+    buffers: Mapping[str, int]
+
+
+def cut_of(operators: Operators, stages: Sequence[Sequence[str]]) -> Cut:
+    """The cut of a captured step into stages.
+
+    Args:
+        operators: the captured step.
+        stages: names of the operators of every stage.
+    """
+    where = stage_of_nodes(operators.graph, stages)
+    stage = {member: where[owner] for member, owner in operators.owner.items()}
+    nodes, written = operators.graph.nodes, operators.step.mutated_buffers
+    return Cut(
+        tuple((_what(node), stage.get(node.name)) for node in _calls(operators)),
+        tuple(
+            frozenset(p for node in nodes if where[node.name] == index for p in node.parameters)
+            for index in range(len(stages))
+        ),
+        {buffer: where[node.name] for node in nodes for buffer in _buffers(operators, node, written)},
+    )
+
+
+Stages = tuple[tuple[str, ...], ...]
+"""Names of the operators of every stage, in the graph's order."""
+
+
+def carry_over(cut: Cut, operators: Operators) -> tuple[Operators, Stages]:
+    """The stages of a step that was captured for another shape.
+
+    Args:
+        cut: of the step as it was planned.
+        operators: the other capture.
+
+    Returns:
+        The other capture, with some operators taken apart if need be, and its stages.
+
+    Raises:
+        RequestError: no cut of the other capture keeps parameters and written buffers where they are.
+    """
+    known = _known(cut, operators)
+    try:
+        return operators, _stages(cut, operators, known)
+    except RequestError:
+        divided = operators_of(operators.step, apart=_where_cut(operators, known))
+        return divided, _stages(cut, divided, known)
+
+
+def _where_cut(operators: Operators, known: Mapping[str, int]) -> set[str]:
+    """Nodes of another stage than the last one before them in their operator."""
+    found = set()
+    for members in operators.members.values():
+        staged = [name for name in members if name in known]
+        found |= {b for a, b in itertools.pairwise(staged) if known[a] != known[b]}
+    return found
+
+
+def _stages(cut: Cut, operators: Operators, known: Mapping[str, int]) -> Stages:
+    graph = operators.graph
+    allowed = {node.name: _allowed(cut, operators, node) for node in graph.nodes}
+    latest = _latest(graph, allowed)
+    wishes = _wishes(operators, known)
+    sources = _sources(graph)
+    where: dict[str, int] = {}
+    for node, wish in zip(graph.nodes, wishes, strict=True):
+        earliest = max((where[source] for source in sources[node.name]), default=0)
+        possible = [stage for stage in allowed[node.name] if earliest <= stage <= latest[node.name]]
+        where[node.name] = min(possible, key=lambda stage: (abs(stage - wish), stage))
+    return tuple(
+        tuple(node.name for node in graph.nodes if where[node.name] == index) for index in range(len(cut.parameters))
+    )
+
+
+def _calls(operators: Operators) -> list[fx.Node]:
+    return [node for node in operators.step.graph.nodes if node.op == "call_function"]
+
+
+def _what(node: fx.Node) -> Hashable:
+    return module_of(node), str(node.target), called_name(node)
+
+
+def _buffers(operators: Operators, node: OpNode, written: Collection[str]) -> list[str]:
+    """The buffers that are written, of those that an operator reads or writes."""
+    step = operators.step
+    read = {s.name for member in operators.members[node.name] for s in operators.nodes[member].all_input_nodes}
+    return sorted({step.buffers[name] for name in read if name in step.buffers}.intersection(written))
+
+
+def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
+    """The stages that hold what an operator reads."""
+    everywhere = range(len(cut.parameters))
+    homes = {name: [i for i in everywhere if name in cut.parameters[i]] for name in node.parameters}
+    # One that this capture reads alone, as in evaluation, has its values where the other one writes it.
+    written = {*cut.buffers, *(operators.step.mutated_buffers if operators.step.gradients else ())}
+    homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _buffers(operators, node, written)}
+    missing = next((name for name, stages in homes.items() if not stages), None)
+    if missing is not None:
+        raise RequestError(
+            f"'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step that is trained "
+            "does not use it so; give an example batch for which it does"
+        )
+    found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
+    if not found:
+        told = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
+        raise RequestError(
+            f"'{node.name}' uses {told} at once for microbatches of this shape: a stage computes with what it holds; "
+            "give batches of the example's shape, or plan for this one"
+        )
+    return found
+
+
+def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
+    """Per operator the last stage that leaves all its readers one; all of them together are a cut."""
+    readers: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
+    for edge in graph.edges:
+        readers[edge.src].append(edge.dst)
+    latest: dict[str, int] = {}
+    for node in reversed(graph.nodes):
+        reader = min(readers[node.name], key=lambda name: latest[name], default=None)
+        limit = allowed[node.name][-1] if reader is None else latest[reader]
+        possible = [stage for stage in allowed[node.name] if stage <= limit]
+        if not possible:
+            raise RequestError(
+                f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
+                f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors go to later "
+                "stages alone; give batches of the example's shape, or plan for this one"
+            )
+        latest[node.name] = possible[-1]
+    return latest
+
+
+def _sources(graph: OpGraph) -> dict[str, set[str]]:
+    sources: dict[str, set[str]] = {node.name: set() for node in graph.nodes}
+    for edge in graph.edges:
+        sources[edge.dst].add(edge.src)
+    return sources
+
+
+def _known(cut: Cut, operators: Operators) -> dict[str, int]:
+    """The stage of every node that an operator of the known capture had, too."""
+    calls = _calls(operators)
+    pairs = aligned([what for what, _ in cut.nodes], [_what(node) for node in calls])
+    found = ((calls[new].name, cut.nodes[old][1]) for old, new in pairs)
+    return {name: stage for name, stage in found if stage is not None}
+
+
+def _wishes(operators: Operators, known: Mapping[str, int]) -> list[int]:
+    """The stage that each operator would have if nothing stood against it."""
+    wishes: list[int | None] = []
+    for members in operators.members.values():
+        heads = sorted(members, key=lambda name: not computes(operators.nodes[name]))
+        before = wishes[-1] if wishes else None
+        wishes.append(next((known[name] for name in heads if name in known), before))
+    first = next((stage for stage in wishes if stage is not None), 0)
+    return [first if stage is None else stage for stage in wishes]

@@ -1,0 +1,203 @@
+"""Capture: an ordinary training step becomes one operator graph, loss included, with no tensor on any device.
+
+The step is exported (`torch.export`) over fake tensors *before* autograd: what is captured is the program that the user
+wrote. Export runs the step's Python; where that fails, Dynamo reads it; where that fails too, a part stays Python.
+Forward and backward programs are derived from a stage's part of it on the machine that runs it.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+from ..graph.functions import own_functions
+from ..graph.outputs import ResultRows
+from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from ..python.dynamo import PlainStep, nothing_passed_over, refuse_transforms
+from ..python.gradient_hooks import check_gradient_hooks
+from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
+from ..python.side_effects import outside_kept
+from ..regions.breaks import Breaks, StepFunction
+from ..regions.modes import modes_as_calls
+from ..regions.module_regions import CapturedOtherwise
+from ..values.containers import BatchNesting, flatten_batch
+from ..values.fakes import fake_of, fake_state
+from ..values.quiet import quiet_torch
+from ..values.sparse_tensors import refuse_sparse_tensors
+from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
+from ..values.values import Refused, depends_on_value, first_of
+from .captured import CapturedStep, captured_step
+from .repeated import refuse_unrepeatable
+
+
+class _WholeStep(nn.Module):
+    """The step as a module, so that it can be exported; the user's model keeps its names under ``model``."""
+
+    def __init__(self, model: nn.Module, breaks: Breaks, nesting: BatchNesting) -> None:
+        super().__init__()
+        self.model = model
+        self._breaks, self._nesting = breaks, nesting
+
+    def forward(self, batch: Any) -> Any:
+        with (
+            self._breaks.autocasts.again(),
+            attributes_kept(self.model, self._breaks.step, self._breaks.reached),
+            assigned_buffers_written(self.model, self._breaks.assigned),
+        ):
+            return self._breaks.run(self.model, self._nesting.restored(batch))
+
+
+def capture_step(
+    model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu", gradients: bool = True,
+    rows: ResultRows | None = None,
+) -> CapturedStep:  # fmt: skip
+    """Capture one training step, or a function that is only run forward.
+
+    Args:
+        model: the user's module; neither it nor its parameters change. They may be on the meta device.
+        step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics.
+        batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
+        device: where the step will run; the kernels of that device are what is captured.
+        gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
+        rows: what the results have, where the function returns, instead of a loss, any nesting of tensors with a row
+            for each sample.
+
+    Raises:
+        RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss, or
+            no rows.
+    """
+    leaves, nesting = flatten_batch(batch)
+    _check_loss(step, leaves)
+    refuse_sparse_tensors(model, nesting.plain(leaves))
+    if gradients:
+        check_gradient_hooks(model)
+    breaks = Breaks(model, step, batch)
+    export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
+    own = [module.__dict__ for module in model.modules()]
+    modes = _with_gradients() if gradients else _without_gradients()
+    with quiet_torch(), modes, breaks.autocasts.left():
+        with outside_kept(breaks.reached, own):
+            captured = _captured(breaks, export)
+        refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
+    return captured
+
+
+@contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Whatever the caller is in: a pipeline may be built under ``torch.no_grad()``."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def _without_gradients() -> Iterator[None]:
+    """Without gradients a transformer layer of torch's would be one operator, which no cut goes through."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep:
+    """What export captures, with more and more of it staying Python where it has to."""
+    step = breaks.step
+    for _ in range(_MAX_BREAKS):
+        try:
+            return export()
+        except CapturedOtherwise:
+            if breaks.as_eager:
+                raise
+            breaks.begin_as_eager()
+        except RequestError:
+            raise
+        except WritesTensor as written:
+            make_buffer(breaks.model, written.tensor)
+        except WritesConstant as written:
+            make_constant_a_buffer(breaks.model, written, breaks.reached)
+        except Exception as error:
+            line = user_line(error) or first_line(step)
+            if (refused := first_of(Refused, error)) is not None:
+                raise RequestError(f"{line}: {refused}") from error
+            if depends_on_value(error):
+                breaks.widen(error, line)
+                continue
+            captured = _exported_by_dynamo(breaks, export)
+            if captured is not None:
+                return captured
+            if not breaks.keep_python(error, line):
+                raise RequestError(
+                    f"{line}: the step cannot be captured as one graph: {reason_of(error)}; change that line"
+                ) from error
+    raise RequestError(
+        f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
+        " step is Python more than operators; compute both ways and choose with torch.where"
+    )
+
+
+_MAX_BREAKS = 24
+"""Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
+
+
+def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep | None:
+    """What Dynamo captures, which reads Python's bytecode instead of running it; None where it cannot, either.
+
+    It knows no regions, and takes the whole step or nothing.
+    """
+    if breaks.lines:
+        return None
+    try:
+        return export(strict=True)
+    except Exception:
+        return None
+
+
+def _exported(
+    model: nn.Module,
+    breaks: Breaks,
+    device: torch.device,
+    gradients: bool,
+    rows: ResultRows | None,
+    strict: bool = False,
+) -> CapturedStep:
+    given, nesting = flatten_batch(breaks.batch)
+    whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    names, state = fake_state(whole, fake_mode, device, gradients)
+    fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))
+    functions = nothing_passed_over() if strict else own_functions()
+    with (
+        _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
+        _exporting_hidden() if breaks.as_eager else nullcontext(),
+    ):  # fmt: skip
+        # What a forward assigns is seen to: buffers are written, and the rest is taken back.
+        warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
+        program = torch.export.export(whole, (fake_batch,), strict=strict)
+    if strict:
+        refuse_transforms(program.graph)
+    return captured_step(program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows)
+
+
+@contextmanager
+def _exporting_hidden() -> Iterator[None]:
+    """Within, ``torch.compiler.is_exporting`` is false: libraries that ask take the ways that they take in eager."""
+    with mock.patch.object(torch.compiler, "is_exporting", return_value=False):
+        yield
+
+
+def _check_loss(step: StepFunction, leaves: Sequence[Any]) -> None:
+    if not leaves:
+        raise RequestError("the batch holds nothing: give the step a batch with at least one tensor")
+    if not callable(step):
+        raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")

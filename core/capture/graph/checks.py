@@ -1,0 +1,65 @@
+"""Checks of values that a captured graph carries and nothing depends on: they are left out.
+
+Tracing turns a user's assertion about a tensor's values into operators that compute a Python number and test it. They
+would make every stage wait for its tensors in the middle of a program, and no result depends on them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+
+from ..values.values import LateNumber
+
+_TESTS = {
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+}
+
+
+@contextmanager
+def late_checks_dropped() -> Iterator[None]:
+    """Within, assertions about numbers that are known late are left out, too."""
+    original: Any = torch._check_with  # behind all of torch's own
+
+    def check(error: Any, condition: Any, *message: Any) -> None:
+        if type(condition) is not LateNumber:
+            original(error, condition, *message)
+
+    with mock.patch.object(torch, "_check_with", check):
+        yield
+
+
+def drop_checks(graph: fx.Graph) -> None:
+    """Erase tests of values, and numbers and sizes read from values that nothing else uses.
+
+    Args:
+        graph: a captured graph; changed in place.
+    """
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.users:
+            continue
+        if node.target in _TESTS or depends_on_values(node) or "val" not in node.meta:  # without: it could not be run
+            graph.erase_node(node)
+
+
+def depends_on_values(node: fx.Node) -> bool:
+    """Whether a node's result is a number, or has a size, that is known only when the step runs."""
+    return any(map(_symbolic, _leaves(node.meta.get("val"))))
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple | list) else [value]
+
+
+def _symbolic(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return any(isinstance(size, SymInt) for size in value.shape)
+    return isinstance(value, SymInt | SymFloat | SymBool)

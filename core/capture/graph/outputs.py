@@ -1,0 +1,223 @@
+"""What a captured function returns, and where it stands in its graph.
+
+A training step returns loss, weight, metrics, and what it prints; a function that is only run forward any nesting of
+tensors with a row for each sample.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, fx
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+from ..values.printed import Printed
+from .nodes import WITH_PREVIOUS
+
+
+@frozen
+class StepOutputs:
+    """Where the parts of the step's result stand in the captured graph.
+
+    Args:
+        loss: name of the node that computes the loss.
+        weight: name of the node of its weight, a number, or None where the step returns none.
+        metrics: name of the node of every metric, or a plain value.
+        texts: names of the nodes whose values the step writes into text, by number.
+        printed: what it prints and logs for each microbatch.
+    """
+
+    loss: str
+    weight: str | float | None
+    metrics: Mapping[str, Any]
+    texts: tuple[str, ...]
+    printed: Printed
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes whose values leave the step: loss, weight, metrics, texts."""
+        values = [self.loss, self.weight, *self.metrics.values(), *self.texts]
+        return [value for value in values if isinstance(value, str)]
+
+    @property
+    def home(self) -> str:
+        """Name of the node beside which whatever every stage could compute for itself is computed."""
+        return self.loss
+
+
+@frozen
+class RowOutputs:
+    """Where the results of a function that is only run forward stand in the captured graph.
+
+    Args:
+        values: name of the node of every tensor, in order; None where the function returns None.
+        dims: of each the dimension that has a row for each sample.
+        nesting: of these.
+        home: name of the node beside which whatever every stage could compute for itself is computed.
+        texts: names of the nodes whose values the function writes into text, by number.
+        printed: what it prints and logs for each microbatch.
+    """
+
+    values: tuple[str | None, ...]
+    dims: tuple[int, ...]
+    nesting: pytree.TreeSpec
+    home: str
+    texts: tuple[str, ...]
+    printed: Printed
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes whose values leave the function."""
+        return [value for value in (*self.values, *self.texts) if isinstance(value, str)]
+
+
+Outputs = StepOutputs | RowOutputs
+
+
+def parts_in_words(outputs: Outputs) -> str:
+    """The parts of a step's result, in words."""
+    if isinstance(outputs, RowOutputs):
+        marks = [None if value is None else "tensor" for value in outputs.values]
+        return str(pytree.tree_unflatten(marks, outputs.nesting)).replace("'tensor'", "tensor")
+    weight = "" if outputs.weight is None else ", a weight"
+    return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)
+
+
+def step_outputs(program: Any, printed: Printed) -> StepOutputs:
+    """Find the parts of a step's result in the graph that was exported of it.
+
+    Args:
+        program: the exported program; it returns the step's result, and tensors that the step wrote into text.
+        printed: what the step prints and logs.
+
+    Raises:
+        RequestError: the result holds no scalar loss.
+    """
+    result, texts = _returned(program)
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
+    rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
+    if not parts or len(parts) > 2 or not isinstance(parts[0], str):
+        raise RequestError(f"the step returns {type(result).__name__} and no scalar loss: {rule}")
+    node = next(n for n in program.graph.nodes if n.name == parts[0])
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
+        shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
+    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
+
+
+@frozen
+class ResultRows:
+    """What is known of the results of a function that is only run forward.
+
+    Args:
+        samples: how many samples a microbatch has.
+        dims: of every tensor in order those dimensions that have a row for each of them; None if dimension 0 of all.
+    """
+
+    samples: int
+    dims: tuple[tuple[int, ...], ...] | None = None
+
+    def of(self, number: int, value: Tensor) -> int | None:
+        """The dimension of a result's rows; None where there is none, or more than one."""
+        dims = (0,) if self.dims is None else self.dims[number] if number < len(self.dims) else ()
+        right = len(dims) == 1 and dims[0] < value.ndim and value.shape[dims[0]] == self.samples
+        return dims[0] if right else None
+
+
+def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
+    """Find the results of a function that is only run forward.
+
+    Args:
+        program: the exported program; its graph is changed in place.
+        printed: what the function prints and logs.
+        rows: what its results have.
+
+    Raises:
+        RequestError: it returns something that has not a row for each sample, or no tensor at all.
+    """
+    result, texts = _returned(program)
+    leaves, nesting = pytree.tree_flatten(result)
+    nodes = {node.name: node for node in program.graph.nodes}
+    end = program.graph.output_node()
+    values: list[str | None] = []
+    dims: list[int] = []
+    tensors = 0
+    for leaf in leaves:
+        node = nodes.get(leaf) if isinstance(leaf, str) else None
+        value = None if node is None else node.meta["val"]
+        dim = rows.of(tensors, value) if isinstance(value, Tensor) else None
+        tensors += isinstance(value, Tensor)
+        dims.append(dim or 0)
+        if leaf is not None and dim is None:
+            raise RequestError(
+                f"the function returns {_described(leaf, value)} for {rows.samples} samples: what is joined over "
+                "microbatches has a row for each sample along one dimension; return tensors of a batch, and reduce "
+                "what comes back"
+            )
+        if node is not None and node.op == "placeholder":  # a result is something that is computed
+            with program.graph.inserting_before(end):
+                copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            end.args = ((*end.args[0], copy),)
+            node = copy
+        values.append(None if node is None else node.name)
+    named = {name for name in values if name is not None}
+    if not named:
+        raise RequestError("the function returns no tensor: return what is to be joined, such as model(batch['x'])")
+    home = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
+    return RowOutputs(tuple(values), tuple(dims), nesting, home, tuple(texts), printed)
+
+
+def _returned(program: Any) -> tuple[Any, Any]:
+    """What an exported function returned: its result, and tensors that it wrote into text, as names of nodes."""
+    given = zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=False)
+    flat = [getattr(value, "name", value) for spec, value in given if spec.kind is OutputKind.USER_OUTPUT]
+    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
+    return result, texts
+
+
+def _described(leaf: Any, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"{leaf!r}" if value is None else f"{value!r}"
+    return f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a scalar"
+
+
+def weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
+    """Have a weight that the model computes arrive where the loss does: the loss's gradient begins with it.
+
+    Args:
+        graph: a captured graph; changed in place.
+        outputs: its results.
+        given: names of placeholders that every stage has; a weight of these alone is computed where it is needed.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    weight, loss = nodes.get(str(outputs.weight)), nodes[outputs.loss]
+    if weight is None or not _computed(weight, given):
+        return outputs
+    places = {node: i for i, node in enumerate(graph.nodes)}
+    last, end = max(weight, loss, key=lambda node: places[node]), graph.output_node()
+    copies = []
+    for node in (weight, loss):
+        with graph.inserting_after(last):
+            last = graph.call_function(torch.ops.aten.clone.default, (node,))
+        last.meta = {**node.meta, WITH_PREVIOUS: node is loss}
+        end.replace_input_with(node, last)
+        copies.append(last.name)
+    return evolve(outputs, weight=copies[0], loss=copies[1])
+
+
+def _computed(node: fx.Node, given: set[str]) -> bool:
+    """Whether a node depends on more than some placeholders."""
+    todo, seen = [node], {node}
+    while todo:
+        found = todo.pop()
+        if found.op == "placeholder" and found.name not in given:
+            return True
+        todo += [source for source in found.all_input_nodes if source not in seen]
+        seen.update(found.all_input_nodes)
+    return False

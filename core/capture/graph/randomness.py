@@ -1,0 +1,238 @@
+"""Random numbers that do not depend on the plan.
+
+Every draw comes from a generator of its own, keyed by (seed, step, microbatch, ordinal of the draw in the whole
+graph): a cut, a schedule or a recomputation changes none of them, and no two threads share a generator. `KeyedRandom`
+is the one place where this happens. Stage programs are traced under it, with the key as an input of the program; an
+untouched eager model run under it draws the very same numbers.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import RequestError
+
+aten = torch.ops.aten
+
+
+def random_key(seed: int, step: int, microbatch: int) -> Tensor:
+    """The key of one microbatch: an int64 tensor of shape (3,) on the CPU."""
+    return torch.tensor([seed, step, microbatch], dtype=torch.int64)
+
+
+def _generator(key: Tensor, ordinal: int, device: torch.device) -> torch.Generator:
+    text = ",".join(str(part) for part in (*key.tolist(), ordinal))
+    seed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return torch.Generator(device).manual_seed(seed)
+
+
+_library = torch.library.Library("panpipe", "DEF")
+
+
+def _define(name: str, arguments: str, draw: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Define ``panpipe::name(Tensor like, <arguments>, Tensor key, int ordinal)``; the result looks like ``like``."""
+    _library.define(f"{name}(Tensor like, {arguments}, Tensor key, int ordinal) -> Tensor")
+
+    def real(like: Tensor, *rest: Any) -> Tensor:
+        *values, key, ordinal = rest
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
+        draw(out, *values, generator=_generator(key, ordinal, like.device))
+        return out
+
+    def meta(like: Tensor, *rest: Any) -> Tensor:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+    _library.impl(name, real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"panpipe::{name}", meta, lib=_library)
+    overload: Callable[..., Tensor] = getattr(torch.ops.panpipe, name).default
+    return overload
+
+
+def _draw_multinomial(out: Tensor, weights: Tensor, replacement: bool, generator: torch.Generator) -> None:
+    out.copy_(torch.multinomial(weights, out.shape[-1], replacement, generator=generator))
+
+
+def _draw_permutation(out: Tensor, count: int, generator: torch.Generator) -> None:
+    out.copy_(torch.randperm(count, generator=generator, device=out.device, dtype=out.dtype))
+
+
+bernoulli = _define("bernoulli", "float p", lambda out, p, generator: out.bernoulli_(p, generator=generator))
+bernoulli_each = _define(
+    "bernoulli_each", "Tensor p", lambda out, p, generator: out.copy_(torch.bernoulli(p, generator=generator))
+)
+uniform = _define(
+    "uniform", "float low, float high", lambda out, a, b, generator: out.uniform_(a, b, generator=generator)
+)
+normal = _define("normal", "float mean, float std", lambda out, a, b, generator: out.normal_(a, b, generator=generator))
+exponential = _define(
+    "exponential", "float rate", lambda out, rate, generator: out.exponential_(rate, generator=generator)
+)
+integers = _define("integers", "int low, int high", lambda out, a, b, generator: out.random_(a, b, generator=generator))
+multinomial = _define("multinomial", "Tensor weights, bool replacement", _draw_multinomial)
+permutation = _define("permutation", "int count", _draw_permutation)
+
+
+def _attention_in_parts(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """``scaled_dot_product_attention`` as operators of which dropout is one, as PyTorch itself computes it on a CPU."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), float("-inf"))
+    found: Tensor = aten._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return found
+
+
+class _DropoutOutOfAttention(TorchFunctionMode):
+    """Has attention with dropout computed in parts: the kernels that a GPU has for it draw from its own generator."""
+
+    _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._ATTENTION:
+            query, rate = args[0] if args else kwargs["query"], args[4] if len(args) > 4 else kwargs.get("dropout_p", 0)
+            if rate and query.device.type != "cpu":
+                return _attention_in_parts(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class KeyedRandom(TorchDispatchMode):
+    """A dispatch mode under which every random operator draws from the keyed streams.
+
+    Args:
+        key: int64 tensor of shape (3,), see `random_key`.
+        first_ordinal: ordinal of the next draw in the whole graph.
+
+    Attributes:
+        ordinal: ordinal of the next draw; the difference to ``first_ordinal`` is how many there were.
+    """
+
+    def __init__(self, key: Tensor, first_ordinal: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.key = key
+        self.ordinal = first_ordinal
+        self._functions = _DropoutOutOfAttention()
+
+    def __enter__(self) -> "KeyedRandom":
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    def _next(self) -> tuple[Tensor, int]:
+        self.ordinal += 1
+        return self.key, self.ordinal - 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is not None:
+            return rule(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _draws_nothing(func, args, kwargs):
+            raise RequestError(
+                f"operator {func} draws random numbers in a way that panpipe cannot key: "
+                "random numbers must not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal_ "
+                "or multinomial"
+            )
+        return func(*args, **kwargs)
+
+
+def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Operators with a probability that is 0 here, such as attention without dropout."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in ("dropout_p", "p", "dropout"):
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(value == 0)
+        if argument.name == "train":
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            if not value:
+                return True
+    return False
+
+
+def _bernoulli_inplace(mode: KeyedRandom, x: Tensor, p: float = 0.5) -> Tensor:
+    return x.copy_(bernoulli(x, p, *mode._next()))
+
+
+def _bernoulli_inplace_each(mode: KeyedRandom, x: Tensor, p: Tensor) -> Tensor:
+    return x.copy_(bernoulli_each(x, p, *mode._next()))
+
+
+def _native_dropout(mode: KeyedRandom, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = bernoulli(x, 1 - p, *mode._next())
+    if x.device.type == "cpu" and p < 1:  # here eager PyTorch rounds the scale to the tensor's precision
+        return x * (mask / (1 - p)), mask.to(torch.bool)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return x * mask * scale, mask.to(torch.bool)
+
+
+def _factory(draw: Callable[..., Tensor], *values: float) -> Callable[..., Tensor]:
+    def rule(mode: KeyedRandom, size: Any, **options: Any) -> Tensor:
+        return draw(torch.empty(size, **options), *values, *mode._next())
+
+    return rule
+
+
+def _like(draw: Callable[..., Tensor], *values: float) -> Callable[..., Tensor]:
+    def rule(mode: KeyedRandom, x: Tensor, **options: Any) -> Tensor:
+        return draw(torch.empty_like(x, **options), *values, *mode._next())
+
+    return rule
+
+
+def _integers(mode: KeyedRandom, low: int, high: int, size: Any, **options: Any) -> Tensor:
+    options.setdefault("dtype", torch.int64)
+    return integers(torch.empty(size, **options), low, high, *mode._next())
+
+
+def _multinomial(mode: KeyedRandom, weights: Tensor, samples: int, replacement: bool = False) -> Tensor:
+    like = weights.new_empty((*weights.shape[:-1], samples), dtype=torch.int64)
+    return multinomial(like, weights, replacement, *mode._next())
+
+
+def _permutation(mode: KeyedRandom, count: int, **options: Any) -> Tensor:
+    options["dtype"] = options.get("dtype") or torch.int64
+    return permutation(torch.empty(count, **options), count, *mode._next())
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    aten.bernoulli_.float: _bernoulli_inplace,
+    aten.bernoulli_.Tensor: _bernoulli_inplace_each,
+    aten.bernoulli.default: lambda mode, p: bernoulli_each(p, p, *mode._next()),
+    aten.bernoulli.p: lambda mode, x, p: bernoulli(x, p, *mode._next()),
+    aten.native_dropout.default: _native_dropout,
+    aten.rand.default: _factory(uniform, 0.0, 1.0),
+    aten.randn.default: _factory(normal, 0.0, 1.0),
+    aten.rand_like.default: _like(uniform, 0.0, 1.0),
+    aten.randn_like.default: _like(normal, 0.0, 1.0),
+    aten.randint.default: lambda mode, high, size, **o: _integers(mode, 0, high, size, **o),
+    aten.randint.low: _integers,
+    aten.randint_like.default: lambda mode, x, high, **o: integers(torch.empty_like(x, **o), 0, high, *mode._next()),
+    aten.randint_like.low_dtype: lambda mode, x, low, high, **o: integers(
+        torch.empty_like(x, **o), low, high, *mode._next()
+    ),
+    aten.randperm.default: _permutation,
+    aten.multinomial.default: _multinomial,
+    aten.uniform_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(uniform(x, a, b, *mode._next())),
+    aten.normal_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(normal(x, a, b, *mode._next())),
+    aten.random_.to: lambda mode, x, high: x.copy_(integers(x, 0, high, *mode._next())),
+    getattr(aten.random_, "from"): lambda mode, x, low, high: x.copy_(integers(x, low, high, *mode._next())),
+    aten.exponential_.default: lambda mode, x, rate=1.0: x.copy_(exponential(x, rate, *mode._next())),
+}
+_RULES |= {
+    getattr(aten, name).generator: _RULES[getattr(aten, name).default]
+    for name in ("rand", "randn", "randint", "randperm")
+}
+_RULES[aten.randint.low_generator] = _integers

@@ -1,0 +1,47 @@
+"""Operators that are asked for sparse gradients, which nothing behind them in a pipeline could take."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import fx
+
+from ...errors import RequestError
+from ..values.user_lines import line_of
+from .nodes import module_of
+
+RULE = (
+    "gradients are dense in a pipeline; say sparse=False (sparse_grad=False), and use an optimizer for dense gradients"
+)
+"""The rule and the fix, for messages."""
+
+_FLAGS = ("sparse", "sparse_grad")
+"""Arguments of operators that ask for a sparse gradient of the first argument."""
+
+
+def refuse_sparse_gradients(nodes: Iterable[fx.Node], values: Mapping[str, Any]) -> None:
+    """Refuse operators that would give a sparse gradient.
+
+    A stage's programs, what they send and what they add gradients up in are dense; and a dense gradient in place of a
+    sparse one would train otherwise: optimizers pass over rows that a sparse one leaves out.
+
+    Args:
+        nodes: calls of a captured graph.
+        values: node name → its fake result; ``requires_grad`` tells whether a gradient flows.
+
+    Raises:
+        RequestError: one is asked for.
+    """
+    for node in nodes:
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and _asked(node) and values[source.name].requires_grad:
+            module = module_of(node)
+            where = f"module '{module}'" if module else "the step"
+            raise RequestError(f"{line_of(node)}: {where} asks {node.target} for sparse gradients: {RULE}")
+
+
+def _asked(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema else ()):
+        if argument.name in _FLAGS:
+            return bool(node.args[position] if position < len(node.args) else node.kwargs.get(argument.name))
+    return False

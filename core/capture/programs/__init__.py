@@ -1,0 +1,1 @@
+"""The programs of a stage: F, B, I and W."""

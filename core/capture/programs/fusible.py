@@ -1,0 +1,111 @@
+"""Which operators a compiler can make one kernel of, together with their neighbours.
+
+What works element by element, along rows, or only moves and fills memory. Matrix products, convolutions and attention
+have kernels of their own that no compiler of loops is faster than; random draws are keyed; Python that stays Python and
+operators that write in place are nobody else's business. All of these stay as they are.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..graph.nodes import always_views
+
+aten = torch.ops.aten
+
+_ROWS_AND_LAYOUT = {
+    aten._log_softmax.default,
+    aten._log_softmax_backward_data.default,
+    aten._softmax.default,
+    aten._softmax_backward_data.default,
+    aten._to_copy.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.copy.default,
+    aten.fill.Scalar,
+    aten.full.default,
+    aten.full_like.default,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.native_dropout_backward.default,
+    aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
+    aten.new_full.default,
+    aten.new_zeros.default,
+    aten.ones.default,
+    aten.ones_like.default,
+    aten.scalar_tensor.default,
+    aten.select_backward.default,
+    aten.slice_backward.default,
+    aten.stack.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.tril.default,
+    aten.triu.default,
+    aten.var.correction,
+    aten.var_mean.correction,
+    aten.zeros.default,
+    aten.zeros_like.default,
+}
+"""Operators without the tag of those that work element by element."""
+
+_DEVICES = {"cpu", "cuda"}
+
+
+def fusible(node: fx.Node) -> bool:
+    """Whether an operator may be part of a fused one; views are told apart by `shows`."""
+    return _known(node) and _tensors_of(node)
+
+
+def _known(node: fx.Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return torch.Tag.pointwise in target.tags or target in _ROWS_AND_LAYOUT
+
+
+def _tensors_of(node: fx.Node) -> bool:
+    """Whether what it reads and makes are ordinary tensors, all on one device."""
+    values = [value for one in (*node.all_input_nodes, node) for value in values_of(one)]
+    return bool(values) and all(
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_complex()
+        and value.device == values[-1].device
+        and value.device.type in _DEVICES
+        for value in values
+    )
+
+
+def values_of(node: fx.Node) -> list[Any]:
+    """The fake values of a node: several where it returns several."""
+    value = node.meta.get("val")
+    return [v for v in value if v is not None] if isinstance(value, list | tuple) else [value]
+
+
+def shows(node: fx.Node) -> bool:
+    """Whether a node is a view of its first argument, one tensor of one tensor."""
+    target: Any = node.target
+    return (
+        node.op == "call_function"
+        and always_views(target)
+        and target.namespace == "aten"
+        and not target._schema.is_mutable
+        and isinstance(node.meta.get("val"), Tensor)
+        and len(node.all_input_nodes) == 1
+    )
+
+
+def parts(node: fx.Node) -> list[fx.Node]:
+    """The nodes that pick one of several results."""
+    return [user for user in node.users if user.target is operator.getitem]

@@ -1,0 +1,284 @@
+"""The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import fx
+
+from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
+from .code import Program, compile_program, no_sink
+from .fusing import Call, Fusion, Fusions
+from .joint import JointGraph, ancestors, at_hand, closed_over, forward_nodes, ordered, split_masked, trace_joint
+from .stage import Boundary, StageGraph, StageInputs
+
+
+@frozen
+class Backward:
+    """A backward program.
+
+    Args:
+        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
+            outputs; hands gradients of parameters to its sink, and returns those of boundary inputs, then what it
+            created for a later program.
+        saved: positions in F's saved tensors of those it reads.
+        created: positions in I's created tensors of those it reads (W alone).
+        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.
+        tangents: positions of the outputs whose gradient it reads.
+        gradients: positions of the boundary inputs whose gradient it returns, in order.
+        parameters: positions of the parameters whose gradient its sink gets, by number.
+    """
+
+    run: Program
+    saved: tuple[int, ...]
+    created: tuple[int, ...]
+    inputs: tuple[int, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    parameters: tuple[int, ...]
+
+
+@frozen
+class Recompute:
+    """F again, for its saved tensors: what only other stages or the step's result need is left out.
+
+    Args:
+        run: takes what F takes, None where it does not read it; returns what F saves. It draws the same random numbers.
+        inputs: positions of the inputs that have to be kept for it: tensors of other stages, and buffers that F gives
+            new values, of which it reads the old ones.
+    """
+
+    run: Program
+    inputs: tuple[int, ...]
+
+
+@frozen
+class StageMemory:
+    """Bytes of one microbatch, over distinct storages; parameters and buffers are not among them.
+
+    Args:
+        saved: what F keeps for the backward.
+        freed_by_input: how much of that nothing but I reads.
+        created_by_input: what I keeps for W.
+        workspace: the most that a program holds beside what it is given and what it keeps.
+        inputs: what has to be kept to recompute the saved tensors.
+    """
+
+    saved: int
+    freed_by_input: int
+    created_by_input: int
+    workspace: int
+    inputs: int = 0
+
+
+@frozen
+class StagePrograms:
+    """All programs of one stage.
+
+    Args:
+        inputs: what F reads, in order.
+        outputs: what later stages read, in the order F returns it; ``results`` follow.
+        results: names of the parts of the step's result that F returns.
+        forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
+        forward_alone: F without saved tensors, for a stage that recomputes them.
+        recompute: makes the saved tensors.
+        mutated: positions among the inputs of the buffers that F gives new values for.
+        backward: B, or None where nothing here is differentiable.
+        backward_input, backward_weight: I and W, or None where the stage has no differentiable input.
+        memory: what they hold.
+    """
+
+    inputs: StageInputs
+    outputs: tuple[Boundary, ...]
+    results: tuple[str, ...]
+    forward: Program
+    forward_alone: Program
+    recompute: Recompute
+    mutated: tuple[int, ...]
+    backward: Backward | None
+    backward_input: Backward | None
+    backward_weight: Backward | None
+    memory: StageMemory
+
+
+def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
+    """Derive a stage's programs from its graph.
+
+    Args:
+        stage: its graph.
+        fuse: makes a function of operators that are to run as one; None where each runs by itself.
+
+    Raises:
+        RequestError: an operator of the stage cannot be differentiated or made functional.
+    """
+    if all(node.op != "call_function" for node in stage.graph.nodes):
+        return _nothing(stage)
+    joint = trace_joint(stage)
+    if not stage.gradients:
+        joint.mutations.clear()
+    kept = len(stage.inputs.boundary)
+    returned = [*joint.outputs, *joint.mutations.values()]
+    in_forward = forward_nodes(joint)
+    gradients = joint.gradients
+    backward_nodes = ancestors(gradients.values()) - in_forward
+    reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
+    reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
+    tangents = set(joint.tangents.values())
+    persistent = {node: i for i, node in joint.primals.items() if i >= kept}
+    saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
+    inputs = [joint.primals[i] for i in sorted(joint.primals)]
+    fusions = None if fuse is None else Fusions()
+    make = functools.partial(compile_program, modules=stage.modules, fusions=fusions)
+    forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
+    alone = make(ordered(joint.graph, in_forward), inputs, returned)
+    cut = _Cut(joint, make, saved, persistent, kept)
+    backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
+    input_gradients = {i: node for i, node in gradients.items() if i < kept}
+    backward_input = backward_weight = None
+    if input_gradients and len(input_gradients) < len(gradients):
+        backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
+    programs = StagePrograms(
+        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, make, saved, kept),
+        tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
+    )  # fmt: skip
+    programs = _measured(stage, joint, programs)
+    if fusions is not None and fuse is not None:
+        fusions.bind(fuse)  # a compiled function takes no fake tensors
+    return programs
+
+
+def _nothing(stage: StageGraph) -> StagePrograms:
+    """Programs of a stage without operators."""
+    forward = compile_program([], [], [], {})
+    again = Recompute(forward, ())
+    return StagePrograms(stage.inputs, (), (), forward, forward, again, (), None, None, None, StageMemory(0, 0, 0, 0))
+
+
+def _recompute(joint: JointGraph, make: Callable[..., Program], saved: list[fx.Node], kept: int) -> Recompute:
+    nodes = ordered(joint.graph, ancestors(saved))
+    read = {*saved, *(source for node in nodes for source in node.all_input_nodes)}
+    program = make(nodes, [joint.primals[i] for i in sorted(joint.primals)], saved)
+    keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < kept or i in joint.mutations))
+    return Recompute(program, tuple(keeps))
+
+
+@frozen
+class _Cut:
+    """What is common to the backward programs of one joint graph."""
+
+    joint: JointGraph
+    make: Callable[..., Program]
+    saved: list[fx.Node]
+    persistent: dict[fx.Node, int]
+    kept: int
+
+    def program(
+        self, nodes: set[fx.Node], gradients: dict[int, fx.Node], created: tuple[fx.Node, ...],
+        extra: list[fx.Node] | None = None,
+    ) -> Backward:  # fmt: skip
+        """Make a backward program that returns ``gradients`` and then ``extra``, given what I ``created``."""
+        run = ordered(self.joint.graph, nodes)
+        reads = set(closed_over(run, nodes))
+        reads |= {node for node in [*gradients.values(), *(extra or [])] if node not in nodes}
+        saved = [i for i, node in enumerate(self.saved) if node in reads]
+        made = [i for i, node in enumerate(created) if node in reads]
+        inputs = [(node, i) for node, i in self.persistent.items() if node in reads]
+        tangents = [(node, i) for i, node in self.joint.tangents.items() if node in reads and node not in created]
+        order = [self.saved[i] for i in saved] + [created[i] for i in made]
+        order += [node for node, _ in inputs] + [node for node, _ in tangents]
+        boundary = {i: node for i, node in gradients.items() if i < self.kept}
+        own = {i: node for i, node in gradients.items() if i >= self.kept}
+        outputs = [*boundary.values(), *(extra or [])]
+        function = self.make(run, order, outputs, handed_over=list(own.values()))
+        return Backward(
+            function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
+            tuple(boundary), tuple(own),
+        )  # fmt: skip
+
+
+def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
+    """I and W, or None where I leaves nothing for W."""
+    joint = cut.joint
+    in_forward = forward_nodes(joint)
+    split_masked(joint.graph, ancestors(input_gradients.values()))
+    input_nodes = ancestors(input_gradients.values()) - in_forward
+    first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
+    for i, node in joint.gradients.items():
+        if i in input_gradients:
+            continue
+        picked = at_hand(node, in_forward | input_nodes)
+        if picked is None or node in in_forward:
+            weight_gradients[i] = node
+        else:
+            first_gradients[i] = node
+            input_nodes |= picked
+    if not weight_gradients:
+        return None
+    weight_nodes = ancestors(weight_gradients.values()) - in_forward - input_nodes
+    # I hands over what W reads of its work, and the incoming gradients that W reads.
+    handed_over = input_nodes | set(joint.tangents.values())
+    outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
+    outside += [node for node in weight_gradients.values() if node not in weight_nodes]
+    created = [node for node in dict.fromkeys(outside) if node in handed_over and node.op != "get_attr"]
+    first = cut.program(input_nodes, first_gradients, (), created)
+    second = cut.program(weight_nodes, weight_gradients, tuple(created))
+    return first, second
+
+
+def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StagePrograms:
+    """Run the programs over fake tensors: what they hold."""
+    fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
+    kept = len(stage.inputs.boundary)
+    returned = len(joint.outputs) + len(joint.mutations)
+    first, second = programs.backward_input, programs.backward_weight
+    with fake_mode, torch.no_grad():
+        inputs = [t.detach() for t in stage.fakes]
+        persistent = storage_sizes(inputs[kept:])
+        again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
+        results, workspace = _run(programs.forward, list(inputs), persistent, returned)
+        saved = results[returned:]
+        held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
+        tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
+        backward = programs.backward
+        if backward is not None:
+            given = backward_inputs(backward, saved, [], inputs, tangents)
+            workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
+        if first is None or second is None:
+            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace, again))
+        made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
+        still = storage_sizes([saved[i] for i in second.saved] + made)
+        freed = sum(size for key, size in held.items() if key not in still)
+        created = sum(size for key, size in still.items() if key not in held and key not in persistent)
+    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace, again))
+
+
+def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:
+    """Run a program; its results, and the most it held beside its inputs and what it keeps (behind ``returned``)."""
+    ignored = ignored | storage_sizes(given)
+    meter = StorageMeter()
+    with WatchEverything(meter, ignored):
+        results = program(given, no_sink)
+    kept = sum(size for key, size in storage_sizes(results[returned:]).items() if key not in ignored)
+    return results, max(meter.peak - kept, 0)
+
+
+def backward_inputs(
+    program: Backward, saved: list[Any], created: list[Any], inputs: list[Any], tangents: dict[int, Any]
+) -> list[Any]:
+    """Line up what a backward program takes.
+
+    Args:
+        program: the program.
+        saved: F's saved tensors.
+        created: what I created; empty for B and I.
+        inputs: the stage's inputs; read at the positions of parameters, buffers, constants and batch alone.
+        tangents: position of an output → its gradient.
+    """
+    return [
+        *(saved[i] for i in program.saved),
+        *(created[i] for i in program.created),
+        *(inputs[i] for i in program.inputs),
+        *(tangents[i] for i in program.tangents),
+    ]

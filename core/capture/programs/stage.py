@@ -1,0 +1,300 @@
+"""One stage's part of the captured graph, as a module of its own with every input explicit."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ...costs.graph import stage_of_nodes
+from ..export.operators import Operators
+from ..graph.nodes import root_of
+from ..graph.randomness import KeyedRandom
+from ..regions.modes import ModalInterpreter
+from ..regions.regions import region_of, run_keyed
+
+KEY = "random_key"
+"""Name of the input that carries the random key."""
+
+
+@frozen
+class Boundary:
+    """A tensor that crosses between stages.
+
+    Args:
+        name: its node in the captured graph.
+        shape, dtype: of the tensor; it travels contiguous.
+        differentiable: whether a gradient comes back.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@frozen
+class StageInputs:
+    """What a stage program reads, in the order in which it takes it.
+
+    Args:
+        boundary: tensors of earlier stages.
+        parameters, buffers: qualified names.
+        constants: placeholder names of constant tensors.
+        batch: positions in the flattened batch.
+        random: whether the random key follows as the last input.
+    """
+
+    boundary: tuple[Boundary, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    constants: tuple[str, ...]
+    batch: tuple[int, ...]
+    random: bool
+
+
+@frozen
+class StageGraph:
+    """A stage's part of the captured graph.
+
+    Args:
+        graph: its nodes; placeholders in the order of ``inputs``; returns the tensors of ``outputs``, then ``results``.
+        inputs: what it reads.
+        outputs: what later stages read.
+        results: names of the parts of the step's result that are computed here (loss, weight, metrics).
+        first_draw: ordinals of random draws, by node name.
+        modules: sub-graphs of higher-order operators.
+        fakes: fake tensors for the inputs, in order.
+        gradients: whether a backward follows; without, buffers stay as they are, too.
+    """
+
+    graph: fx.Graph
+    inputs: StageInputs
+    outputs: tuple[Boundary, ...]
+    results: tuple[str, ...]
+    first_draw: dict[str, int]
+    modules: dict[str, Any]
+    fakes: tuple[Tensor, ...]
+    gradients: bool = True
+
+
+def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
+    """The tensors that each stage sends each other one, in the captured graph's order: the layout of every message.
+
+    Args:
+        operators: the captured step's operators.
+        stages: names of the operators of each stage.
+
+    Returns:
+        (sender, reader) → tensors.
+    """
+    where = stage_of_nodes(operators.graph, stages)
+    stage = {member: where[owner] for member, owner in operators.owner.items()}
+    crossing: dict[tuple[int, int], dict[str, Boundary]] = {}
+    for node in operators.step.graph.nodes:
+        if node.name not in stage:
+            continue
+        for user in node.users:
+            for reader in _readers(operators, user, stage):
+                if reader != stage[node.name]:
+                    message = crossing.setdefault((stage[node.name], reader), {})
+                    message.setdefault(node.name, _boundary(operators, node.name))
+    return {pair: tuple(tensors.values()) for pair, tensors in sorted(crossing.items())}
+
+
+def _readers(operators: Operators, user: fx.Node, stage: dict[str, int]) -> set[int]:
+    return {stage[user.name]} if user.name in stage else set()
+
+
+def _boundary(operators: Operators, name: str) -> Boundary:
+    value = operators.values[name]
+    return Boundary(name, tuple(value.shape), value.dtype, bool(value.requires_grad))
+
+
+def stage_graph(
+    operators: Operators, stages: Sequence[Sequence[str]], index: int, device: torch.device | None = None
+) -> StageGraph:
+    """Cut stage ``index`` out of the captured graph.
+
+    Args:
+        operators: the captured step's operators.
+        stages: names of the operators of each stage.
+        index: which stage.
+        device: the one that the stage will run on, of the type that the step was captured for; by default the very one.
+    """
+    crossing = boundaries(operators, stages)
+    step = operators.step
+    own = {member for name in stages[index] for member in operators.members[name]}
+    # A part of the result that every stage could compute for itself is computed beside the loss.
+    here = own | operators.local if step.outputs.home in own else own
+    results = [name for name in dict.fromkeys(step.outputs.nodes) if name in here]
+    needed = _with_local(operators, own | set(results))
+    read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
+    incoming = {b.name: b for (_, reader), tensors in crossing.items() if reader == index for b in tensors}
+    outgoing = {b.name: b for (sender, _), tensors in crossing.items() if sender == index for b in tensors}
+
+    placeholders = [node for node in step.graph.nodes if node.op == "placeholder" and node.name in read]
+    parameters = _placeholders_by_name(placeholders, step.parameters)
+    buffers = _placeholders_by_name(placeholders, step.buffers)
+    constants = {node.name: [node] for node in placeholders if node.name in step.constants}
+    batch = {step.batch[node.name]: [node] for node in placeholders if node.name in step.batch}
+    draws = {name: first for name, first in operators.first_draw.items() if name in needed}
+
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    fakes: list[Tensor] = []
+    for boundary in incoming.values():
+        values[operators.nodes[boundary.name]] = graph.placeholder(boundary.name)
+        fakes.append(_fake_input(operators, boundary))
+    for group in (parameters, buffers, constants, batch):
+        for same in group.values():
+            placed = graph.placeholder(same[0].name)
+            values.update(dict.fromkeys(same, placed))
+            fakes.append(operators.values[same[0].name])
+    if draws:
+        graph.placeholder(KEY)
+        with step.fake_mode:
+            fakes.append(torch.empty(3, dtype=torch.int64))
+    for node in step.graph.nodes:
+        if node.name in needed or node.op == "get_attr":
+            values[node] = graph.node_copy(node, lambda n: values[n])
+    shown: set[fx.Node] = set()
+    outputs = [_sendable(graph, values, operators, name, shown) for name in outgoing]
+    values_of = {name: values[operators.nodes[name]] for name in results}
+    # Nothing but the loss starts a backward.
+    detached = [
+        node if name == step.outputs.home else graph.call_function(torch.ops.aten.detach.default, (node,))
+        for name, node in values_of.items()
+    ]
+    graph.output((*outputs, *detached))
+    inputs = StageInputs(
+        tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
+    )
+    modules = step.modules
+    if device is not None and device.type != "cpu":
+        fakes = [_fake_on(operators, fake, device) for fake in fakes]
+        modules = {name: copy.deepcopy(module) for name, module in modules.items()}
+        inner = [m.graph for module in modules.values() for m in module.modules() if isinstance(m, fx.GraphModule)]
+        for one in (graph, *inner):
+            aim(one, device)
+        for module in modules.values():
+            _ = [m.recompile() for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return StageGraph(
+        graph, inputs, tuple(outgoing.values()), tuple(results), draws, modules, tuple(fakes), step.gradients
+    )
+
+
+def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor:
+    """A fake tensor on another device of its type; on the host it stays there."""
+    if fake.device.type != device.type:
+        return fake
+    with operators.step.fake_mode:
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=device)
+    return made.requires_grad_(fake.requires_grad)
+
+
+def aim(graph: fx.Graph, device: torch.device) -> None:
+    """Have the operators that name a device name this one, where it is of its type."""
+
+    for node in graph.nodes:
+        node.args = aimed(node.args, device)
+        node.kwargs = aimed(node.kwargs, device)
+
+
+def aimed(arguments: Any, device: torch.device) -> Any:
+    """Arguments of an operator, with this device in the place of any of its type."""
+    return pytree.tree_map(lambda v: device if isinstance(v, torch.device) and v.type == device.type else v, arguments)
+
+
+def _with_local(operators: Operators, own: set[str]) -> set[str]:
+    """The stage's nodes and the local ones that they need."""
+    needed = set(own)
+    for node in reversed(operators.step.graph.nodes):
+        if node.name in needed:
+            needed.update(source.name for source in node.all_input_nodes if source.name in operators.local)
+    return needed
+
+
+def _placeholders_by_name(placeholders: list[fx.Node], names: dict[str, str]) -> dict[str, list[fx.Node]]:
+    found: dict[str, list[fx.Node]] = {}
+    for node in placeholders:
+        if node.name in names:
+            found.setdefault(names[node.name], []).append(node)
+    return found
+
+
+def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
+    with operators.step.fake_mode:
+        fake = torch.empty(boundary.shape, dtype=boundary.dtype, device=operators.values[boundary.name].device)
+    return fake.requires_grad_(boundary.differentiable)
+
+
+def _sendable(
+    graph: fx.Graph, values: dict[fx.Node, fx.Node], operators: Operators, name: str, shown: set[fx.Node]
+) -> fx.Node:
+    """What crosses a cut is contiguous, so that both ends agree on its layout; detached if no gradient comes back.
+
+    It shares no storage with another output or an input: one gradient comes back for each.
+
+    Args:
+        shown: nodes whose storage an output shows already.
+    """
+    node, root = operators.nodes[name], root_of(operators.nodes[name])
+    alone = root not in shown and graph_made(values, root)
+    shown.add(root)
+    value, fake = values[node], operators.values[name]
+    if not (alone and fake.is_contiguous()):
+        value = graph.call_function(torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+    if fake.is_floating_point() and not fake.requires_grad:
+        value = graph.call_function(torch.ops.aten.detach.default, (value,))
+    return value
+
+
+def graph_made(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:
+    """Whether a node of the captured graph is computed in a stage, and not handed in."""
+    return node in values and values[node].op != "placeholder"
+
+
+class StageModule(nn.Module):
+    """Runs a stage graph, each random draw at its ordinal in the whole graph."""
+
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__()
+        self._stage = stage
+        self._runner = _KeyedInterpreter(stage)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._runner.run(*inputs)
+
+    @property
+    def running(self) -> fx.Node | None:
+        """The node that is running, or that raised an error; None before and after the forward."""
+        return self._runner.running
+
+
+class _KeyedInterpreter(ModalInterpreter):
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__(fx.GraphModule(stage.modules, stage.graph))
+        self._first_draw = stage.first_draw
+        self._key: Any = None
+        self.extra_traceback = False  # the node that raises an error is `running`
+        self.running: fx.Node | None = None
+
+    def run(self, *inputs: Any, **_: Any) -> Any:
+        self._key = inputs[-1] if self._first_draw else None
+        found = super().run(*inputs)
+        self.running = None
+        return found
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.running = n
+        if n.name not in self._first_draw:
+            return super().run_node(n)
+        if region_of(n) is not None:
+            (given, number, *_), _ = self.fetch_args_kwargs_from_env(n)
+            return run_keyed(given, number, self._key, self._first_draw[n.name])
+        with KeyedRandom(self._key, self._first_draw[n.name]):
+            return super().run_node(n)

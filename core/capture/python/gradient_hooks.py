@@ -1,0 +1,76 @@
+"""Hooks on gradients of parameters and modules, which no captured graph calls: those that change one are refused.
+
+A hook that only looks, as for a histogram, changes nothing that is trained, and a line says that it is not called. One
+that returns a gradient, or that runs on ``p.grad`` after accumulation, would train something else without it.
+"""
+
+import dis
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ...errors import RequestError
+
+_FIX = (
+    "a pipeline does not call it; change gradients by Tensor.register_hook in the forward, or by clip_norm= or the "
+    "optimizer"
+)
+
+
+def check_gradient_hooks(model: nn.Module) -> None:
+    """Refuse hooks that change a gradient, and warn of the others.
+
+    Args:
+        model: the user's module.
+
+    Raises:
+        RequestError: with the hook's line.
+    """
+    found = list(_hooks(model))
+    for what, hook, accumulated in found:
+        code = _code(hook)
+        if code is not None and (accumulated or _returns_something(code)):
+            raise RequestError(
+                f"{code.co_filename}:{code.co_firstlineno}: {what} has this hook on its gradient, which may change it: "
+                f"{_FIX}"
+            )
+    if found:
+        warnings.warn(f"{found[0][0]} has a hook on its gradient, one of {len(found)}: {_FIX}", stacklevel=4)
+
+
+def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
+    """What has a hook, the hook, and whether it runs after accumulation."""
+    for name, module in model.named_modules():
+        for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
+            yield f"module '{name}'", hook, False
+    for name, parameter in model.named_parameters():
+        for hook in (parameter._backward_hooks or {}).values():
+            yield f"parameter '{name}'", hook, False
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            yield f"parameter '{name}'", hook, True
+
+
+def _code(hook: Any) -> Any:
+    """A hook's code; None of one that is not Python."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = getattr(hook, "__func__", hook)
+    if not hasattr(function, "__code__"):
+        function = vars(type(hook)).get("__call__")
+    return getattr(function, "__code__", None)
+
+
+def _returns_something(code: Any) -> bool:
+    """Whether a function may return anything but None."""
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return True
+        none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        if instruction.opname == "RETURN_VALUE" and not none:
+            return True
+        before = instruction
+    return False

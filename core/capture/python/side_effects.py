@@ -1,0 +1,135 @@
+"""Python objects outside of the model's modules that a step changes: it does so once, while it is captured.
+
+What the step only writes, such as a list of losses, is put back, and a line says that it is not kept. What it reads,
+too, as a counter that a branch compares, would go from one microbatch to the next in one process, and is refused.
+"""
+
+import dis
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import RequestError
+from ..values.values import holds_captured
+from .reached import Reached, is_leaf, is_users
+
+FIX = (
+    "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
+    "between steps"
+)
+_WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear", "setdefault"}
+"""Methods of containers that read nothing of what they have."""
+
+
+@contextmanager
+def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Within, a step is captured; at the end what it wrote outside of modules is put back.
+
+    Args:
+        reached: what the step reaches, before it runs.
+        modules: the attributes of modules, which are seen to elsewhere.
+
+    Raises:
+        RequestError: the step also reads what it wrote.
+    """
+    others = {id(own) for own in modules}
+    finished = False
+    caches = [(cache, cache.cache_info().misses) for cache in reached.caches]
+    written: list[tuple[str, Any, bool]] = []  # place, name, whether it carries a state
+    try:
+        yield
+        finished = True
+    finally:
+        for place, (holder, name, before) in reached.named_entries():
+            now = holder.get(name)
+            if now is before or id(holder) in others or (is_leaf(now) and is_leaf(before) and now == before):
+                continue
+            holder[name] = before
+            if _carries(before, now):
+                written.append((place, name, True))
+        for place, (held, items) in reached.named_sequences():
+            if len(held) == len(items) and all(map(is_, held, items)):
+                continue
+            now = list(held)
+            held.clear()
+            held.extend(items)
+            written.append((place, place.rpartition(".")[2], any(map(_carries, items, now))))
+        for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
+            then: Any = reached.values[place]
+            if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
+                reached.assign(place, then[1])
+                written.append((place, str(name), True))
+        for cache, misses in caches:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()  # it may have what is captured
+    if finished:
+        _report(reached, written)
+
+
+def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:
+    """Refuse what the step also reads; warn of the rest."""
+    for place, name, carries in written:
+        if carries:
+            _refuse(reached, place, name)
+    for remark in dict.fromkeys(_remark(place) for place, _, _ in written):
+        warnings.warn(remark, stacklevel=6)
+
+
+def _carries(before: Any, now: Any) -> bool:
+    """Whether a value that was replaced within the step is a state: a count, or a tensor that was one before."""
+    if isinstance(before, Tensor):
+        return holds_captured(now)
+    return isinstance(before, int | float) and (isinstance(now, int | float) or holds_captured(now))
+
+
+def _refuse(reached: Reached, place: str, name: Any) -> None:
+    line = read_line(reached.codes, name) if isinstance(name, str) else reached.line_of(place)
+    if line is not None:
+        raise RequestError(f"{line}: the step reads '{place}' here and writes it, too: {FIX}")
+
+
+def _remark(place: str) -> str:
+    return f"the step writes '{place}': {FIX}, or return it as a metric"
+
+
+def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """The user's first line that reads an attribute or variable, other than to write it again.
+
+    ``self.n += 1`` and ``self.seen.append(x)`` write; ``if self.n > 3`` reads.
+
+    Args:
+        codes: of functions.
+        name: of the attribute or variable.
+
+    Returns:
+        File and line; None where it is only written.
+    """
+    for code in codes:
+        if is_users(code.co_filename) and (line := _read_in(code, name)) is not None:
+            return f"{code.co_filename}:{line}"
+    return None
+
+
+def _read_in(code: types.CodeType, name: str) -> int | None:
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+    lines = [i.positions.lineno if i.positions is not None else None for i in instructions]
+    stored = {
+        line for i, line in zip(instructions, lines, strict=True)
+        if (i.opname.startswith("STORE_") and i.argval == name) or i.opname == "STORE_SUBSCR"
+    }  # fmt: skip
+    for place, (instruction, line) in enumerate(zip(instructions, lines, strict=True)):
+        if instruction.argval != name or not instruction.opname.startswith("LOAD_"):
+            continue
+        if instruction.opname in ("LOAD_CONST", "LOAD_CLOSURE", "LOAD_FAST") or line in stored:
+            continue
+        following = instructions[place + 1] if place + 1 < len(instructions) else None
+        if following is not None and following.opname.startswith("LOAD_") and following.argval in _WRITES:
+            continue
+        return line
+    nested = (_read_in(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
+    return next((line for line in nested if line is not None), None)

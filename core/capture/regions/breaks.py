@@ -1,0 +1,264 @@
+"""Where a step needs a tensor's value, and what is done there: which modules and which tail stay Python.
+
+Capture is tried; where Python asks for a value, the innermost module that does so becomes a region, or, outside of
+every module, the rest of the step does; then capture is tried again. What regions return is learned by running the step
+once for real, on the example.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor, fx, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from ...errors import RequestError
+from ..graph.checks import late_checks_dropped
+from ..graph.randomness import KeyedRandom, random_key
+from ..python.leftovers import modules_kept
+from ..python.reached import Reached
+from ..python.surroundings import Autocasts
+from ..python.toggles import Toggles
+from ..values.printed import Printed, noted
+from ..values.stand_ins import stand_in_for
+from ..values.user_lines import reason_of
+from ..values.values import (
+    LateNumber,
+    LateSize,
+    NeedsAutograd,
+    NeedsValue,
+    ValueWatch,
+    depends_on_value,
+    first_of,
+    with_late_numbers_as_tensors,
+)
+from .module_regions import ModuleRegions
+from .replay import Locator, Observer, numbered
+from .tail_region import TailRegion
+
+StepFunction = Callable[[nn.Module, Any], Any]
+
+_STAND_INS = 1 << 30
+"""Most bytes of a model's missing values that numbers stand in for, while its step runs for what regions return."""
+
+
+@define(eq=False)
+class Breaks:
+    """The regions of a step.
+
+    Args:
+        model, step, batch: the user's; the batch holds real tensors.
+
+    Attributes:
+        sizes: whether sizes that depend on values count as values.
+        printed: what one run of the step prints and logs.
+        assigned: names of the buffers that it assigns.
+        reached: what the step reaches, before it runs.
+        autocasts: around the capture, which the step runs in.
+        as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
+    """
+
+    model: nn.Module
+    step: StepFunction
+    batch: Any
+    sizes: bool = False
+    printed: Printed = field(factory=Printed)
+    assigned: set[str] = field(factory=set)
+    as_eager: bool = False
+    autocasts: Autocasts = field(factory=Autocasts.now)
+    reached: Reached = field(init=False)
+    _modules: ModuleRegions = field(init=False)
+    _tail: TailRegion | None = None
+    _names: list[str] = field(factory=list)
+    _meta: bool = False
+    _causes: dict[str, str] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.reached = Reached.of(self.model, self.step)
+        self._modules = ModuleRegions(self.model)
+        self._meta = any(tensor.is_meta for _, tensor in self._state())
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """What stays Python, a module's name or "" for the end of the step → the line that needs a value there."""
+        return {**self._modules.lines, **({"": self._tail.line} if self._tail is not None else {})}
+
+    @property
+    def causes(self) -> dict[str, str]:
+        """What stays Python, as in ``lines`` → what its line does that is not captured."""
+        return {name: self._causes[line] for name, line in self.lines.items() if line in self._causes}
+
+    def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
+        """Run the step over tensors that are captured.
+
+        Returns:
+            Its result with tensors for late numbers; and the tensors that it wrote into text.
+
+        Raises:
+            NeedsValue: there is a value needed that no region has yet.
+        """
+        tail, regions = self._tail, list(self._modules.lines)
+        watch = ValueWatch(self.sizes)
+        locator = Locator([there for _, there in tail.places] if tail is not None else ())
+        result = None
+        with (
+            noted() as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
+            self._modules.called(model, self._meta), numbered(model, regions, locator),
+        ):  # fmt: skip
+            try:
+                result = self.step(model, batch)
+            except Exception as error:
+                if not depends_on_value(error):
+                    raise
+                self._names = locator.names
+                if tail is None and isinstance(error, NeedsValue):
+                    raise
+                if tail is None:
+                    raise NeedsValue(str(error)) from error
+                _leave_modules(error)
+        if result is not None:  # it ran to its end
+            toggles.refuse_unequal_ends()
+        if tail is not None:
+            self.printed = Printed()  # the tail says it itself
+            return tail.call(self.model, self.step, regions, model, batch, locator), []
+        if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
+            raise RequestError(
+                "the step returns a number and no scalar loss: return the tensor that backward starts from, without "
+                ".item()"
+            )
+        self.printed = printed
+        return with_late_numbers_as_tensors(result), watch.texts
+
+    # When capture stopped
+
+    def begin_as_eager(self) -> None:
+        """Begin anew, with Python that takes the ways that it takes in eager PyTorch."""
+        self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
+
+    def widen(self, error: BaseException, line: str) -> None:
+        """Make a region of what needs a value.
+
+        Args:
+            error: what stopped capture.
+            line: the user's line that needed it.
+
+        Raises:
+            RequestError: nothing more can be made one, or what it returns cannot be learned.
+        """
+        stopped = first_of(NeedsValue, error)
+        self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
+        if stopped is None and not self.sizes:
+            self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
+            return
+        if stopped is not None:
+            name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)
+        elif isinstance(error, LateSize) and error.module:
+            name = error.module
+        else:
+            raise RequestError(_refusal(line, error)) from error
+        if name is None and isinstance(stopped, NeedsAutograd):
+            raise RequestError(
+                f"{line}: the step differentiates here what the model computed, which other stages then hold: "
+                "move the call into the module whose results it differentiates"
+            ) from error
+        if name is None and self._tail is not None:
+            raise RequestError(_refusal(line, error)) from error
+        if name is not None:
+            self._tail = None  # it is found again, behind the new region
+            self._modules.keep(name, line)
+        self._observe(line if name is None else None)
+
+    def keep_python(self, error: BaseException, line: str) -> bool:
+        """Make a region of the module that cannot be captured for another reason than a value.
+
+        Args:
+            error: what stopped capture.
+            line: the user's line that did.
+
+        Returns:
+            Whether there was one, and the step runs as it is.
+
+        Raises:
+            RequestError: it does what no region can.
+        """
+        name = self._innermost_module(error)
+        if name is None or name in self._modules.lines:
+            return False
+        self._tail = None
+        self._causes[line] = reason_of(error)
+        self._modules.keep(name, line)
+        try:
+            self._observe(None)
+        except RequestError:
+            raise
+        except Exception:  # it is the step itself that fails
+            return False
+        return True
+
+    def _innermost_module(self, error: BaseException | None) -> str | None:
+        """Name of the innermost module in whose code an error was raised; None for the model itself and the step."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        found, trace = "", error.__traceback__ if error is not None else None
+        while trace is not None:
+            owner = trace.tb_frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in names:
+                found = names[id(owner)]
+            trace = trace.tb_next
+        return found or None
+
+    def _observe(self, tail_line: str | None) -> None:
+        """Run the step for real on the example; learn what its regions return."""
+        self._modules.forget_calls()
+        missing = {name: tensor for name, tensor in self._state() if tensor.is_meta}
+        if missing and tail_line is None:
+            return  # each region is tried when it is called
+        if sum(tensor.nbytes for tensor in missing.values()) > _STAND_INS:
+            raise RequestError(
+                f"{tail_line}: the step needs a value here, and the model is on the meta device and has none: "
+                "move the line and what depends on it into a module, or compute both ways and choose with torch.where"
+            )
+        kept = [(tensor, tensor.detach().clone()) for _, tensor in self._state() if not tensor.is_meta]
+        random, regions = KeyedRandom(random_key(0, 0, 0)), list(self._modules.lines)
+        observer = Observer(lambda: random.ordinal)
+        try:
+            with (
+                modules_kept(self.model),
+                _reparametrize_module(self.model, {name: stand_in_for(tensor) for name, tensor in missing.items()}),
+                noted(), random, self._modules.watched(random), numbered(self.model, regions, observer),
+                self.autocasts.again(),
+            ):  # fmt: skip
+                result = self.step(self.model, self.batch)
+            if tail_line is not None:
+                self._tail = TailRegion.observed(self.model, observer, self._names, result, random.ordinal, tail_line)
+        finally:
+            with torch.no_grad():
+                for tensor, value in kept:  # a run may write buffers, and parameters by their data
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+    def _state(self) -> list[tuple[str, Tensor]]:
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+
+def _leave_modules(error: BaseException) -> None:
+    """Have the tracer leave the modules that an exception left; it notes entering and does not see that."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        tracer, key = frame.f_locals.get("self"), frame.f_locals.get("module_key")
+        if isinstance(tracer, fx.Tracer) and key is not None:
+            tracer.module_stack.pop(key, None)
+        trace = trace.tb_next
+
+
+def _refusal(line: str, error: BaseException) -> str:
+    return (
+        f"{line}: control flow here depends on the value of a tensor ({_first_line(error)[:160]}) in a way that cannot "
+        "stay Python: move it and what depends on it into a module of its own, or compute both ways and choose with "
+        "torch.where"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

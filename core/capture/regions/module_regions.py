@@ -1,0 +1,266 @@
+"""Modules that stay Python: what their calls return is learned from a run, and then each call is a region."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+from ..graph.randomness import KeyedRandom, random_key
+from ..graph.storages import state_of
+from ..python.late_writes import Version, may_be_written, refuse_late_writes
+from ..values.nesting import Nesting, taken_apart, tensors_of
+from ..values.stand_ins import stand_in_for
+from ..values.values import holds_captured
+from .regions import Made, Region, Spot, call_region, shared_memory, trained
+from .replay import skeleton
+
+
+class CapturedOtherwise(RequestError):
+    """A module is given something else while it is captured than in eager PyTorch, and fails with that."""
+
+
+@frozen
+class _Call:
+    """What one call of a module returned.
+
+    Args:
+        result: the nesting of it.
+        made: its tensors, and then the buffers that it wrote.
+        written: names of these buffers.
+        draws: random draws.
+        shared: what shared memory.
+        given: of every leaf of its arguments the shape, or None for what is no tensor.
+    """
+
+    result: Nesting
+    made: tuple[Made, ...]
+    written: tuple[str, ...]
+    draws: int
+    shared: tuple[tuple[Spot, Spot], ...]
+    given: tuple[tuple[int, ...] | None, ...]
+
+
+@define(eq=False)
+class ModuleRegions:
+    """The modules that stay Python.
+
+    Args:
+        model: the user's.
+
+    Attributes:
+        lines: name of a module → the user's line that cannot be captured.
+    """
+
+    model: nn.Module
+    lines: dict[str, str] = field(factory=dict)
+    _calls: dict[str, list[_Call]] = field(factory=dict)
+    _bare: dict[str, nn.Module] = field(factory=dict)
+
+    def keep(self, name: str, line: str) -> None:
+        """Add a module, and all others of its class; what is inside of another one goes with that."""
+        kind = type(self.model.get_submodule(name))
+        alike = [n for n, module in self.model.named_modules() if n and type(module) is kind]
+        lines = {**self.lines, **dict.fromkeys(alike, line)}
+        self.lines = {n: lines[n] for n in lines if not any(n.startswith(f"{outer}.") for outer in lines)}
+
+    def forget_calls(self) -> None:
+        """Begin to learn what calls return."""
+        self._bare = {name: skeleton(self.model.get_submodule(name)) for name in self.lines}
+        self._calls = {name: [] for name in self.lines}
+
+    @contextmanager
+    def watched(self, random: KeyedRandom) -> Iterator[None]:
+        """Within a run of the model, learn what calls return.
+
+        Args:
+            random: counts the random draws of the run.
+        """
+
+        def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
+            original = module.forward
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                result, call = _watched(self._who(name), module, original, random, args, kwargs)
+                self._calls[name].append(call)
+                return result
+
+            return forward
+
+        with self._patched(self.model, wrap):
+            yield
+
+    @contextmanager
+    def called(self, model: nn.Module, tried: bool) -> Iterator[None]:
+        """Within a capture, calls of the modules are regions.
+
+        Args:
+            model: what is captured, with tensors that are.
+            tried: whether calls that no run showed are tried on stand-ins, for a model that has no values.
+        """
+
+        def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
+            counted = iter(range(1 << 30))
+            return lambda *args, **kwargs: self._call(name, module, next(counted), tried, args, kwargs)
+
+        with self._patched(model, wrap):
+            yield
+
+    @contextmanager
+    def _patched(self, model: nn.Module, wrap: Callable[[str, nn.Module], Callable[..., Any]]) -> Iterator[None]:
+        modules: dict[str, Any] = {name: model.get_submodule(name) for name in self.lines}
+        own = {name: module.__dict__.get("forward") for name, module in modules.items()}
+        for name, module in modules.items():
+            module.forward = wrap(name, module)
+        try:
+            yield
+        finally:
+            for name, module in modules.items():
+                del module.forward
+                if own[name] is not None:  # somebody wrapped it before us
+                    module.forward = own[name]
+
+    def _who(self, name: str) -> str:
+        return f"{self.lines[name]}: module '{name}'"
+
+    def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
+        calls, bare = self._calls[name], self._bare[name]
+        if number == len(calls) and tried:
+            calls.append(_tried(self._who(name), bare, args, kwargs))
+        if number >= len(calls):
+            raise RequestError(
+                f"{self._who(name)} was called {len(calls)} times for the example and is called more "
+                "often when captured; call it as often each time"
+            )
+        call = calls[number]
+        _refuse_captured_attributes(self._who(name), module)
+        given_here = _shapes((args, kwargs))
+        if given_here != call.given and _known(given_here):
+            _refuse_failing(self._who(name), bare, args, kwargs)
+        tensors, given = taken_apart((args, kwargs))
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        names = [*parameters, *buffers]
+
+        def run(values: list[Tensor]) -> list[Tensor]:
+            args, kwargs = given.filled(values)
+            state = dict(zip(names, values[len(tensors) :], strict=True))
+            state.update({key: state[key].clone() for key in call.written})
+            others = {key: Version(state[key]) for key in buffers if key not in call.written}
+            with _reparametrize_module(bare, state, tie_weights=True):
+                found, result = taken_apart(bare(*args, **kwargs))
+            refuse_late_writes(self._who(name), others, state)
+            if (difference := call.result.difference(result)) is not None:
+                raise RequestError(
+                    f"{self._who(name)} returns {difference}, which it returned for the example: what it returns "
+                    "besides tensors must not depend on their values; return a tensor"
+                )
+            return [*found, *(state[key] for key in call.written)]
+
+        reads = [*tensors, *parameters.values(), *buffers.values()]
+        region = Region(name, self.lines[name], run, call.made, trained(reads), call.draws, call.shared)
+        found = call_region(region, reads)
+        count = len(found) - len(call.written)
+        for key, value in zip(call.written, found[count:], strict=True):
+            buffers[key].copy_(value.detach())
+        return call.result.filled(found[:count])
+
+
+def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
+    leaves = pytree.tree_leaves(given)
+    return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
+    """Whether no size depends on values: packed sequences have such sizes, and no stand-ins to try a call with."""
+    return all(type(size) is int for shape in shapes for size in shape or ())
+
+
+def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
+    """Refuse a call that is given something else than eager PyTorch gives it, and fails with that.
+
+    Libraries ask whether they are captured, and some then pass a mask where there is none in eager.
+
+    Raises:
+        CapturedOtherwise: it fails.
+    """
+    try:
+        _tried(who, bare, args, kwargs)
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise CapturedOtherwise(
+            f"{who} stays Python and fails with what it is given while the step is captured, which is not what eager "
+            f"PyTorch gives it: {type(error).__name__}: {first[:200]}; do not ask torch.compiler.is_compiling() in the "
+            "code around it, or choose an option of the model that does without it"
+        ) from error
+
+
+def _refuse_captured_attributes(who: str, module: nn.Module) -> None:
+    """Refuse a module that reads what the step computed from an attribute that it was given before the call.
+
+    Raises:
+        RequestError: it has such an attribute.
+    """
+    for one in module.modules():
+        for key, value in vars(one).items():
+            if key not in ("_parameters", "_buffers", "_modules") and holds_captured(value):
+                raise RequestError(
+                    f"{who} is given what the step computed as its attribute '{key}', and stays Python: "
+                    "pass it as an argument"
+                )
+
+
+def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
+    """What a call returns, with stand-ins in place of all values."""
+    tensors, given = taken_apart((args, kwargs))
+
+    def try_it() -> _Call:
+        args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
+        state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
+        with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
+            return _watched(who, bare, bare.forward, random, args, kwargs)[1]
+
+    with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
+        return elsewhere.submit(try_it).result()
+
+
+def _watched(
+    who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+) -> tuple[Any, _Call]:
+    """Call a module for real; its result, and what is to be known of the call.
+
+    Raises:
+        RequestError: it writes what it is given in place, or gives a parameter other data.
+    """
+    given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
+    before = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
+    draws = random.ordinal
+    result = forward(*args, **kwargs)
+    state = dict(module.named_buffers())
+    written = tuple(
+        key for key, b in state.items()
+        if may_be_written(b) or b is not old.get(key) or state_of(b) != before[id(b)]
+    )  # fmt: skip
+    ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
+    if any(state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
+        raise RequestError(
+            f"{who} writes what it is given in place: a part that stays Python may not; write a .clone()"
+        )
+    other = next((key for key, p in parameters.items() if state_of(p)[1:] != before[id(p)][1:]), None)
+    if other is not None:
+        raise RequestError(
+            f"{who} assigns .data of its parameter '{other}': parameters change by the optimizer alone; write it "
+            "between steps, or make it a buffer"
+        )
+    tensors, nesting = taken_apart(result)
+    results = [*tensors, *(state[key] for key in written)]
+    # A region writes into copies of its buffers.
+    reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
+    shared = tuple(shared_memory(reads, results))
+    return result, _Call(
+        nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared, _shapes((args, kwargs))
+    )

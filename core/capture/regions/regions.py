@@ -1,0 +1,266 @@
+"""Regions: parts of a step that stay Python, each one operator of the captured graph.
+
+Where Python needs a tensor's value, tracing ends. A *module region* is the call of a module that does; the *tail* of a
+step is all that follows such a point outside of every module. A region runs as it is written, on one stage, once for
+each microbatch and with autograd on; what autograd keeps for its backward hangs on a tensor that it returns besides,
+its *ticket*. Everything around regions is traced, cut and pipelined as ever.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, fx
+
+from ...errors import RequestError
+from ..graph.randomness import KeyedRandom, random_key
+from ..graph.sparse_gradients import RULE
+from ..graph.storages import storage_of
+
+Run = Callable[[list[Tensor]], list[Tensor]]
+"""Takes what a region reads, in order, and returns what it makes."""
+
+
+@frozen
+class Made:
+    """A tensor that a region makes.
+
+    Args:
+        shape, dtype: of the tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> "Made":
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+Spot = tuple[Literal["read", "result"], int]
+"""A tensor that a region reads or makes, by position."""
+
+
+def shared_memory(reads: Sequence[Tensor | None], results: Sequence[Tensor]) -> list[tuple[Spot, Spot]]:
+    """Every result that shares memory with what was read or with a result before it, behind the first that does.
+
+    Args:
+        reads: what was read; None for what does not count.
+        results: what was made.
+    """
+    first: dict[int, Spot] = {}
+    for i, tensor in enumerate(reads):
+        if tensor is not None and (key := storage_of(tensor)) is not None:
+            first.setdefault(key, ("read", i))
+    pairs: list[tuple[Spot, Spot]] = []
+    for i, tensor in enumerate(results):
+        spot: Spot = ("result", i)
+        if (key := storage_of(tensor)) is not None and (found := first.setdefault(key, spot)) != spot:
+            pairs.append((found, spot))
+    return pairs
+
+
+@define(eq=False)
+class Region:
+    """A region.
+
+    Args:
+        name: of the module, or "" for the tail.
+        line: where it needs a value.
+        run: runs it.
+        made: what it returns.
+        trained: what it reads and a gradient goes back to, by position.
+        draws: how many random draws it makes.
+        shared: what shared memory in the run that it was learned from.
+
+    Attributes:
+        written: what of it is written in place behind it → the line that does; known when the step is captured.
+        surroundings: the modes that it stands in; likewise.
+    """
+
+    name: str
+    line: str
+    run: Run
+    made: tuple[Made, ...]
+    trained: dict[int, Made]
+    draws: int
+    shared: Sequence[tuple[Spot, Spot]] = ()
+    written: dict[Spot, str] = field(factory=dict, init=False)
+    surroundings: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+
+    @property
+    def _who(self) -> str:
+        return f"module '{self.name}'" if self.name else "the step"
+
+    def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
+        """What it returns, and its ticket."""
+        leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
+        with _autograd(), self.surroundings():
+            found = self._drawn(list(leaves), key, ordinal)
+        if self.written:
+            self.refuse_writes(shared_memory(leaves, found))
+        ticket = torch.zeros(1, dtype=torch.int64, device=given[0].device if given else None)
+        ticket.kept = found, [leaves[i] for i in self.trained]  # type: ignore[attr-defined]
+        return [*map(_own, found), ticket]
+
+    def refuse_writes(self, shared: Sequence[tuple[Spot, Spot]]) -> None:
+        """Refuse writes into results that share memory with each other or with what was read, or into that.
+
+        What a region returns is copied, and such a write would reach fewer tensors than in one process.
+
+        Args:
+            shared: what shares memory in a run.
+
+        Raises:
+            RequestError: there is such a write.
+        """
+        for line in filter(None, (self.written.get(spot) for pair in shared for spot in pair)):
+            raise RequestError(
+                f"{line}: this line writes in place what {self._who}, which stays Python ({self.line}), reads and "
+                "returns, or returns twice: the write would not reach both; return a .clone() there"
+            )
+
+    def backward(self, gradients: Sequence[Tensor], ticket: Tensor) -> list[Tensor]:
+        """Gradients of what it reads and is trained, from those of what it returned."""
+        found, leaves = ticket.kept  # type: ignore[attr-defined]
+        pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if f.requires_grad]
+        if not pairs or not leaves:
+            return [_nothing_flowed(leaf) for leaf in leaves]
+        with _autograd():
+            flowed = torch.autograd.grad(
+                [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
+            )
+        if any(gradient is not None and gradient.layout is not torch.strided for gradient in flowed):
+            raise RequestError(f"{self.line}: {self._who} asks for sparse gradients: {RULE}")
+        return [
+            _nothing_flowed(leaf) if gradient is None else _own(gradient)
+            for leaf, gradient in zip(leaves, flowed, strict=True)
+        ]
+
+    def _drawn(self, given: list[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
+        """Run it with its own random numbers."""
+        with KeyedRandom(random_key(0, 0, 0) if key is None else key, ordinal) as random:
+            found = self.run(given)
+        if random.ordinal - ordinal != self.draws:
+            raise RequestError(
+                f"{self.line}: {self._who} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} "
+                "for the example: later random numbers would depend on it; draw the same number each time"
+            )
+        if (now := tuple(map(Made.like, found))) != self.made:
+            raise RequestError(
+                f"{self.line}: {self._who} returns tensors of shapes {[m.shape for m in now]} here and returned "
+                f"{[m.shape for m in self.made]} for the example: what leaves it must keep its shape; move the line "
+                "and what depends on it into one module"
+            )
+        return found
+
+
+def _nothing_flowed(leaf: Tensor) -> Tensor:
+    zeros = torch.zeros_like(leaf, requires_grad=False)
+    zeros.nothing_flowed = True  # type: ignore[attr-defined]
+    return zeros
+
+
+def nothing_flowed(gradient: Tensor) -> bool:
+    """Whether a gradient stands for none: the region took another way, and eager PyTorch leaves none there."""
+    return hasattr(gradient, "nothing_flowed")
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A result that shares no memory with anything else, contiguous."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+class _autograd:
+    """Autograd on, also inside an operator's kernel, where the dispatcher has turned it off."""
+
+    def __init__(self) -> None:
+        keys = torch._C.DispatchKey
+        self._guards = [
+            torch._C._SetExcludeDispatchKeyGuard(key, False)
+            for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView)
+        ]
+        self._enabled = torch.enable_grad()
+
+    def __enter__(self) -> None:
+        for guard in self._guards:
+            guard.__enter__()
+        self._enabled.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._enabled.__exit__(*failure)
+        for guard in reversed(self._guards):
+            guard.__exit__(*failure)
+
+
+def trained(reads: Sequence[Tensor]) -> dict[int, Made]:
+    """Of the tensors that a region reads, those that a gradient goes back to, by position."""
+    return {i: Made.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
+
+
+_numbers = itertools.count()
+_regions: dict[int, Region] = {}
+_library = torch.library.Library("panpipe_region", "DEF")
+_library.define("run(Tensor[] given, int number, Tensor? key, int ordinal) -> Tensor[]")
+_library.define("backward(Tensor[] gradients, Tensor ticket, int number) -> Tensor[]")
+_RUN = torch.ops.panpipe_region.run.default
+
+
+def call_region(region: Region, given: list[Tensor]) -> list[Tensor]:
+    """Run a region as an operator, to be captured; returns what it makes."""
+    number = next(_numbers)
+    _regions[number] = region
+    return run_keyed(given, number, None, 0)[:-1]
+
+
+def region_of(node: fx.Node) -> Region | None:
+    """The region that a node runs, or None for an ordinary operator."""
+    return _regions[node.args[1]] if node.target is _RUN else None  # type: ignore[index]
+
+
+def run_keyed(given: list[Tensor], number: int, key: Tensor | None, ordinal: int) -> list[Tensor]:
+    """Run a region as an operator, its random numbers from a key; returns what it makes, and its ticket."""
+    found: list[Tensor] = torch.ops.panpipe_region.run(given, number, key, ordinal)
+    return found
+
+
+def _fake_run(given: list[Tensor], number: int, key: Tensor | None, ordinal: int) -> list[Tensor]:
+    device = given[0].device if given else torch.device("cpu")
+    return [*(made.empty(device) for made in _regions[number].made), torch.empty(1, dtype=torch.int64, device=device)]
+
+
+def _fake_backward(gradients: list[Tensor], ticket: Tensor, number: int) -> list[Tensor]:
+    return [made.empty(ticket.device) for made in _regions[number].trained.values()]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    given, ctx.number, _key, _ordinal = inputs
+    ctx.count = len(given)
+    ctx.save_for_backward(output[-1])
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[list[Tensor | None], None, None, None]:
+    (ticket,) = ctx.saved_tensors
+    starts = [gradient.contiguous() for gradient in gradients[:-1]]
+    flowed = iter(torch.ops.panpipe_region.backward(starts, ticket, ctx.number))
+    trained = _regions[ctx.number].trained
+    return [next(flowed) if i in trained else None for i in range(ctx.count)], None, None, None
+
+
+_library.impl(
+    "run", lambda given, number, key, ordinal: _regions[number].forward(given, key, ordinal),
+    "CompositeExplicitAutograd",
+)  # fmt: skip
+_library.impl(
+    "backward", lambda gradients, ticket, number: _regions[number].backward(gradients, ticket),
+    "CompositeExplicitAutograd",
+)  # fmt: skip
+torch.library.register_fake("panpipe_region::run", _fake_run, lib=_library)
+torch.library.register_fake("panpipe_region::backward", _fake_backward, lib=_library)
+torch.library.register_autograd("panpipe_region::run", _differentiate, setup_context=_save, lib=_library)

@@ -1,0 +1,340 @@
+"""Running the step's own Python over real tensors: to learn what regions make, and to run the tail of a step.
+
+A run is a sequence of calls that torch sees. An `Observer` notes what each call of a whole run made; the call of a
+module region counts as one. A `Replay` runs it again without computing anything up to the tail: calls return what was
+computed elsewhere, or stand-ins without data for what the tail does not read.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+from ..graph.alignment import aligned
+from ..graph.storages import state_of
+from ..values.values import NeedsValue, depends_on_value, reads_values
+
+Place = tuple[int, int]
+"""A tensor that a step makes: the number of its call, and its position in what the call returns."""
+
+
+@frozen
+class _Slot:
+    """A tensor in what a call returns: its metadata, and the argument that it is, if it is one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+
+    def stand_in(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class _Calls(TorchFunctionMode, ABC):
+    """Numbers the calls of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self._inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        if _property(func) not in _TENSOR_PROPERTIES:
+            return self.metadata(func, args)
+        number, self.count = self.count, self.count + 1
+        return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
+
+    def whole(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of Python that counts as one."""
+        if self._inside:
+            return forward(*args, **kwargs)
+        number, self.count = self.count, self.count + 1
+        self._inside = True
+        try:
+            return self.call(number, forward, lambda: forward(*args, **kwargs), (args, kwargs))
+        finally:
+            self._inside = False
+
+    def metadata(self, func: Any, args: Any) -> Any:
+        """Read what is known of a tensor without its data; it is no call."""
+        return func(*args)
+
+    @abstractmethod
+    def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
+        """See a call.
+
+        Args:
+            number: of the call.
+            func: what is called.
+            run: calls it.
+            given: its arguments.
+
+        Returns:
+            What the step gets from it.
+        """
+
+
+@contextmanager
+def numbered(model: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[None]:
+    """Within, a run of the model's step is seen; calls of module regions count as one."""
+    patched = []
+    for name in names:
+        module: Any = model.get_submodule(name)
+        forward = module.forward
+        module.forward = lambda *a, _f=forward, **k: calls.whole(_f, *a, **k)
+        patched.append((module, forward if "forward" in module.__dict__ else None))
+    try:
+        with calls:
+            yield
+    finally:
+        for module, own in patched:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+@define(eq=False)
+class Record:
+    """What calls returned before the tail.
+
+    Args:
+        names: of each call's function.
+        returned: for each call, the nesting of what it returned, and its leaves; a `_Slot` where it is a tensor.
+        until: number of the first call of the tail.
+        reads: numbers of the calls before that read values which are at hand.
+    """
+
+    names: list[str] = field(factory=list)
+    returned: list[tuple[pytree.TreeSpec, list[Any]]] = field(factory=list)
+    until: int = -1
+    reads: set[int] = field(factory=set)
+
+
+@frozen
+class _Seen:
+    """What is known of one call: tensors given to it, those among them that it wrote, and draws before it."""
+
+    given: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]
+    draws: int
+    reads: bool
+
+
+@define(eq=False)
+class Tail:
+    """What the tail of a step reads and does.
+
+    Args:
+        record: what calls returned before it.
+        needed: place → the tensor there, for tensors computed before that it reads.
+        touched: other tensors that it reads, such as parameters, by identity.
+        written: identities of tensors that it writes in place.
+        draws: random draws before it.
+    """
+
+    record: Record
+    needed: dict[Place, Tensor]
+    touched: dict[int, Tensor]
+    written: set[int]
+    draws: int
+
+
+class Observer(_Calls):
+    """Notes, call by call, what a step makes and reads.
+
+    Args:
+        drawn: tells how many random draws there were so far.
+    """
+
+    def __init__(self, drawn: Callable[[], int]) -> None:
+        super().__init__()
+        self._record = Record()
+        self._drawn = drawn
+        self._made: dict[int, Place] = {}
+        self._seen: list[_Seen] = []
+        self._alive: list[Any] = []
+
+    def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
+        leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        states = [state_of(tensor) for tensor in leaves]
+        draws, result = self._drawn(), run()
+        written = tuple(t for t, before in zip(leaves, states, strict=True) if state_of(t) != before)
+        self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func)))
+        flat, spec = pytree.tree_flatten(result)
+        places = {id(tensor): i for i, tensor in reversed(list(enumerate(leaves)))}
+        slots: list[Any] = []
+        for position, leaf in enumerate(flat):
+            if not isinstance(leaf, Tensor):
+                slots.append(leaf)
+                continue
+            slots.append(_Slot(tuple(leaf.shape), leaf.dtype, places.get(id(leaf))))
+            if id(leaf) not in places:
+                self._made.setdefault(id(leaf), (number, position))
+        self._record.names.append(_name(func))
+        self._record.returned.append((spec, slots))
+        self._alive.append(result)
+        return result
+
+    def tail(self, names: Sequence[str], result: Any) -> tuple[Tail, dict[int, int]]:
+        """The tail that begins at the last of some calls.
+
+        Args:
+            names: of the calls up to there, as capture saw them; libraries take other ways while they are captured.
+            result: what the step returned; the tail hands on what of it was computed before.
+
+        Returns:
+            The tail, and the number of a call here → its number there.
+        """
+        number = dict(aligned(self._record.names, names))
+        # The last call itself may exist in capture alone; then the tail begins behind the one in front of it.
+        before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
+        until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
+        tail = Tail(evolve(self._record, until=until), {}, {}, set(), 0)
+        # It may lie behind the last call, too: in Python alone.
+        tail.draws = self._seen[until].draws if until < len(self._seen) else self._drawn()
+        for here, seen in enumerate(self._seen):
+            places = [self._made.get(id(tensor)) for tensor in seen.given]
+            if here >= until:
+                tail.written |= {id(tensor) for tensor in seen.written}
+            elif seen.reads and all(place is None or place[0] in number for place in places):
+                tail.record.reads.add(here)  # a number to print, say; the others only decide what is computed
+            else:
+                continue
+            for tensor, place in zip(seen.given, places, strict=True):
+                if place is None:
+                    tail.touched[id(tensor)] = tensor
+                elif place[0] < until:
+                    tail.needed[place] = tensor
+        for tensor in pytree.tree_leaves(result):
+            place = self._made.get(id(tensor))
+            if place is not None and place[0] < until:
+                tail.needed[place] = tensor
+        return tail, number
+
+
+class Locator(_Calls):
+    """Finds, while a step is captured, the captured tensors that its tail reads.
+
+    Args:
+        places: which.
+
+    Attributes:
+        names: of the calls up to the one that needed a value, or of all.
+        found: place → tensor.
+    """
+
+    def __init__(self, places: Sequence[Place] = ()) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.found: dict[Place, Tensor] = {}
+        self._stopped = False
+        self._places = set(places)
+        self._calls = {number for number, _ in places}
+
+    def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
+        if not self._stopped:
+            self.names.append(_name(func))
+        try:
+            result = run()
+        except Exception as error:
+            self._stopped = self._stopped or depends_on_value(error)
+            if depends_on_value(error) and not isinstance(error, NeedsValue):
+                raise NeedsValue(str(error)) from error
+            raise
+        if number in self._calls:
+            for position, leaf in enumerate(pytree.tree_leaves(result)):
+                if (number, position) in self._places:
+                    self.found[number, position] = leaf
+        return result
+
+
+class Replay(_Calls):
+    """Runs the tail of a step.
+
+    Args:
+        record: what calls returned before.
+        received: the tensors that the tail reads, by place.
+        line: of the user's, for messages.
+    """
+
+    def __init__(self, record: Record, received: Mapping[Place, Tensor], line: str) -> None:
+        super().__init__()
+        self._record, self._received, self._line = record, received, line
+        self._device = next((tensor.device for tensor in received.values()), torch.device("cpu"))
+
+    def metadata(self, func: Any, args: Any) -> Any:
+        found = func(*args)
+        return self._device if isinstance(found, torch.device) and found.type == "meta" else found
+
+    def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
+        if number >= self._record.until:
+            self._refuse_stand_ins(func, given)
+            return run()
+        if self._record.names[number] != _name(func):
+            raise RequestError(
+                f"{self._line}: the step calls {_name(func)} here where it called {self._record.names[number]} for the "
+                "example: up to the first line that needs a value it must do the same each time"
+            )
+        if number in self._record.reads or func in _MODES:
+            return run()
+        spec, slots = self._record.returned[number]
+        tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        leaves = [
+            leaf
+            if not isinstance(leaf, _Slot)
+            else tensors[leaf.argument]
+            if leaf.argument is not None
+            else self._received.get((number, position), None)
+            if (number, position) in self._received
+            else leaf.stand_in()
+            for position, leaf in enumerate(slots)
+        ]
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _refuse_stand_ins(self, func: Any, given: Any) -> None:
+        if func in _HARMLESS or not any(isinstance(t, Tensor) and t.is_meta for t in pytree.tree_leaves(given)):
+            return
+        raise RequestError(
+            f"{self._line}: behind this line the step reads a tensor in {_name(func)} that it did not read for the "
+            "example: give an example batch for which it reads all that it ever reads"
+        )
+
+
+_MODES = {torch._C._set_grad_enabled}
+"""Calls that change how later ones run."""
+
+_HARMLESS = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.__len__}
+"""Calls that need no data."""
+
+_TENSOR_PROPERTIES = {None, "T", "mT", "H", "mH", "real", "imag", "data", "grad"}
+"""Properties that make tensors; None for what is no property. All others are metadata."""
+
+
+def _property(func: Any) -> str | None:
+    """Name of the property that a function gets, if it does."""
+    return func.__self__.__name__ if getattr(func, "__name__", "") == "__get__" else None
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def skeleton(module: nn.Module) -> nn.Module:
+    """A copy of a module without data: its parameters and buffers are on the meta device."""
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        bare = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+    return copy.deepcopy(module, memo)

@@ -1,0 +1,169 @@
+"""Batches of any container class, taken apart into leaves and put together again.
+
+`torch.utils._pytree` knows dicts, lists, tuples and named tuples, and what was registered with it. Dataclasses,
+``UserDict`` and other mappings, such as the BatchEncoding of transformers, are handled here and not registered there:
+that registry is global, and a class can be registered once only.
+"""
+
+import copy
+import dataclasses
+import enum
+from collections import UserDict
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+
+_VALUES = (
+    Tensor, bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, type(None), slice,
+)  # fmt: skip
+"""Classes of leaves: tensors, and values that are compared by equality."""
+
+
+@frozen
+class _Object:
+    """A container of a class that pytree does not know.
+
+    Args:
+        kind: its class.
+        prototype: one of its class; attributes that are not fields are taken from it.
+    """
+
+    kind: type
+    prototype: Any = field(eq=False, repr=False)
+
+    def filled(self, fields: Mapping[str, Any]) -> Any:
+        """An object of the class with these fields; constructors do not run."""
+        made = copy.copy(self.prototype)
+        if isinstance(made, UserDict):
+            made.data = dict(fields)
+        elif dataclasses.is_dataclass(made) and not isinstance(made, Mapping):
+            for name, value in fields.items():
+                object.__setattr__(made, name, value)
+        elif isinstance(made, MutableMapping):
+            for name, value in fields.items():
+                made[name] = value
+        else:
+            made = self.kind(fields)
+        return made
+
+
+@frozen
+class _Node:
+    """What is nested here: an object, or a container of pytree's with objects somewhere below."""
+
+    children: tuple["_Node | None", ...]
+    object: _Object | None = None
+
+
+@frozen
+class BatchNesting:
+    """How the leaves of a batch are nested; hashable, and equal for batches of one structure.
+
+    Args:
+        spec: with a dict in the place of every object of a class that pytree does not know.
+        node: where these objects are; None without any.
+    """
+
+    spec: pytree.TreeSpec
+    node: _Node | None = None
+
+    def plain(self, leaves: Sequence[Any]) -> Any:
+        """The batch in pytree's own containers."""
+        return pytree.tree_unflatten(list(leaves), self.spec)
+
+    def restored(self, plain: Any) -> Any:
+        """The batch as the user nests it, from one in pytree's own containers."""
+        return plain if self.node is None else _restored(plain, self.node)
+
+    def batch(self, leaves: Sequence[Any]) -> Any:
+        """The batch as the user nests it."""
+        return self.restored(self.plain(leaves))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for every leaf, such as ``batch['x']``."""
+        paths = pytree.tree_flatten_with_path(self.plain(range(self.spec.num_leaves)))[0]
+        return tuple(f"batch{pytree.keystr(path)}" for path, _ in paths)
+
+
+def flatten_batch(batch: Any) -> tuple[list[Any], BatchNesting]:
+    """Take a batch apart.
+
+    Args:
+        batch: any nesting of tensors and plain values in dicts, lists, tuples, named tuples, dataclasses, mappings, and
+            classes that are registered with pytree.
+
+    Raises:
+        RequestError: it holds something else.
+    """
+    leaves, spec = pytree.tree_flatten(batch)
+    if all(isinstance(leaf, _VALUES) for leaf in leaves):
+        return leaves, BatchNesting(spec)
+    plain, node = _plain(batch, "batch")
+    leaves, spec = pytree.tree_flatten(plain)
+    return leaves, BatchNesting(spec, node)
+
+
+def _plain(value: Any, name: str) -> tuple[Any, _Node | None]:
+    if isinstance(value, _VALUES):
+        return value, None
+    fields = _fields(value)
+    if fields is not None:
+        parts = {key: _plain(part, f"{name}[{key!r}]") for key, part in fields.items()}
+        node = _Node(tuple(child for _, child in parts.values()), _Object(type(value), value))
+        return {key: part for key, (part, _) in parts.items()}, node
+    level = one_level(value, name)
+    if level is None:
+        raise RequestError(_unknown(value, name))
+    children, spec = level
+    found = [_plain(child, place) for place, child in children.items()]
+    nodes = tuple(node for _, node in found)
+    return pytree.tree_unflatten([part for part, _ in found], spec), _Node(nodes) if any(nodes) else None
+
+
+def _restored(plain: Any, node: _Node) -> Any:
+    children, spec = pytree.tree_flatten(plain, is_leaf=lambda part: part is not plain)
+    parts = [c if n is None else _restored(c, n) for c, n in zip(children, node.children, strict=True)]
+    made = pytree.tree_unflatten(parts, spec)
+    return made if node.object is None else node.object.filled(made)
+
+
+def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] | None:
+    """What a container that pytree knows holds, by name, and its structure; None for a leaf.
+
+    Args:
+        value: the container, or a leaf.
+        name: of the value, with which the names of what it holds begin.
+    """
+    keyed, spec = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
+    if len(keyed) == 1 and not keyed[0][0]:
+        return None
+    return {name + pytree.keystr(path): part for path, part in keyed}, spec
+
+
+def _fields(value: Any) -> Mapping[str, Any] | None:
+    """What an object of a class that pytree does not know holds, by name; None where pytree knows it, or nothing."""
+    if type(value) in pytree.SUPPORTED_NODES:
+        return None
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return None
+
+
+def _unknown(value: Any, name: str) -> str:
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return f"{name} is a numpy {kind.__name__}: a batch holds tensors; convert it with torch.as_tensor"
+    return (
+        f"{name} is a {kind.__module__}.{kind.__qualname__}, whose tensors are unknown: make it a dict, a dataclass or "
+        "a named tuple, or register its class with torch.utils._pytree.register_pytree_node"
+    )

@@ -1,0 +1,53 @@
+"""Sparse tensors, which no program of a stage holds: refused where they are given, and left to Python where made."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ...errors import RequestError
+from .user_lines import line_of
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a tensor that is not strided."""
+    return isinstance(value, Tensor) and value.layout != torch.strided
+
+
+def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
+    """Refuse sparse tensors of the model and the batch.
+
+    Raises:
+        RequestError: there is one; with its name.
+    """
+    named = [
+        *((f"parameter '{name}'", tensor) for name, tensor in model.named_parameters()),
+        *((f"buffer '{name}'", tensor) for name, tensor in model.named_buffers()),
+        *((f"batch{pytree.keystr(path)}", leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]),
+    ]
+    for name, tensor in named:
+        if is_sparse(tensor):
+            raise RequestError(
+                f"{name} is sparse ({tensor.layout}): a pipeline holds and sends strided tensors; keep its indices and "
+                "values as tensors of their own, and make the sparse one in a module's forward"
+            )
+
+
+def refuse_sparse_results(graph: fx.Graph, values: Mapping[str, Any]) -> None:
+    """Refuse operators of a captured step that return sparse tensors.
+
+    Args:
+        graph: the captured graph.
+        values: node name → its fake result.
+
+    Raises:
+        RequestError: there is one; with its line.
+    """
+    for node in graph.nodes:
+        if any(map(is_sparse, pytree.tree_leaves(values.get(node.name)))):
+            raise RequestError(
+                f"{line_of(node)}: the step makes a sparse tensor here, which no cut goes through: make and use it in "
+                "a module of its own"
+            )

@@ -1,0 +1,1 @@
+"""Hardware as data: devices, links, paths, meshes, collectives, and the catalogue."""

@@ -1,0 +1,209 @@
+"""A catalogue: devices, links, nodes and clusters by name, read from TOML files of ``panpipe.catalog/1``.
+
+A file has the tables ``devices``, ``links``, ``nodes`` and ``clusters``, any of them, and ``sources``: names for texts
+that several numbers are from. An entry that is ``like`` another has that one's fields, but for those that it gives.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from attrs import evolve, field, frozen
+
+from ...documents import check_format, converter, reasons
+from ...errors import RequestError
+from ...nearest import nearest
+from ..device_type import DeviceType
+from ..sourced import is_number, joined, structured
+from .parts import LinkType, NamedCluster, NodeType
+
+FORMAT = "panpipe.catalog/1"
+SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
+ANY_NODE = "any"
+"""The node of devices that have none of their own."""
+
+Entry = TypeVar("Entry")
+
+
+@frozen
+class Catalogue:
+    """Devices, links, nodes and clusters by name."""
+
+    devices: Mapping[str, DeviceType] = field(factory=dict)
+    links: Mapping[str, LinkType] = field(factory=dict)
+    nodes: Mapping[str, NodeType] = field(factory=dict)
+    clusters: Mapping[str, NamedCluster] = field(factory=dict)
+
+    def device(self, name: str) -> DeviceType:
+        """The device type of that name or alias. Raises RequestError if there is none."""
+        return _find(self.devices, name, "device type")
+
+    def link(self, name: str) -> LinkType:
+        """The link type of that name. Raises RequestError if there is none."""
+        return _find(self.links, name, "link type")
+
+    def node(self, name: str) -> NodeType:
+        """The node of that name, or that of devices of that type. Raises RequestError if there is neither."""
+        if name in self.nodes and name != ANY_NODE:
+            return self.nodes[name]
+        device = self.device(name)
+        own = next((node for node in self.nodes.values() if node.device == device.name), None)
+        return own or evolve(self.nodes[ANY_NODE], name=device.name, device=device.name)
+
+    def with_file(self, text: str, origin: str) -> "Catalogue":
+        """This catalogue and what a file adds to it.
+
+        Raises:
+            RequestError: the file is not one, takes a name that is taken, or names something unknown.
+        """
+        data = _parsed(text, origin)
+        added: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "clusters")}
+        for section in (*SECTIONS, "clusters"):
+            for name, table in _entries(data, section, origin).items():
+                if name in getattr(self, section):
+                    raise RequestError(f"{origin}: {section[:-1]} '{name}' is in the catalogue already: rename it")
+                where = f"{section[:-1]} '{name}' of {origin}"
+                if section == "clusters":
+                    added[section][name] = _cluster(name, table, where)
+                else:
+                    whole = self._inherited(table, section, data, where)
+                    added[section][name] = structured({"name": name, **whole}, SECTIONS[section], where)
+        self._check_aliases(added["devices"].values(), origin)
+        added["nodes"] |= self._nodes_alike(data.get("devices", {}), added["nodes"])
+        result = Catalogue(**{section: {**getattr(self, section), **new} for section, new in added.items()})
+        result._check_names(added, origin)
+        return result
+
+    def with_devices(self, devices: Iterable[DeviceType]) -> "Catalogue":
+        """This catalogue with more types of devices; the later one has a name that stands twice."""
+        return evolve(self, devices={**self.devices, **{device.name: device for device in devices}})
+
+    def _inherited(self, table: dict[str, Any], section: str, data: dict[str, Any], where: str) -> dict[str, Any]:
+        """An entry with the fields of the one that it is like."""
+        seen: list[str] = []
+        while "like" in table:
+            name = table["like"]
+            own = {key: value for key, value in table.items() if key != "like"}
+            if name in seen:
+                raise RequestError(f"{where} is like itself, by way of {' and '.join(seen)}: give one of them in full")
+            seen.append(name)
+            if name in data.get(section, {}):
+                base = {key: value for key, value in _entries(data, section, where)[name].items() if key != "aliases"}
+            elif name in getattr(self, section):
+                base = {key: value for key, value in joined(getattr(self, section)[name]).items() if key != "name"}
+                base.pop("aliases", None)
+            else:
+                raise RequestError(
+                    f"{where} is like '{name}', which there is not: {_nearest(name, self, data, section)}"
+                )
+            table = _merged(base, own)
+        return table
+
+    def _check_aliases(self, devices: Iterable[DeviceType], origin: str) -> None:
+        """No device that is added takes the name of one that is there as an alias."""
+        taken = {
+            _plain(name): device.name for device in self.devices.values() for name in (device.name, *device.aliases)
+        }
+        for device in devices:
+            for alias in device.aliases:
+                if _plain(alias) in taken:
+                    raise RequestError(
+                        f"{origin}: alias '{alias}' of device '{device.name}' is device '{taken[_plain(alias)]}': "
+                        "leave it out"
+                    )
+
+    def _nodes_alike(self, devices: Mapping[str, Any], own: Mapping[str, NodeType]) -> dict[str, NodeType]:
+        """Nodes of a file's devices that have none: that of the device that each is like."""
+        nodes = {node.device: node for node in (*self.nodes.values(), *own.values()) if node.device is not None}
+        found: dict[str, NodeType] = {}
+        for name in devices:
+            like = name
+            while like not in nodes and "like" in devices.get(like, {}):
+                like = devices[like]["like"]
+            if like in nodes and like != name and name not in self.nodes and name not in own:
+                found[name] = evolve(nodes[like], name=name, title=f"{nodes[like].title}: {name}", device=name)
+        return found
+
+    def _check_names(self, added: Mapping[str, Mapping[str, Any]], origin: str) -> None:
+        """Everything that the entries name is there."""
+        try:
+            for device in added["devices"].values():
+                for link in (device.host_link, device.host_copy, device.gpu_link):
+                    if link is not None:
+                        self.link(link)
+            for node in added["nodes"].values():
+                self.link(node.socket_link)
+                self.link(node.nic)
+                if node.device is not None:
+                    self.device(node.device)
+            for cluster in added["clusters"].values():
+                for group in cluster.groups:
+                    self.node(group.node)
+        except RequestError as error:
+            raise RequestError(f"{origin}: {error}") from None
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"{origin} is not a TOML file: {str(error).splitlines()[0]}; correct it") from None
+    check_format(data.pop("format", None), FORMAT, origin)
+    unknown = next((key for key in data if key not in (*SECTIONS, "clusters", "sources")), None)
+    if unknown is not None:
+        raise RequestError(f"{origin} has '{unknown}': known are {', '.join((*SECTIONS, 'clusters', 'sources'))}")
+    return data
+
+
+def _entries(data: dict[str, Any], section: str, origin: str) -> dict[str, dict[str, Any]]:
+    """The tables of a section, with the texts of the sources that they name."""
+    entries, texts = data.get(section, {}), data.get("sources", {})
+    if not isinstance(texts, dict):
+        raise RequestError(f'{origin}: sources is not a table: write [sources] with lines such as lab = "…"')
+    if not isinstance(entries, dict) or not all(isinstance(table, dict) for table in entries.values()):
+        raise RequestError(f"{origin}: {section} is not a table of tables: write [{section}.NAME]")
+    return {name: _with_texts(table, texts) for name, table in entries.items()}
+
+
+def _with_texts(table: dict[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    if is_number(table):
+        source = table.get("source")
+        return {**table, "source": texts[source]} if isinstance(source, str) and source in texts else table
+    return {key: _with_texts(value, texts) if isinstance(value, dict) else value for key, value in table.items()}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in own.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and not is_number(value):
+            merged[key] = _merged(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _cluster(name: str, table: dict[str, Any], where: str) -> NamedCluster:
+    try:
+        return converter.structure({"name": name, **table}, NamedCluster)
+    except Exception as error:
+        raise RequestError(f"{where} is wrong: {reasons(error, name)}") from None
+
+
+def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:
+    """The entry of that name, or one of whose aliases it is; capitals and punctuation do not matter."""
+    if name in entries:
+        return entries[name]
+    wanted = _plain(name)
+    for known, entry in entries.items():
+        if wanted in [_plain(other) for other in (known, *getattr(entry, "aliases", ()))]:
+            return entry
+    raise RequestError(f"there is no {what} '{name}': {nearest(name, entries, 'panpipe catalog')}")
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: str) -> str:
+    return nearest(name, [*data.get(section, {}), *getattr(catalogue, section)], "panpipe catalog")

@@ -1,0 +1,119 @@
+"""Clusters by name or file, for everything that takes one."""
+
+import os
+import re
+from pathlib import Path
+
+from attrs import evolve
+
+from ...documents import read_text
+from ...errors import RequestError
+from ..cluster import Cluster, fully_connected, read_cluster
+from ..device_type import DeviceType
+from .catalogue import Catalogue
+from .names import named_cluster
+from .registry import catalogue, find_device
+
+CPU = re.compile(r"(?:cpu|local):(\d+)")
+CPU_TYPE, CPU_LINK = "cpu-core", "host-memory"
+
+
+def find_cluster(name: str | Path) -> Cluster:
+    """The cluster of that name, or of the file at that path.
+
+    Args:
+        name: one of the catalogue's; ``4x8xA100-80GB`` and the like (see :mod:`.names`); ``cpu:N`` (or ``local:N``), N
+            workers of this host with an equal share of its memory each; a cluster file (JSON); or a catalogue file
+            (TOML) with one cluster, or with ``#NAME`` behind its path with several.
+
+    Raises:
+        RequestError: neither a name nor a readable file; the message has the nearest names.
+    """
+    text = str(name)
+    path, _, inside = text.partition("#")
+    if Path(text).is_file():
+        return _of_toml(text, "") if text.endswith(".toml") else _of_json(text)
+    if path.endswith(".toml") and (inside or isinstance(name, Path)):
+        return _of_toml(path, inside)
+    if isinstance(name, Path) or text.endswith((".json", ".toml")) or os.sep in text:
+        return _of_json(text)
+    match = CPU.fullmatch(text)
+    return _workers(int(match[1]), text) if match else named_cluster(catalogue(), text)
+
+
+def device_type(cluster: Cluster, device: int) -> DeviceType | None:
+    """The type of a cluster's device: one of the cluster's own, or the catalogue's; None if it has none.
+
+    Raises:
+        RequestError: neither knows it.
+    """
+    name = cluster.devices[device].type
+    if name is None:
+        return None
+    own = next((kind for kind in cluster.types if kind.name == name), None)
+    return own or find_device(name)
+
+
+def required_type(cluster: Cluster, device: int) -> DeviceType:
+    """The type of a cluster's device, which a model's costs follow from.
+
+    Raises:
+        RequestError: it has none, or nobody knows it.
+    """
+    found = device_type(cluster, device)
+    if found is None:
+        raise RequestError(
+            f"device '{cluster.devices[device].name}' of the cluster has no type, and so a model has no costs on it: "
+            "give it one from the catalogue (panpipe catalog), plan for cpu:N or from an operator-graph file, or give "
+            "a plan with a prediction"
+        )
+    return found
+
+
+def _of_json(path: str) -> Cluster:
+    cluster = read_cluster(path)
+    own = {kind.name for kind in cluster.types}
+    for name in dict.fromkeys(device.type for device in cluster.devices if device.type is not None):
+        if name not in own:
+            try:
+                find_device(name)
+            except RequestError as error:
+                raise RequestError(f"{path}: {error}; or describe it under types") from None
+    return cluster
+
+
+def _of_toml(path: str, name: str) -> Cluster:
+    known = catalogue()
+    extended = known.with_file(read_text(path), path)
+    own = [cluster for cluster in extended.clusters if cluster not in known.clusters]
+    if not name and len(own) != 1:
+        devices = [f"2x{device}" for device in extended.devices if device not in known.devices]
+        example = next(iter((*own, *devices)), "8xH100")
+        raise RequestError(f"{path} has {len(own) or 'no'} clusters: name one as in {path}#{example}")
+    return cluster_in(extended, name or own[0])
+
+
+def cluster_in(extended: Catalogue, name: str) -> Cluster:
+    """The cluster of a name in a catalogue that may have more than panpipe's; it takes along types that only this has.
+
+    Raises:
+        RequestError: there is none.
+    """
+    cluster = named_cluster(extended, name)
+    known = catalogue().devices
+    names = dict.fromkeys(device.type for device in cluster.devices if device.type is not None)
+    return evolve(cluster, types=tuple(extended.device(name) for name in names if name not in known))
+
+
+def _workers(count: int, name: str) -> Cluster:
+    """Workers of this host, each a core of it with an equal share of its memory."""
+    if count < 1:
+        raise RequestError(f"'{name}' has {count} workers: a cluster needs at least 1")
+    link = catalogue().link(CPU_LINK)
+    cluster = fully_connected(count, host_memory_bytes() // count, link.effective_bytes_per_s, link.latency_s)
+    return evolve(cluster, devices=tuple(evolve(device, type=CPU_TYPE) for device in cluster.devices))
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this host."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,158 @@
+"""What a catalogue holds beside devices: links, nodes and clusters."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from attrs import field, frozen
+
+from ...errors import RequestError
+from ..sourced import Source
+
+INTERCONNECTS = ("nvswitch", "bridges", "none")
+PARAMETERS: Mapping[str, type] = {
+    "nics": int,
+    "nic": str,
+    "gpus_per_pcie_switch": int,
+    "sockets": int,
+    "socket_link": str,
+    "interconnect": str,
+    "rails": bool,
+    "oversubscription": float,
+}
+"""Of a node's numbers and names those that a cluster may change."""
+
+
+@frozen
+class LinkType:
+    """A type of link. Rates are for each direction.
+
+    Args:
+        name: in the catalogue.
+        title: for people.
+        peak_bytes_per_s: what the link's specification says.
+        effective_bytes_per_s: what large transfers reach.
+        latency_s: of this one link; a path has several.
+        sources: of each number, by its name.
+
+    Raises:
+        RequestError: a number is out of its range.
+    """
+
+    name: str
+    title: str
+    peak_bytes_per_s: float
+    effective_bytes_per_s: float
+    latency_s: float
+    sources: Mapping[str, Source] = field(hash=False)
+
+    def __attrs_post_init__(self) -> None:
+        _check_numbers(self, "link", ("peak_bytes_per_s", "effective_bytes_per_s"), zero=("latency_s",))
+        if self.effective_bytes_per_s > self.peak_bytes_per_s:
+            raise RequestError(
+                f"effective_bytes_per_s of link '{self.name}' is {self.effective_bytes_per_s:g}, above its peak of "
+                f"{self.peak_bytes_per_s:g}"
+            )
+
+
+@frozen
+class NodeType:
+    """How the devices of one machine hang together.
+
+    Args:
+        name: in the catalogue: that of its devices' type, usually.
+        title: for people.
+        device: the type of its devices; None in a node that stands for those of any type without a node of their own.
+        interconnect: ``nvswitch`` (a port of each device into one non-blocking switch), ``bridges`` (pairs of devices)
+            or ``none`` (through the host alone).
+        gpus: most devices of a node.
+        gpus_per_pcie_switch: neighbours that share one; 1 stands for a root port of each.
+        sockets: hosts that the devices are spread over.
+        socket_link: link between two of them.
+        nics: NICs of a node with all its devices, spread over the PCIe switches.
+        nic: link from each of them to the network.
+        rails: the NICs of one position of all nodes have a switch of their own, joined by a spine; else all have one.
+        oversubscription: of the spine: the rate of a rail's NICs over that of its link to the spine.
+        spine_latency_s: of the link between a rail's switch and the spine.
+        sources: of each number, by its name.
+
+    Raises:
+        RequestError: a number is out of its range, or the interconnect unknown.
+    """
+
+    name: str
+    title: str
+    interconnect: str
+    gpus: int
+    gpus_per_pcie_switch: int
+    sockets: int
+    socket_link: str
+    nics: int
+    nic: str
+    rails: bool
+    oversubscription: float
+    spine_latency_s: float
+    sources: Mapping[str, Source] = field(hash=False)
+    device: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription")
+        _check_numbers(self, "node", positive, zero=("spine_latency_s",))
+        if self.interconnect not in INTERCONNECTS:
+            raise RequestError(
+                f"interconnect of node '{self.name}' is '{self.interconnect}': known are {', '.join(INTERCONNECTS)}"
+            )
+
+
+@frozen
+class Group:
+    """Equal nodes of a cluster.
+
+    Args:
+        node: their type.
+        gpus: devices of each.
+        nodes: how many.
+        parameters: numbers of the node's type that differ here.
+    """
+
+    node: str
+    gpus: int
+    nodes: int = 1
+    parameters: Mapping[str, Any] = field(factory=dict, hash=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name, count in (("nodes", self.nodes), ("gpus", self.gpus)):
+            if count < 1:
+                raise RequestError(f"{name} of {self.nodes}x{self.gpus}x{self.node} is {count}: it must be at least 1")
+        for name, value in self.parameters.items():
+            if name not in PARAMETERS:
+                known = ", ".join(PARAMETERS)
+                raise RequestError(f"'{name}' of nodes of '{self.node}' is no parameter: known are {known}")
+            wanted = PARAMETERS[name]
+            if not isinstance(value, int | float if wanted is float else wanted) or isinstance(value, bool) > (
+                wanted is bool
+            ):
+                raise RequestError(f"{name} of nodes of '{self.node}' is {value!r}: give {_named(wanted)}")
+
+
+@frozen
+class NamedCluster:
+    """A cluster of the catalogue: groups of nodes on one network."""
+
+    name: str
+    title: str
+    groups: tuple[Group, ...]
+
+
+def _named(kind: type) -> str:
+    return {int: "a whole number", float: "a number", str: "a name", bool: "true or false"}[kind]
+
+
+def _check_numbers(part: Any, what: str, positive: tuple[str, ...], zero: tuple[str, ...]) -> None:
+    for name in (*positive, *zero):
+        value = getattr(part, name)
+        if not (isfinite(value) and (value > 0 or (name in zero and value == 0))):
+            rule = "at least 0" if name in zero else "above 0"
+            raise RequestError(f"{name} of {what} '{part.name}' is {value}: it must be a finite number {rule}")
+        if name not in part.sources:
+            raise RequestError(f"{name} of {what} '{part.name}' has no source: say where {value:g} comes from")

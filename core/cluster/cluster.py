@@ -1,0 +1,211 @@
+"""A cluster: devices, the hubs between them and the links that they share. Documents of ``panpipe.cluster/1``."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from attrs import evolve, field, frozen
+
+from ..documents import converter, from_json, read_text, to_json
+from ..errors import RequestError
+from .device_type import DeviceType
+from .routing import ArrangedRouter, Hop, Link, Router
+
+FORMAT = "panpipe.cluster/1"
+HUB_KINDS = ("switch", "pcie", "host", "nic")
+
+
+@frozen
+class Device:
+    """A device that computes.
+
+    Args:
+        name: unique among devices and hubs.
+        memory_bytes: all there is for panpipe; nothing is kept back from it.
+        type: a name from the catalogue or of the cluster's own types, or None where the operator graph already carries
+            times.
+    """
+
+    name: str
+    memory_bytes: int
+    type: str | None = None
+
+
+@frozen
+class Hub:
+    """A place where links meet.
+
+    Args:
+        name: unique among devices and hubs.
+        kind: ``switch`` (NVSwitch, a switch of the network), ``pcie`` (a PCIe switch or root port), ``host`` (a socket
+            and its memory) or ``nic``. Paths between devices may not turn around among the kinds ``pcie`` and ``nic``.
+    """
+
+    name: str
+    kind: str = "switch"
+
+
+def _hubs(hubs: tuple[Hub | str, ...]) -> tuple[Hub, ...]:
+    return tuple(Hub(hub) if isinstance(hub, str) else hub for hub in hubs)
+
+
+@frozen(slots=False, cache_hash=True)
+class Cluster:
+    """Devices, in the order that plans number them, with hubs and links.
+
+    Args:
+        devices: that compute.
+        hubs: where links meet; a bare name is a switch.
+        links: between devices and hubs, one at most between any two.
+        types: of devices, that the catalogue does not have.
+
+    Raises:
+        RequestError: a name stands twice, a hub's kind is unknown, two links join the same places, a link names nothing
+            known, or a rate, latency or memory is not positive.
+    """
+
+    devices: tuple[Device, ...]
+    hubs: tuple[Hub, ...] = field(default=(), converter=_hubs)
+    links: tuple[Link, ...] = ()
+    types: tuple[DeviceType, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if not self.devices:
+            raise RequestError("the cluster has no devices: give it at least one")
+        counts = Counter([device.name for device in self.devices] + [hub.name for hub in self.hubs])
+        for what, found in (("", counts), ("device type ", Counter(kind.name for kind in self.types))):
+            twice = next((name for name, count in found.items() if count > 1), None)
+            if twice is not None:
+                raise RequestError(f"{what}'{twice}' stands twice in the cluster: names are unique; rename one")
+        for device in self.devices:
+            if device.memory_bytes <= 0:
+                raise RequestError(f"memory_bytes of '{device.name}' is {device.memory_bytes}: it must be above 0")
+        for hub in self.hubs:
+            if hub.kind not in HUB_KINDS:
+                raise RequestError(f"hub '{hub.name}' is of kind '{hub.kind}': known are {', '.join(HUB_KINDS)}")
+        _check_links(self.links, counts)
+
+    @cached_property
+    def _router(self) -> Router:
+        names = [device.name for device in self.devices] + [hub.name for hub in self.hubs]
+        kinds = [None for _ in self.devices] + [hub.kind for hub in self.hubs]
+        return Router(names, kinds, self.links)
+
+    @cached_property
+    def _paths(self) -> dict[tuple[int, int], tuple[Hop, ...]]:
+        return {}
+
+    def path(self, src: int, dst: int) -> tuple[Hop, ...]:
+        """Links from device ``src`` to device ``dst``, each with whether it is crossed from a to b.
+
+        The path of least latency; among equals, one of fewest links (see :mod:`.routing`). It never turns around among
+        PCIe switches and NICs: without NVLink it is staged through a host.
+
+        Raises:
+            RequestError: nothing connects them.
+        """
+        if (src, dst) not in self._paths:
+            path = self._router.path(src, dst)
+            if path is None:
+                ends = f"device {src} ('{self.devices[src].name}') to {dst} ('{self.devices[dst].name}')"
+                raise RequestError(f"no link connects {ends}: add one")
+            self._paths[src, dst] = path
+        return self._paths[src, dst]
+
+    def arranged(self, order: Sequence[int]) -> "Cluster":
+        """The same cluster with its devices in another order; every two of them keep the path between them.
+
+        Args:
+            order: all numbers of devices, each once.
+        """
+        other = evolve(self, devices=tuple(self.devices[number] for number in order))
+        # Among equal paths the number of a device chooses: it is the one that it has here.
+        vars(other)["_router"] = ArrangedRouter(self._router, tuple(order))
+        return other
+
+    def host_path(self, device: int) -> tuple[Hop, ...]:
+        """Links from a device to the nearest host, each with whether it is crossed from a to b: the way of an offload.
+
+        Raises:
+            RequestError: no host is connected to it.
+        """
+        path = self._router.nearest(device, "host")
+        if path is None:
+            name = self.devices[device].name
+            raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
+        return path
+
+    def transfer_s(self, src: int, dst: int, size_bytes: float) -> float:
+        """Time of one transfer with all links free: the sum of latencies, then the rate of the slowest link."""
+        if src == dst:
+            return 0.0
+        path = self.path(src, dst)
+        return sum(link.latency_s for link, _ in path) + size_bytes / min(link.bytes_per_s for link, _ in path)
+
+
+def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
+    joined: set[frozenset[str]] = set()
+    for link in links:
+        what = f"link {link.a} – {link.b}"
+        unknown = next((end for end in (link.a, link.b) if end not in places), None)
+        if unknown is not None:
+            raise RequestError(f"{what} names '{unknown}', which is neither device nor hub")
+        if not link.bytes_per_s > 0 or not 0 <= link.latency_s < inf:
+            raise RequestError(
+                f"{what} has {link.bytes_per_s} bytes/s and {link.latency_s} s: "
+                "a rate is above 0 and a latency at least 0"
+            )
+        ends = frozenset((link.a, link.b))
+        if ends in joined or len(ends) == 1:
+            fault = "leads back to where it starts" if len(ends) == 1 else "stands twice"
+            raise RequestError(f"{what} {fault}: two different places have one link, at the rate of all their cables")
+        joined.add(ends)
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file. Raises RequestError where it is not one."""
+    cluster = from_json(read_text(path), FORMAT, Cluster, str(path))
+    endless = next((link for link in cluster.links if not isfinite(link.bytes_per_s)), None)
+    if endless is not None:
+        raise RequestError(f"{path}: link {endless.a} – {endless.b} has {endless.bytes_per_s} bytes/s: give a number")
+    return cluster
+
+
+def cluster_json(cluster: Cluster) -> str:
+    """The cluster document of a cluster."""
+    return to_json(FORMAT, cluster)
+
+
+def fully_connected(count: int, memory_bytes: int, bytes_per_s: float, latency_s: float) -> Cluster:
+    """``count`` equal devices with a link of their own between every two."""
+    names = [f"device{i}" for i in range(count)]
+    links = [Link(a, b, bytes_per_s, latency_s) for i, a in enumerate(names) for b in names[i + 1 :]]
+    return Cluster(tuple(Device(name, memory_bytes) for name in names), (), tuple(links))
+
+
+def _read_hub(value: Any, _: type) -> Hub:
+    """A hub as it stands in a file: an object, or a bare name for a switch."""
+    return Hub(value) if isinstance(value, str) else _hub_object(value, Hub)
+
+
+def _write_hub(hub: Hub) -> Any:
+    return hub.name if hub.kind == "switch" else {"name": hub.name, "kind": hub.kind}
+
+
+def _write_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Own types are left out where there are none, so that files without them stay as they were."""
+    document: dict[str, Any] = _cluster_object(cluster)
+    if not cluster.types:
+        del document["types"]
+    return document
+
+
+_hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
+converter.register_structure_hook(Hub, _read_hub)
+converter.register_unstructure_hook(Hub, _write_hub)
+_cluster_object = cattrs.gen.make_dict_unstructure_fn(Cluster, converter)
+converter.register_unstructure_hook(Cluster, _write_cluster)

@@ -1,0 +1,131 @@
+"""A type of device: what one of its kind computes, holds and moves, and where each of these numbers comes from."""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from attrs import field, frozen
+
+from ..documents import converter
+from ..errors import RequestError
+from .sourced import Source, joined, structured
+
+COMPUTE_KINDS = ("matmul", "attention", "convolution")
+"""Kinds of operators that arithmetic limits: their efficiency is a fraction of the peak FLOP/s."""
+MEMORY_KINDS = ("normalisation", "elementwise", "gather")
+"""Kinds of operators that memory limits: their efficiency is a fraction of the peak bandwidth of the memory."""
+NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16")
+"""Number types of matrix products that a device may state a rate for."""
+
+
+@frozen
+class DeviceType:
+    """One type of device. Rates are of dense arithmetic; bytes are decimal.
+
+    Args:
+        name: in the catalogue.
+        title: for people.
+        peak_flops_per_s: FLOP/s that the vendor states, by the number type of a matrix product (``bf16``, ``fp32``, …).
+        effective_flops_per_s: FLOP/s of whole transformer layers in training, by number type.
+        memory_bytes: all memory of the device.
+        reserve_bytes: what of it the driver, its libraries and fragmentation take from a training program.
+        peak_memory_bytes_per_s: bandwidth of the memory, bytes read plus bytes written, that the vendor states.
+        effective_memory_bytes_per_s: the same of a large copy.
+        efficiency: by kind of operator, in (0, 1]: of ``COMPUTE_KINDS`` the fraction of the peak FLOP/s that large
+            ones reach, of ``MEMORY_KINDS`` the fraction of the peak bandwidth of the memory.
+        launch_overhead_s: time that a device needs for an operator without work.
+        host_link: the catalogue's link to the host.
+        host_copy: the catalogue's link whose effective rate copies to and from host memory reach.
+        sources: of each number, by its name; of a rate or efficiency, by ``field.key``, as in ``efficiency.matmul``.
+        gpu_link: the catalogue's link to other devices of its kind; None where there is only the host's.
+        aliases: other names.
+
+    Raises:
+        RequestError: a number is missing, out of its range, or has no source.
+    """
+
+    name: str
+    title: str
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    effective_flops_per_s: Mapping[str, float] = field(hash=False)
+    memory_bytes: int
+    reserve_bytes: int
+    peak_memory_bytes_per_s: float
+    effective_memory_bytes_per_s: float
+    efficiency: Mapping[str, float] = field(hash=False)
+    launch_overhead_s: float
+    host_link: str
+    host_copy: str
+    sources: Mapping[str, Source] = field(hash=False)
+    gpu_link: str | None = None
+    aliases: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        for path, value in self.numbers():
+            zero = path in ("reserve_bytes", "launch_overhead_s")
+            if not (isfinite(value) and (value > 0 or (zero and value == 0))):
+                rule = "at least 0" if zero else "above 0"
+                raise RequestError(f"{path} of device '{self.name}' is {value}: it must be a finite number {rule}")
+            if path not in self.sources:
+                raise RequestError(f"{path} of device '{self.name}' has no source: say where {value:g} comes from")
+        kinds = (*COMPUTE_KINDS, *MEMORY_KINDS)
+        if sorted(self.efficiency) != sorted(kinds):
+            raise RequestError(
+                f"efficiency of device '{self.name}' is given for {', '.join(self.efficiency) or 'nothing'}: "
+                f"give one for each of {', '.join(kinds)}"
+            )
+        high = next((kind for kind, value in self.efficiency.items() if value > 1), None)
+        if high is not None:
+            raise RequestError(
+                f"efficiency.{high} of device '{self.name}' is {self.efficiency[high]}: a fraction of the peak is at "
+                "most 1"
+            )
+        self._check_rates()
+        if self.usable_bytes <= 0:
+            raise RequestError(
+                f"device '{self.name}' reserves {self.reserve_bytes} of its {self.memory_bytes} bytes: leave some"
+            )
+
+    def _check_rates(self) -> None:
+        for name, rates in (("peak", self.peak_flops_per_s), ("effective", self.effective_flops_per_s)):
+            unknown = next((kind for kind in rates if kind not in NUMBER_TYPES), None)
+            if unknown is not None or not rates:
+                raise RequestError(
+                    f"{name}_flops_per_s of device '{self.name}' is for {unknown or 'nothing'}: give it for some of "
+                    f"{', '.join(NUMBER_TYPES)}"
+                )
+        for kind, rate in self.effective_flops_per_s.items():
+            peak = self.peak_flops_per_s.get(kind, 0.0)
+            if rate > peak:
+                raise RequestError(
+                    f"effective_flops_per_s.{kind} of device '{self.name}' is {rate:g}, above its peak of {peak:g}"
+                )
+        if self.effective_memory_bytes_per_s > self.peak_memory_bytes_per_s:
+            raise RequestError(
+                f"effective_memory_bytes_per_s of device '{self.name}' is {self.effective_memory_bytes_per_s:g}, above "
+                f"its peak of {self.peak_memory_bytes_per_s:g}"
+            )
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a plan may fill: all of it less the reserve."""
+        return self.memory_bytes - self.reserve_bytes
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """Every number with its name, as ``sources`` names it."""
+        for name in ("peak_flops_per_s", "effective_flops_per_s"):
+            yield from ((f"{name}.{kind}", rate) for kind, rate in getattr(self, name).items())
+        for name in ("memory_bytes", "reserve_bytes", "peak_memory_bytes_per_s", "effective_memory_bytes_per_s"):
+            yield name, getattr(self, name)
+        yield from ((f"efficiency.{kind}", value) for kind, value in self.efficiency.items())
+        yield "launch_overhead_s", self.launch_overhead_s
+
+
+def _read(value: Any, _: type) -> DeviceType:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is not the object of a device type")
+    return structured(value, DeviceType, f"device type '{value.get('name')}'")
+
+
+converter.register_structure_hook(DeviceType, _read)
+converter.register_unstructure_hook(DeviceType, joined)

@@ -1,0 +1,220 @@
+"""The mesh of devices: how many along the pipeline, how many replicas of it, and which device stands where.
+
+People write ``pp=4,dp=2``. The last dimension named has neighbouring devices, as in torch's ``init_device_mesh``, so
+that the first one runs across nodes::
+
+    dp=2,pp=4    replicas 0 1 2 3 │ 4 5 6 7            a pipeline within a node, gradients reduced across
+    pp=4,dp=2    replicas 0 2 4 6 │ 1 3 5 7            replicas side by side, messages of the pipeline across
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from attrs import evolve, frozen
+
+from ..errors import RequestError
+from .cluster import Cluster
+
+PIPELINE, DATA = "pp", "dp"
+"""Names of the dimensions, in strings and in a ``DeviceMesh``."""
+
+Number = TypeVar("Number", bound=float)
+
+
+@frozen
+class Mesh:
+    """How many devices stand along the pipeline and along the data dimension, and which of a cluster's they are.
+
+    A *replica* is one whole pipeline. All replicas run the same orders, each on microbatches of its own. Their devices
+    are numbered replica by replica: *rank* ``replica × pipeline + position``.
+
+    Args:
+        pipeline: devices of one replica, one for each position along the pipeline.
+        data: replicas.
+        devices: per replica the cluster's device at every position; None takes them in the cluster's order, so that
+            a rank's device is the one of its number.
+    """
+
+    pipeline: int
+    data: int = 1
+    devices: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """All devices: those of every replica."""
+        return self.pipeline * self.data
+
+    @property
+    def cluster_devices(self) -> tuple[int, ...]:
+        """The cluster's device of every rank."""
+        if self.devices is None:
+            return tuple(range(self.ranks))
+        return tuple(device for replica in self.devices for device in replica)
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """Per replica the cluster's device at every position."""
+        if self.devices is not None:
+            return self.devices
+        return tuple(tuple(range(first, first + self.pipeline)) for first in range(0, self.ranks, self.pipeline))
+
+    def check(self, cluster: Cluster | None = None) -> None:
+        """Refuse what is no mesh, or none of this cluster.
+
+        Raises:
+            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline``, one stands twice, or the
+                cluster does not have it.
+        """
+        if self.pipeline < 1 or self.data < 1:
+            raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both are at least 1; plan again")
+        if self.devices is not None:
+            counts = [len(replica) for replica in self.devices]
+            if counts != [self.pipeline] * self.data:
+                raise RequestError(
+                    f"mesh.devices has replicas of {counts} devices: {self.data} replicas of {self.pipeline} each"
+                )
+            seen = set()
+            for device in self.cluster_devices:
+                if device in seen or device < 0:
+                    rule = "they go from 0" if device < 0 else "a device stands at one position of one replica"
+                    raise RequestError(f"mesh.devices names device {device}{' twice' * (device >= 0)}: {rule}")
+                seen.add(device)
+        if cluster is not None and max(self.cluster_devices) >= len(cluster.devices):
+            needs = (
+                f"needs {self.ranks} devices"
+                if self.devices is None
+                else f"uses device {max(self.cluster_devices)}, counted from 0,"
+            )
+            raise RequestError(
+                f"the plan {needs} and the cluster has {len(cluster.devices)}: use a larger cluster, or plan for this "
+                "one"
+            )
+
+    def arrange(self, cluster: Cluster) -> Cluster:
+        """The same cluster with its devices in the order of ranks; those that the mesh leaves out come last.
+
+        Raises:
+            RequestError: as of ``check``.
+        """
+        self.check(cluster)
+        return cluster if self.devices is None else _arranged(self, cluster)
+
+    def place(self, device: int) -> tuple[int, int]:
+        """Replica and position along the pipeline of one of the cluster's devices."""
+        return divmod(self.cluster_devices.index(device), self.pipeline)
+
+    def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
+        """Per position along the pipeline the memory of the replica that has least there. Errors as of ``check``."""
+        self.check(cluster)
+        return least_by_position([device.memory_bytes for device in cluster.devices], self.replicas)
+
+
+def least_by_position(values: Sequence[Number], replicas: Sequence[Sequence[int]]) -> tuple[Number, ...]:
+    """Per position along the pipeline the least that its device has in any replica, of values by the cluster's device.
+
+    Args:
+        values: one for each of the cluster's devices.
+        replicas: per replica the cluster's device at every position.
+    """
+    return tuple(min(values[device] for device in same) for same in zip(*replicas, strict=True))
+
+
+@lru_cache(maxsize=128)
+def _arranged(mesh: Mesh, cluster: Cluster) -> Cluster:
+    used = mesh.cluster_devices
+    rest = [number for number in range(len(cluster.devices)) if number not in set(used)]
+    return cluster.arranged((*used, *rest))
+
+
+@frozen
+class MeshShape:
+    """A mesh as people write it, before it is known how many devices there are.
+
+    Args:
+        text: as written.
+        pipeline, data: size of each dimension; None where it is not named.
+        pipeline_last: whether neighbours along the pipeline are neighbours among the devices.
+    """
+
+    text: str
+    pipeline: int | None
+    data: int | None
+    pipeline_last: bool = True
+
+    def over(self, devices: int | None, what: str = "devices") -> Mesh:
+        """The mesh over so many devices, all of which it uses.
+
+        A dimension that is not named: ``dp`` is 1, and ``pp`` what is left.
+
+        Args:
+            devices: how many there are; None for as many as the mesh has.
+            what: they are called.
+
+        Raises:
+            RequestError: the mesh is for another number.
+        """
+        data = self.data or 1
+        left = 2 if devices is None else max(devices // data, 1)
+        pipeline = self.pipeline or left
+        if devices is not None and pipeline * data != devices:
+            raise RequestError(
+                f"mesh '{self.text}' is for {pipeline * data} devices and there are {devices} {what}: give dimensions "
+                f"whose product is {devices}, such as {_fitting(devices, data)}, or {pipeline * data} {what}"
+            )
+        if data == 1 or self.pipeline_last:
+            return Mesh(pipeline, data)
+        return plain(Mesh(pipeline, data, tuple(tuple(range(r, pipeline * data, data)) for r in range(data))))
+
+
+def _fitting(devices: int, data: int) -> str:
+    return f"pp={devices // data},dp={data}" if data > 1 and devices % data == 0 else f"pp={devices}"
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """Read a mesh such as ``pp=4``, ``pp=4,dp=2`` or ``dp=2,pp=4``.
+
+    Raises:
+        RequestError: it is written otherwise, a name is unknown or stands twice, or a size is below 1.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if not number.isdecimal():
+            raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
+        if name not in (PIPELINE, DATA):
+            raise RequestError(
+                f"mesh '{text}' has a dimension '{name}': there are pp, along the pipeline, and dp, its replicas; "
+                "write such as pp=4,dp=2"
+            )
+        if name in sizes or int(number) < 1:
+            rule = f"{name} twice" if name in sizes else f"{name}={number}"
+            raise RequestError(f"mesh '{text}' has {rule}: every dimension stands once and is at least 1")
+        sizes[name] = int(number)
+    return MeshShape(text, sizes.get(PIPELINE), sizes.get(DATA), list(sizes)[-1] == PIPELINE)
+
+
+def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:
+    """The mesh of a table of device numbers.
+
+    Args:
+        names: of its two dimensions.
+        ranks: for each place along the first dimension, the devices along the second.
+
+    Raises:
+        RequestError: the dimensions are others than ``pp`` and ``dp``.
+    """
+    if sorted(names) != sorted((PIPELINE, DATA)):
+        raise RequestError(
+            f"the device mesh has dimensions {', '.join(names)}: name them pp, along the pipeline, and dp, its replicas"
+        )
+    replicas: Iterable[Sequence[int]] = ranks if names[0] == DATA else zip(*ranks, strict=True)
+    devices = tuple(map(tuple, replicas))
+    mesh = Mesh(len(devices[0]), len(devices), devices)
+    return plain(mesh)
+
+
+def plain(mesh: Mesh) -> Mesh:
+    """The same mesh, with its devices left out where they stand in the order of their numbers."""
+    in_order = mesh.cluster_devices == tuple(range(mesh.ranks))
+    return evolve(mesh, devices=None) if in_order else mesh

@@ -1,0 +1,137 @@
+"""One operator of a captured step by itself: what it reads and returns, and what makes two of them the same work."""
+
+from collections.abc import Hashable
+from functools import cached_property
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx
+
+from ...capture.export.operators import Operators
+from ...capture.graph.nodes import root_of
+from ...capture.programs.stage import KEY, StageGraph, StageInputs
+from .attention import with_fused_attention
+
+aten = torch.ops.aten
+
+
+@frozen(slots=False, eq=False)
+class LoneOperator:
+    """An operator by itself.
+
+    Args:
+        operators: the captured step.
+        name: of the operator.
+    """
+
+    operators: Operators
+    name: str
+
+    @cached_property
+    def members(self) -> list[fx.Node]:
+        """Its nodes of the captured graph, in order."""
+        return [self.operators.nodes[name] for name in self.operators.members[self.name]]
+
+    @cached_property
+    def given(self) -> list[fx.Node]:
+        """What it reads: results of other operators first, then what is there anyway."""
+        inside = set(self.members)
+        read = dict.fromkeys(s for node in self.members for s in node.all_input_nodes if s not in inside)
+        tensors = [node for node in read if isinstance(self.operators.values.get(node.name), Tensor)]
+        return sorted(tensors, key=lambda node: node.name not in self.operators.owner)
+
+    @cached_property
+    def activations(self) -> list[fx.Node]:
+        """What it reads of other operators."""
+        return [node for node in self.given if node.name in self.operators.owner]
+
+    @cached_property
+    def returned(self) -> list[fx.Node]:
+        """Members that others read, or that leave the step."""
+        inside, results = set(self.members), set(self.operators.step.outputs.nodes)
+        return [
+            node for node in self.members
+            if isinstance(self.operators.values[node.name], Tensor)
+            and (node.name in results or any(user not in inside and user.op != "output" for user in node.users))
+        ]  # fmt: skip
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for operators that do the same work, wherever they stand."""
+        place = {node: ("given", i) for i, node in enumerate(self.given)}
+        place |= {node: ("member", i) for i, node in enumerate(self.members)}
+        values = self.operators.values
+        roots: dict[fx.Node, int] = {}
+
+        def plain(value: Any) -> Hashable:
+            if isinstance(value, fx.Node):
+                return place.get(value, ("value", str(values.get(value.name, value.target))))
+            if isinstance(value, list | tuple):
+                return tuple(plain(v) for v in value)
+            if isinstance(value, dict):
+                return tuple((k, plain(v)) for k, v in value.items())
+            return type(value).__name__, str(value)
+
+        draws = self.operators.first_draw
+        calls = tuple(
+            (str(n.target), plain(n.args), plain(n.kwargs), n.meta.get("modes"), n.name in draws) for n in self.members
+        )
+        given = tuple(
+            (_look(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given
+        )
+        return calls, given, tuple((place[n], _look(values[n.name])) for n in self.returned)
+
+    def _kind(self, node: fx.Node) -> str:
+        step = self.operators.step
+        if node.name in self.operators.owner:
+            return "activation"
+        return "parameter" if node.name in step.parameters else "other"
+
+    def graph(self) -> StageGraph:
+        """Itself as a stage, attention fused.
+
+        Every result is a copy, so that each has a gradient of its own; see `is_copy`.
+        """
+        operators, step = self.operators, self.operators.step
+        graph = fx.Graph()
+        values: dict[fx.Node, fx.Node] = {}
+        for node in self.given:
+            values[node] = graph.placeholder(node.name)
+        draws = {n.name: operators.first_draw[n.name] for n in self.members if n.name in operators.first_draw}
+        with step.fake_mode:
+            fakes = [_fresh(operators.values[node.name]) for node in self.given]
+            if draws:
+                graph.placeholder(KEY)
+                fakes.append(torch.empty(3, dtype=torch.int64))
+        read = {s for node in self.members for s in node.all_input_nodes}
+        for node in step.graph.nodes if any(s.op == "get_attr" for s in read) else ():
+            if node.op == "get_attr" and node in read:
+                values[node] = graph.node_copy(node)
+        for node in self.members:
+            values[node] = graph.node_copy(node, lambda n: values.get(n, operators.values.get(n.name)))
+        graph.output(tuple(self._copied(graph, values[node], node) for node in self.returned))
+        with_fused_attention(graph)
+        inputs = StageInputs((), (), (), (), (), bool(draws))
+        return StageGraph(graph, inputs, (), (), draws, step.modules, tuple(fakes))
+
+    def _copied(self, graph: fx.Graph, made: fx.Node, node: fx.Node) -> fx.Node:
+        if not self.operators.values[node.name].requires_grad:
+            made = graph.call_function(aten.detach.default, (made,))
+        return graph.call_function(aten.clone.default, (made,))
+
+
+def is_copy(node: fx.Node) -> bool:
+    """Whether an output of the traced graph is the copy that `LoneOperator.graph` made of it."""
+    return node.target is aten.clone.default
+
+
+def _look(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, value.untyped_storage().nbytes()
+    return str(value)
+
+
+def _fresh(value: Tensor) -> Tensor:
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.requires_grad_(value.requires_grad)

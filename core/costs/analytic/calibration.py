@@ -1,0 +1,196 @@
+"""Fitting a device's efficiencies and launch overhead to measured operators.
+
+Least squares on the logarithm of predicted over measured time, so that an error of 10 % counts the same for a large
+operator as for a small one, with a loss that is linear for outliers.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, field, frozen
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from ...cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS, DeviceType
+from ...errors import RequestError
+from .kernels import Kernel
+from .roofline import kernels_s, rate_of
+
+Floats = NDArray[np.float64]
+
+LEAST_EFFICIENCY, LEAST_LAUNCH_S, MOST_LAUNCH_S = 1e-4, 1e-8, 1e-2
+OUTLIER = 0.3
+"""Errors above it, as a share of the measured time, count by their size and not by their square."""
+
+
+@frozen
+class Sample:
+    """A measured operator.
+
+    Args:
+        name: for people.
+        case: samples of one case are left out together; its F and its backward, say.
+        kernels: what it computes and moves.
+        seconds: that it took.
+    """
+
+    name: str
+    case: str
+    kernels: tuple[Kernel, ...]
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """The kind of the kernel that does most."""
+        return max(self.kernels, key=lambda kernel: (kernel.flops, kernel.bytes)).kind
+
+
+@frozen
+class Residual:
+    """A sample beside its predictions.
+
+    Args:
+        sample: what was measured.
+        fitted_s: predicted by the device type that was fitted to all samples.
+        held_out_s: predicted by one that was fitted to all other cases.
+    """
+
+    sample: Sample
+    fitted_s: float
+    held_out_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the held-out prediction, as a share of the measured time."""
+        return abs(self.held_out_s / self.sample.seconds - 1)
+
+    @property
+    def fitted_error(self) -> float:
+        """Of the fit."""
+        return abs(self.fitted_s / self.sample.seconds - 1)
+
+
+@frozen(slots=False)
+class Calibration:
+    """A fitted device type.
+
+    Args:
+        device: the type with fitted numbers; the sources of these are still the old ones.
+        residuals: of every sample.
+        fitted: names of the numbers that the samples told, as `DeviceType.sources` has them; the others stay.
+    """
+
+    device: DeviceType
+    residuals: tuple[Residual, ...]
+    fitted: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, tuple[Residual, ...]]:
+        """The residuals of every kind that was measured."""
+        kinds = [kind for kind in (*COMPUTE_KINDS, *MEMORY_KINDS) if any(r.sample.kind == kind for r in self.residuals)]
+        return {kind: tuple(r for r in self.residuals if r.sample.kind == kind) for kind in kinds}
+
+    @property
+    def median_error(self) -> float:
+        """Median held-out error over all samples."""
+        return statistics.median(residual.error for residual in self.residuals)
+
+
+def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False) -> Calibration:
+    """Fit a device type to samples.
+
+    Args:
+        samples: measured operators; of kinds that they miss, the efficiency stays as it is.
+        base: its peak rates stay, its efficiencies are where the search begins.
+        tf32: whether products of float32 ran as TF32.
+
+    Raises:
+        RequestError: too few samples, a time that is none, or a number type that the device has no rate for.
+    """
+    wrong = next((s for s in samples if not (s.seconds > 0 and s.kernels)), None)
+    if wrong is not None:
+        raise RequestError(f"'{wrong.name}' took {wrong.seconds} s in {len(wrong.kernels)} kernels: nothing to fit to")
+    cases = list(dict.fromkeys(sample.case for sample in samples))
+    if len(cases) < 3:
+        raise RequestError(f"{len(cases)} cases were measured: a fit, and one without each of them, needs at least 3")
+    device, told = _Fit(samples, base, tf32).device()
+    held_out: dict[str, float] = {}
+    for case in cases:
+        rest, _ = _Fit([sample for sample in samples if sample.case != case], base, tf32).device(device)
+        held_out |= {s.name: kernels_s(s.kernels, rest, tf32=tf32) for s in samples if s.case == case}
+    residuals = (Residual(s, kernels_s(s.kernels, device, tf32=tf32), held_out[s.name]) for s in samples)
+    return Calibration(device, tuple(residuals), told)
+
+
+class _Fit:
+    """One fit: the samples' kernels as arrays, and the numbers that they tell."""
+
+    def __init__(self, samples: Sequence[Sample], base: DeviceType, tf32: bool) -> None:
+        self._base = base
+        pairs = [(i, kernel) for i, sample in enumerate(samples) for kernel in sample.kernels]
+        present = {kernel.kind for _, kernel in pairs}
+        self._kinds = [kind for kind in (*COMPUTE_KINDS, *MEMORY_KINDS) if kind in present]
+        self._sample = np.array([i for i, _ in pairs])
+        self._kind = np.array([self._kinds.index(kernel.kind) for _, kernel in pairs])
+        self._limited = np.array([kernel.kind in COMPUTE_KINDS for _, kernel in pairs])
+        self._arithmetic_s = np.array(
+            [kernel.flops / rate_of(base, kernel.dtype, tf32) if kernel.flops else 0.0 for _, kernel in pairs]
+        )
+        self._memory_s = np.array([kernel.bytes / base.peak_memory_bytes_per_s for _, kernel in pairs])
+        self._measured = np.log([sample.seconds for sample in samples])
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The numbers that are searched for, in order."""
+        return (*(f"efficiency.{kind}" for kind in self._kinds), "effective_memory_bytes_per_s", "launch_overhead_s")
+
+    def _times(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+        """Of every kernel what it takes beside its launch, the number that limits it, and of every sample the seconds.
+
+        Args:
+            x: logarithms of efficiencies, of the share of the bandwidth, and of the launch.
+        """
+        numbers = np.exp(x)
+        efficiency, share, launch_s = numbers[:-2][self._kind], numbers[-2], numbers[-1]
+        arithmetic_s = np.where(self._limited, self._arithmetic_s / efficiency, self._arithmetic_s)
+        memory_s = self._memory_s / np.where(self._limited, share, efficiency)
+        by_memory = memory_s > arithmetic_s
+        work_s = np.where(by_memory, memory_s, arithmetic_s)
+        limit = np.where(by_memory & self._limited, len(self._kinds), self._kind)
+        seconds = np.bincount(self._sample, launch_s + work_s, len(self._measured))
+        return work_s, limit, seconds.astype(np.float64)
+
+    def _errors(self, x: Floats) -> Floats:
+        return np.asarray(np.log(self._times(x)[2]) - self._measured)
+
+    def _slopes(self, x: Floats) -> Floats:
+        """Derivatives of the errors: a larger efficiency shortens what it limits."""
+        work_s, limit, seconds = self._times(x)
+        slopes = np.zeros((len(seconds), len(x)))
+        np.subtract.at(slopes, (self._sample, limit.astype(np.int64)), work_s)
+        slopes[:, -1] = np.exp(x[-1]) * np.bincount(self._sample, minlength=len(seconds))
+        return np.asarray(slopes / seconds[:, None])
+
+    def device(self, start: DeviceType | None = None) -> tuple[DeviceType, tuple[str, ...]]:
+        """The base with the numbers that fit best, searched from those of ``start``; and which the samples told."""
+        begin = start or self._base
+        share = begin.effective_memory_bytes_per_s / begin.peak_memory_bytes_per_s
+        numbers = [*(begin.efficiency[kind] for kind in self._kinds), share, begin.launch_overhead_s]
+        low = np.log([*[LEAST_EFFICIENCY] * (len(numbers) - 1), LEAST_LAUNCH_S])
+        high = np.log([*[1.0] * (len(numbers) - 1), MOST_LAUNCH_S])
+        first = np.clip(np.log(np.maximum(numbers, LEAST_LAUNCH_S)), low + 1e-6, high - 1e-6)
+        found = least_squares(
+            self._errors, first, jac=self._slopes, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, xtol=1e-10
+        )
+        told = np.abs(self._slopes(found.x)).max(axis=0) > 0
+        values = np.where(told, np.exp(found.x), numbers)
+        names = tuple(name for name, known in zip(self._names, told, strict=True) if known)
+        *fitted, share, launch_s = (float(value) for value in values)
+        return evolve(
+            self._base,
+            efficiency={**self._base.efficiency, **dict(zip(self._kinds, fitted, strict=True))},
+            launch_overhead_s=launch_s,
+            effective_memory_bytes_per_s=share * self._base.peak_memory_bytes_per_s,
+        ), names

@@ -1,0 +1,252 @@
+"""The work of a whole training step, operator by operator; from it, costs on any type of device."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from itertools import accumulate
+from math import prod
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ...capture.export.operators import Operators, tensor_bytes
+from ...capture.graph.nodes import root_of
+from ...cluster.device_type import DeviceType
+from ..graph import OpGraph, OpNode
+from .alone import LoneOperator
+from .kernels import Kernel
+from .optimizers import DEFAULT, Optimizer, find_optimizer
+from .roofline import kernels_s
+from .work import Work, work_of
+
+
+@frozen
+class OperatorWork:
+    """One operator of a step.
+
+    Args:
+        work: what it does by itself; one object for all operators that do the same.
+        backward_input, backward_weight: what the step adds to I and W: the sums of gradients of a result that several
+            read, and of a parameter's gradient over microbatches.
+        saved_bytes: what it keeps that no operator before it keeps.
+        workspace_bytes: the most that is alive while it runs, beside state and saved tensors.
+        trained: elements and bytes per element of each parameter that it is the first to read and that is trained.
+        frozen_bytes: of such parameters that are not.
+    """
+
+    work: Work
+    backward_input: tuple[Kernel, ...]
+    backward_weight: tuple[Kernel, ...]
+    saved_bytes: int
+    workspace_bytes: int
+    trained: tuple[tuple[int, int], ...]
+    frozen_bytes: int
+
+
+@frozen(eq=False)
+class ModelWork:
+    """A training step's work for one microbatch.
+
+    Args:
+        graph: its operators, without times.
+        operators: what each does, in the graph's order.
+    """
+
+    graph: OpGraph
+    operators: tuple[OperatorWork, ...]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of F, I and W as the field counts them for utilisation."""
+        return sum(operator.work.flops for operator in self.operators)
+
+    @property
+    def number_type(self) -> str:
+        """The number type of most of these FLOPs."""
+        counts: Counter[str] = Counter()
+        for operator in self.operators:
+            for kernel in (*operator.work.forward, *operator.work.backward_input, *operator.work.backward_weight):
+                counts[kernel.dtype] += kernel.counted_flops
+        return max(counts, key=lambda name: counts[name], default="fp32")
+
+    def on(self, device: DeviceType, *, optimizer: Optimizer | None = None, tf32: bool = False) -> OpGraph:
+        """The operator graph with times on a type of device, and the memory that each operator needs.
+
+        Args:
+            device: the type of device.
+            optimizer: whose state is kept; Adam in float32 if None.
+            tf32: whether products of float32 run as TF32.
+
+        Raises:
+            RequestError: the device states no rate for a number type of the model.
+        """
+        found: dict[int, tuple[float, float, float]] = {}
+
+        def times(work: Work) -> tuple[float, float, float]:
+            if id(work) not in found:
+                parts = (work.forward, work.backward_input, work.backward_weight)
+                forward, inputs, weights = (kernels_s(part, device, tf32=tf32) for part in parts)
+                found[id(work)] = forward, inputs, weights
+            return found[id(work)]
+
+        chosen = optimizer or find_optimizer(DEFAULT)
+        bandwidth = device.peak_memory_bytes_per_s * device.efficiency["elementwise"]
+        nodes = []
+        for node, operator in zip(self.graph.nodes, self.operators, strict=True):
+            forward, inputs, weights = times(operator.work)
+            nodes.append(
+                evolve(
+                    node,
+                    forward_s=forward,
+                    backward_input_s=inputs + kernels_s(operator.backward_input, device),
+                    backward_weight_s=weights + kernels_s(operator.backward_weight, device),
+                    optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.trained) / bandwidth,
+                    state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
+                    saved_bytes=operator.saved_bytes,
+                    workspace_bytes=operator.workspace_bytes,
+                )
+            )
+        return evolve(self.graph, nodes=tuple(nodes))
+
+
+def costs_by_type(
+    work: ModelWork, devices: Iterable[DeviceType], *, optimizer: Optimizer | None = None, tf32: bool = False
+) -> dict[str, OpGraph]:
+    """Graphs with times by the name of each type of device: one step on a cluster of several types."""
+    return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
+
+
+def model_work(operators: Operators) -> ModelWork:
+    """What every operator of a captured step does; equal operators are traced once.
+
+    Raises:
+        RequestError: an operator cannot be differentiated, or one that stays Python does not run on stand-ins.
+    """
+    lone = [LoneOperator(operators, node.name) for node in operators.graph.nodes]
+    known: dict[Hashable, Work] = {}
+    works = []
+    for operator in lone:
+        key = operator.key
+        if key not in known:
+            known[key] = work_of(operator)
+        works.append(known[key])
+    saved, kept = _saved(lone, works)
+    workspace = _workspace(operators, lone, works, kept)
+    seen: set[str] = set()
+    found = []
+    for i, (node, operator, work) in enumerate(zip(operators.graph.nodes, lone, works, strict=True)):
+        own = [name for name in node.parameters if name not in seen]
+        seen.update(own)
+        trained, still = _state(operators, own)
+        found.append(
+            OperatorWork(
+                work, _gradient_sums(operators, operator), _parameter_sums(operators, node), saved[i], workspace[i],
+                trained, still,
+            )
+        )  # fmt: skip
+    return ModelWork(operators.graph, tuple(found))
+
+
+def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[str]]:
+    """Bytes that each operator keeps first, and the nodes whose storages are kept."""
+    kept: set[str] = set()
+    found = []
+    for operator, work in zip(lone, works, strict=True):
+        size = 0
+        for tensor in work.kept:
+            node = operator.given[tensor.given] if tensor.given is not None else None
+            node = operator.returned[tensor.returned] if tensor.returned is not None else node
+            if node is None:
+                size += tensor.bytes
+            elif (name := root_of(node).name) not in kept:
+                kept.add(name)
+                size += tensor.bytes
+        found.append(size)
+    return found, kept
+
+
+def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work], kept: set[str]) -> list[int]:
+    """The most bytes alive in F or in the backward at each operator, saved tensors left out.
+
+    A result that nobody keeps lives from its operator to its last reader; a gradient, back from there to here.
+    """
+    count = len(lone)
+    position = {operator.name: i for i, operator in enumerate(lone)}
+    forward, backward = [0] * (count + 1), [0] * (count + 1)
+    for i, operator in enumerate(lone):
+        seen: set[str] = set()
+        for node in operator.returned:
+            value = operators.values[node.name]
+            readers = [position[operators.owner[u.name]] for u in node.users if u.name in operators.owner]
+            end = max(readers, default=i)
+            root = root_of(node).name
+            if root not in kept and root not in seen and root in operators.owner:
+                forward[min(i + 1, count)] += value.untyped_storage().nbytes()
+                forward[end + 1 if end > i else min(i + 1, count)] -= value.untyped_storage().nbytes()
+            if value.requires_grad:
+                backward[i] += tensor_bytes(value)
+                backward[max(end, i)] -= tensor_bytes(value)
+            seen.add(root)
+    alive, flowing = list(accumulate(forward)), list(accumulate(backward))
+    return [
+        max(work.forward_bytes + alive[i], work.backward_bytes + flowing[i] if work.has_backward else 0)
+        for i, work in enumerate(works)
+    ]
+
+
+def _gradient_sums(operators: Operators, operator: LoneOperator) -> tuple[Kernel, ...]:
+    """A result that n operators read gets n gradients, which n − 1 additions sum."""
+    found: list[Kernel] = []
+    for node in operator.returned:
+        value = operators.values[node.name]
+        readers = {operators.owner[user.name] for user in node.users if user.name in operators.owner} - {operator.name}
+        if value.requires_grad:
+            found += [addition(value.numel(), value.dtype)] * (len(readers) - 1)
+    return tuple(found)
+
+
+def _parameter_sums(operators: Operators, node: OpNode) -> tuple[Kernel, ...]:
+    """Every parameter's gradient is added to that of the microbatches before."""
+    values = _parameter_values(operators)
+    return tuple(
+        addition(values[name].numel(), values[name].dtype) for name in node.parameters if values[name].requires_grad
+    )
+
+
+def addition(elements: int, dtype: torch.dtype) -> Kernel:
+    """The kernel that adds one gradient to another, in place."""
+    size = elements * dtype.itemsize
+    return Kernel("add_", "elementwise", "fp32", 0, 0, 2 * size, size)
+
+
+def _state(operators: Operators, names: Iterable[str]) -> tuple[tuple[tuple[int, int], ...], int]:
+    values = _parameter_values(operators)
+    own = [values[name] for name in names]
+    trained = tuple((prod(t.shape), t.dtype.itemsize) for t in own if t.requires_grad)
+    return trained, sum(tensor_bytes(t) for t in own if not t.requires_grad)
+
+
+def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> OpGraph:
+    """A graph whose times are known otherwise, with the state of an optimizer.
+
+    Args:
+        graph: of these operators.
+        operators: of the captured step.
+        optimizer: whose state is kept.
+    """
+    seen: set[str] = set()
+    nodes = []
+    for node in graph.nodes:
+        own = [name for name in node.parameters if name not in seen]
+        seen.update(own)
+        trained, still = _state(operators, own)
+        nodes.append(evolve(node, state_bytes=_state_bytes(trained, still, optimizer)))
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def _state_bytes(trained: Iterable[tuple[int, int]], still: int, optimizer: Optimizer) -> int:
+    return sum(count * optimizer.state_bytes(size) for count, size in trained) + still
+
+
+def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:
+    return {name: operators.values[placeholder] for placeholder, name in operators.step.parameters.items()}

@@ -1,0 +1,53 @@
+"""How long a device of some type needs for a kernel: the roofline model (Williams et al., CACM 2009)."""
+
+from collections.abc import Iterable
+
+from ...cluster.device_type import COMPUTE_KINDS, DeviceType
+from ...errors import RequestError
+from .kernels import Kernel
+
+
+def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float:
+    """Seconds of one kernel: the launch, and the longer of its arithmetic and its memory traffic.
+
+    Args:
+        kernel: what it computes and moves.
+        device: the type of device.
+        tf32: whether products of float32 run at the rate of TF32.
+
+    Raises:
+        RequestError: the device states no rate for products of this number type.
+    """
+    efficiency = device.efficiency[kernel.kind]
+    limited = kernel.kind in COMPUTE_KINDS
+    bandwidth = device.effective_memory_bytes_per_s if limited else device.peak_memory_bytes_per_s * efficiency
+    arithmetic_s = (
+        kernel.flops / (rate_of(device, kernel.dtype, tf32) * (efficiency if limited else 1)) if kernel.flops else 0.0
+    )
+    return device.launch_overhead_s + max(arithmetic_s, kernel.bytes / bandwidth)
+
+
+def kernels_s(kernels: Iterable[Kernel], device: DeviceType, *, tf32: bool = False) -> float:
+    """Seconds of kernels one after another."""
+    return sum(kernel_s(kernel, device, tf32=tf32) for kernel in kernels)
+
+
+def rate_of(device: DeviceType, number_type: str, tf32: bool = False) -> float:
+    """Peak FLOP/s of a device for matrix products.
+
+    Args:
+        device: the type of device.
+        number_type: of the products.
+        tf32: whether products of float32 run as TF32, where the device can.
+
+    Raises:
+        RequestError: the device states no rate for it.
+    """
+    rates = device.peak_flops_per_s
+    wanted = "tf32" if tf32 and number_type == "fp32" and "tf32" in rates else number_type
+    if wanted not in rates:
+        raise RequestError(
+            f"device '{device.name}' states no rate for matrix products in {wanted}: use --dtype with one of "
+            f"{', '.join(rates)}, or add the rate to the device's file"
+        )
+    return rates[wanted]

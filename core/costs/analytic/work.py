@@ -1,0 +1,246 @@
+"""What an operator computes, moves and keeps: its kernels of F, I and W, and its memory, from its own joint graph."""
+
+from collections.abc import Collection, Sequence
+
+from attrs import frozen
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ...capture.graph.nodes import root_of
+from ...capture.graph.storages import storage_sizes
+from ...capture.programs.joint import (
+    JointGraph,
+    ancestors,
+    at_hand,
+    closed_over,
+    forward_nodes,
+    ordered,
+    split_masked,
+    trace_joint,
+)
+from ...capture.programs.overwriting import may_overwrite
+from ...capture.programs.products import products_of
+from .alone import LoneOperator, is_copy
+from .kernels import Kernel, kernel_of
+from .region_work import REGION_OPERATORS, RegionWork, region_work
+
+
+@frozen
+class Kept:
+    """A tensor's memory that an operator keeps for its backward.
+
+    Args:
+        given: position among what the operator reads, of a tensor that it was given; else None.
+        returned: position among what it returns, of a tensor that it hands on as well; else None.
+        bytes: of the storage.
+    """
+
+    given: int | None
+    returned: int | None
+    bytes: int
+
+
+@frozen
+class Work:
+    """What an operator does for one microbatch.
+
+    Args:
+        forward, backward_input, backward_weight: kernels of F, I and W, in order.
+        kept: what F keeps for the backward; parameters, buffers, constants and the batch are there anyway.
+        forward_bytes, backward_bytes: the most that F and the backward hold beside what they are given and what F
+            keeps.
+    """
+
+    forward: tuple[Kernel, ...] = ()
+    backward_input: tuple[Kernel, ...] = ()
+    backward_weight: tuple[Kernel, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a kernel runs in the backward."""
+        return bool(self.backward_input or self.backward_weight)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of F, I and W as they are counted for utilisation, see `Kernel.counted_flops`."""
+        return sum(k.counted_flops for k in (*self.forward, *self.backward_input, *self.backward_weight))
+
+
+def work_of(operator: LoneOperator) -> Work:
+    """Trace an operator's forward and backward over fake tensors and add up what they do.
+
+    Raises:
+        RequestError: it cannot be differentiated, or it stays Python and does not run on stand-ins.
+    """
+    if _only_shows(operator):
+        return Work()
+    joint = trace_joint(operator.graph(), as_on_cpu=False)
+    regions = {number: region_work(operator, number) for number in _region_numbers(joint)}
+    nodes = _divided(joint, len(operator.activations))
+    copies = {node for node in joint.outputs if is_copy(node)}
+
+    def kernels(chosen: set[fx.Node]) -> tuple[Kernel, ...]:
+        return tuple(k for node in ordered(joint.graph, chosen - copies) for k in _kernels(node, regions))
+
+    kept = _kept(joint, operator, nodes, regions)
+    backward = nodes.backward_input | nodes.backward_weight
+    return Work(
+        kernels(nodes.forward), kernels(nodes.backward_input), kernels(nodes.backward_weight), kept.tensors,
+        _peak(joint, nodes.forward - copies, kept.storages | kept.given),
+        _peak(
+            joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
+        ),
+    )  # fmt: skip
+
+
+def _only_shows(operator: LoneOperator) -> bool:
+    """Whether it shows memory that it is given, and computes nothing."""
+    values = operator.operators.values
+    known = storage_sizes(values[node.name] for node in operator.given)
+    made = (t for node in operator.members for t in pytree.tree_leaves(values[node.name]) if isinstance(t, Tensor))
+    return all(t.untyped_storage()._cdata in known for t in made) and not any(
+        getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in operator.members
+    )
+
+
+@frozen
+class _Nodes:
+    """Nodes of a joint graph by the program that runs them."""
+
+    forward: set[fx.Node]
+    backward_input: set[fx.Node]
+    backward_weight: set[fx.Node]
+
+
+def _divided(joint: JointGraph, activations: int) -> _Nodes:
+    """F, I and W the way `..capture.programs` divides them."""
+    forward = forward_nodes(joint)
+    towards = {i: node for i, node in joint.gradients.items() if i < activations}
+    if towards:
+        split_masked(joint.graph, ancestors(towards.values()))
+    inputs = ancestors(towards.values()) - forward
+    for node in joint.gradients.values():
+        inputs |= (at_hand(node, forward | inputs) or set()) if towards else set()
+    weights = ancestors(joint.gradients.values()) - forward - inputs
+    return _Nodes(forward, inputs, weights)
+
+
+def _region_numbers(joint: JointGraph) -> set[int]:
+    """Numbers of the regions that a joint graph runs."""
+    return {_number(n, 1) for n in joint.graph.nodes if n.target is REGION_OPERATORS[0]}
+
+
+def _number(node: fx.Node, position: int) -> int:
+    number = node.args[position]
+    assert isinstance(number, int)
+    return number
+
+
+def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return ()
+    if node.target is REGION_OPERATORS[0]:
+        return regions[_number(node, 1)].forward
+    if node.target is REGION_OPERATORS[1]:
+        return regions[_number(node, 2)].backward
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    found = kernel_of(node.target, args, kwargs, node.meta.get("val"))
+    return () if found is None else (found,)
+
+
+@frozen
+class _KeptStorages:
+    """What is kept, for those who add up the rest: storages by identity."""
+
+    tensors: tuple[Kept, ...]
+    storages: frozenset[int]
+    given: frozenset[int]
+
+
+def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dict[int, RegionWork]) -> _KeptStorages:
+    backward = nodes.backward_input | nodes.backward_weight
+    reads = closed_over(ordered(joint.graph, backward), backward)
+    reads += [node for node in joint.gradients.values() if node not in backward]
+    tangents = storage_sizes(node.meta["val"] for node in joint.tangents.values())
+    given: dict[int, int] = {}
+    for position, node in joint.primals.items():
+        given.setdefault(_storage(node), position)
+    returned: dict[int, int] = {}
+    for position, node in enumerate(joint.outputs):
+        shown = node.all_input_nodes[0] if is_copy(node) else node
+        returned.setdefault(_storage(shown), position)
+    found: dict[int, Kept] = {}
+    for node in reads:
+        for key, size in storage_sizes(_tensors(node)).items():
+            if key in tangents or key in found:
+                continue
+            place = given.get(key)
+            if place is not None and place < len(operator.activations):
+                whole = operator.operators.values[operator.given[place].name].untyped_storage().nbytes()
+                found[key] = Kept(place, None, whole)
+            elif place is not None and not _is_local(operator, place):
+                continue
+            else:
+                found[key] = Kept(place, None if place is not None else returned.get(key), size)
+    tensors = [*found.values(), *(Kept(None, None, work.kept_bytes) for work in regions.values())]
+    return _KeptStorages(tuple(tensors), frozenset(found) | frozenset(tangents), frozenset(given))
+
+
+def _is_local(operator: LoneOperator, place: int) -> bool:
+    """Whether an input is memory of what every stage computes for itself; the last input may be the random key."""
+    return place < len(operator.given) and root_of(operator.given[place]).name in operator.operators.local
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+
+
+def _storage(node: fx.Node) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _without_memory(joint: JointGraph, backward: set[fx.Node], activations: int) -> set[fx.Node]:
+    """Nodes of the backward that take no memory: those that overwrite the gradient that comes in, where they alone read
+    it, and gradients of parameters that are added up inside a product."""
+    tangents = set(joint.tangents.values())
+    found = set()
+    for node in backward:
+        gradients = [source for source in node.all_input_nodes if source in tangents and may_overwrite(node, source)]
+        if any(sum(user in backward for user in source.users) == 1 for source in gradients):
+            found.add(node)
+    own = [node for position, node in joint.gradients.items() if position >= activations]
+    returned = [node for position, node in joint.gradients.items() if position < activations]
+    for product in products_of(own, backward, returned):
+        found |= {product.node, *product.flips}
+    return found
+
+
+def _peak(
+    joint: JointGraph, chosen: set[fx.Node], ignored: frozenset[int], without_memory: Collection[fx.Node] = ()
+) -> int:
+    """The most bytes of storages alive while nodes run in order, each from its first tensor to its last use."""
+    ignored |= {key for node in without_memory for key in storage_sizes(_tensors(node))}
+    order = ordered(joint.graph, chosen)
+    sizes: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for position, node in enumerate(order):
+        own = {key: size for key, size in storage_sizes(_tensors(node)).items() if key not in ignored}
+        sizes = {**own, **sizes}
+        read = {key for source in node.all_input_nodes for key in storage_sizes(_tensors(source))}
+        last.update(dict.fromkeys((read | own.keys()) & sizes.keys(), position))
+    outside = {source for node in joint.graph.nodes if node not in chosen for source in node.all_input_nodes}
+    last.update({key: len(order) for node in outside & chosen for key in storage_sizes(_tensors(node)) if key in sizes})
+    ends: dict[int, int] = {}
+    for key, position in last.items():
+        ends[position] = ends.get(position, 0) + sizes[key]
+    alive, peak, seen = 0, 0, set[int]()
+    for position, node in enumerate(order):
+        new = {key for key in storage_sizes(_tensors(node)) if key in sizes} - seen
+        seen |= new
+        alive += sum(sizes[key] for key in new)
+        peak = max(peak, alive)
+        alive -= ends.get(position, 0)
+    return peak

@@ -1,0 +1,157 @@
+"""The operator graph: what a training step computes, in the order it computes it, with what each operator costs.
+
+Documents of format ``panpipe.opgraph/1`` hold one; capture makes one from a model. A node is one operator, an edge a
+tensor that one operator reads of another. Nodes stand in a topological order, and every partition in panpipe is a
+cut of that order.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from attrs import field, frozen
+
+from ..documents import from_json, read_text, to_json
+from ..errors import RequestError
+
+FORMAT = "panpipe.opgraph/1"
+
+
+@frozen(slots=False)
+class OpNode:
+    """One operator. Times in seconds for one microbatch, memory in bytes.
+
+    Args:
+        name: module path, operator and ordinal; unique in the graph.
+        forward_s, backward_input_s, backward_weight_s: time of F, I and W.
+        optimizer_s: time of the optimizer step over this operator's parameters, once a step.
+        parameter_bytes: its parameters alone.
+        state_bytes: parameters, gradients and optimizer state together.
+        saved_bytes: what it holds from forward to backward, for each microbatch in flight.
+        workspace_bytes: what it needs only while it runs.
+        parameters: names of the parameters it reads; empty where a file does not say.
+    """
+
+    name: str
+    forward_s: float = 0.0
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+    optimizer_s: float = 0.0
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    saved_bytes: int = 0
+    workspace_bytes: int = 0
+    parameters: tuple[str, ...] = ()
+
+
+@frozen(slots=False)
+class OpEdge:
+    """A tensor read across two operators.
+
+    Args:
+        src, dst: names of the producing and the reading node.
+        bytes: its size for one microbatch.
+        gradient: whether a gradient of the same size comes back.
+        tensor: which of the producer's outputs it is; readers of the same one share one transfer.
+    """
+
+    src: str
+    dst: str
+    bytes: int
+    gradient: bool = True
+    tensor: int = 0
+
+
+@frozen(slots=False)
+class OpGraph:
+    """Operators in topological order, and the tensors between them.
+
+    Raises:
+        RequestError: two nodes share a name, an edge names no node or runs against the order, or a cost is negative.
+    """
+
+    nodes: tuple[OpNode, ...]
+    edges: tuple[OpEdge, ...] = ()
+    name: str = field(default="", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.index) != len(self.nodes):
+            names = [node.name for node in self.nodes]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise RequestError(f"operator '{twice}' stands twice in the graph: names are unique; rename one")
+        for node in self.nodes:
+            _check_costs(node)
+        for edge in self.edges:
+            for end in (edge.src, edge.dst):
+                if end not in self.index:
+                    raise RequestError(f"edge {edge.src} → {edge.dst} names '{end}', which is no node: add the node")
+            if self.index[edge.src] >= self.index[edge.dst]:
+                raise RequestError(
+                    f"edge {edge.src} → {edge.dst} runs against the order of the nodes: "
+                    "nodes stand in a topological order; move one"
+                )
+            if edge.bytes < 0:
+                raise RequestError(f"edge {edge.src} → {edge.dst} has {edge.bytes} bytes: a size is at least 0")
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each node in the order."""
+        return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that are read, each once, in the order of their first readers."""
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.parameters))
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the graph: its operators, parameters and tensors; never its times, which differ by machine."""
+        identity = {
+            "nodes": [[node.name, node.parameter_bytes, list(node.parameters)] for node in self.nodes],
+            "edges": [[e.src, e.dst, e.bytes, e.gradient, e.tensor] for e in self.edges],
+        }
+        return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_costs(node: OpNode) -> None:
+    for name in ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s"):
+        if not 0 <= getattr(node, name) < float("inf"):
+            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a time is finite and at least 0")
+    for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes"):
+        if getattr(node, name) < 0:
+            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size is at least 0")
+
+
+def read_graph(path: str | Path) -> OpGraph:
+    """Read an operator-graph file. Raises RequestError where it is not one."""
+    graph = from_json(read_text(path), FORMAT, OpGraph, str(path))
+    if not graph.nodes:
+        raise RequestError(f"{path} has no nodes: an operator graph needs at least one")
+    return graph
+
+
+def graph_json(graph: OpGraph) -> str:
+    """The operator-graph document of a graph."""
+    return to_json(FORMAT, graph)
+
+
+def stage_of_nodes(graph: OpGraph, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Stage index of every node.
+
+    Raises:
+        RequestError: a node is in no stage or in two, or a stage names a node that the graph does not have.
+    """
+    where: dict[str, int] = {}
+    for index, names in enumerate(stages):
+        for name in names:
+            if name not in graph.index:
+                raise RequestError(f"stage {index} names operator '{name}', which this graph does not have: plan again")
+            if name in where:
+                raise RequestError(f"operator '{name}' is in stages {where[name]} and {index}: one stage owns it")
+            where[name] = index
+    missing = next((node.name for node in graph.nodes if node.name not in where), None)
+    if missing is not None:
+        raise RequestError(f"operator '{missing}' is in no stage: every operator needs one; plan again")
+    return where

@@ -1,0 +1,57 @@
+"""Actions as integers, for everything that is compiled: ``4 · (stage · count + microbatch) + kind``.
+
+``count`` is the number of microbatches of a step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..actions import Action, Kind
+
+FORWARD, INPUT, WEIGHT, BOTH = range(4)
+"""Kinds: F, I, W and the full backward."""
+KINDS = 4
+INFINITY = np.inf
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.W: WEIGHT, Kind.B: BOTH}
+KIND = {code: kind for kind, code in CODE.items()}
+
+
+def encode(
+    device_actions: Sequence[Sequence[Action]], stages: int, count: int, *, split: bool = False
+) -> tuple[Integers, Integers]:
+    """Coded orders and their lengths, with room for every backward in two.
+
+    Args:
+        device_actions: per device F, I, W and B in order.
+        stages, count: how many stages and microbatches there are.
+        split: write every B as I and W next to each other.
+    """
+    rows: list[list[int]] = []
+    for order in device_actions:
+        row: list[int] = []
+        for action in order:
+            assert action.microbatch is not None
+            place = KINDS * (action.stage * count + action.microbatch)
+            if split and action.kind is Kind.B:
+                row += (place + INPUT, place + WEIGHT)
+            else:
+                row.append(place + CODE[action.kind])
+        rows.append(row)
+    most = [3 * count * len({action.stage for action in order}) for order in device_actions]
+    orders = np.zeros((len(rows), max([*most, *map(len, rows)], default=0)), dtype=np.int64)
+    for device, row in enumerate(rows):
+        orders[device, : len(row)] = row
+    return orders, np.array([len(row) for row in rows], dtype=np.int64)
+
+
+def decode_orders(orders: Integers, lengths: Integers, count: int) -> tuple[tuple[Action, ...], ...]:
+    """The actions of coded orders."""
+    return tuple(
+        tuple(Action((code >> 2) // count, KIND[code & 3], (code >> 2) % count) for code in row[:length])
+        for row, length in zip(orders.tolist(), lengths.tolist(), strict=True)
+    )

@@ -1,0 +1,248 @@
+"""Longest path and memory of coded orders: the rules of ``core/evaluate/reference``, compiled.
+
+An action is a number: ``4 · (stage · count + microbatch) + kind``, with ``count`` microbatches, which an inner loop
+takes apart without a division. Messages are pure delays, one for every pair of stages that has an edge, however many
+stages it skips.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numba_cache import njit
+from .coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
+
+UNKNOWN = -1
+
+
+class StageArrays(NamedTuple):
+    """What stages cost, and what they send each other; one entry a stage unless said otherwise.
+
+    Args:
+        times: of F, I, W and B, (4, stages).
+        again: time of the second forward in front of I or B, for which no gradient is waited; 0 without recomputation.
+        optimizer: time of the optimizer step.
+        reduce: time of the gradient reduction over the data dimension.
+        state: bytes for all of training.
+        saved: bytes that F leaves.
+        made: bytes that the second forward makes beside ``saved``.
+        kept: bytes between I and W.
+        workspace: bytes of a running action.
+        forward_first: where the stages that a stage reads begin in the next two, (stages + 1).
+        forward_from, forward_delay: source and delay of each edge, by reading stage.
+        back_first, back_from, back_delay: the same for gradients.
+    """
+
+    times: Floats
+    again: Floats
+    optimizer: Floats
+    reduce: Floats
+    state: Floats
+    saved: Floats
+    made: Floats
+    kept: Floats
+    workspace: Floats
+    forward_first: Integers
+    forward_from: Integers
+    forward_delay: Floats
+    back_first: Integers
+    back_from: Integers
+    back_delay: Floats
+
+
+class Room(NamedTuple):
+    """What a run writes to: made once for many runs (see :func:`make_room`).
+
+    Args:
+        finish: end of every action by code.
+        cause: the action elsewhere that it waited for, or ``UNKNOWN``.
+        where: its position in its device's order.
+        place, free, left: per device: how far it is, when it is free, and the work that it has yet to do.
+        last: per stage the end of its last weight gradient.
+        stage_of: stage of ``stage · count + microbatch``.
+    """
+
+    finish: Floats
+    cause: Integers
+    where: Integers
+    place: Integers
+    free: Floats
+    left: Floats
+    last: Floats
+    stage_of: Integers
+
+
+def make_room(stages: int, count: int, devices: int) -> Room:
+    """Room for runs of ``count`` microbatches."""
+    size = KINDS * stages * count
+    return Room(
+        np.empty(size), np.empty(size, dtype=np.int64), np.zeros(size, dtype=np.int64),
+        np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices), np.zeros(stages),
+        np.repeat(np.arange(stages), count),
+    )  # fmt: skip
+
+
+@njit(inline="always")
+def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any, finish: Any) -> tuple[float, int]:
+    """When an action can begin on a device that is free ``now``, and the action elsewhere that it waits for.
+
+    Negative where something that it reads has not run yet.
+    """
+    at, why = now, UNKNOWN
+    if kind == FORWARD:
+        for e in range(costs.forward_first[stage], costs.forward_first[stage + 1]):
+            source = KINDS * (place + (costs.forward_from[e] - stage) * count)
+            end = finish[source]
+            if end < 0:
+                return -1.0, UNKNOWN
+            if end + costs.forward_delay[e] > at:
+                at, why = end + costs.forward_delay[e], source
+        return at, why
+    if kind == WEIGHT:
+        return (at if finish[KINDS * place + INPUT] >= 0 else -1.0), UNKNOWN
+    if finish[KINDS * place] < 0:
+        return -1.0, UNKNOWN
+    at += costs.again[stage]
+    for e in range(costs.back_first[stage], costs.back_first[stage + 1]):
+        source = KINDS * (place + (costs.back_from[e] - stage) * count) + INPUT
+        end = finish[source]
+        if end < 0:
+            return -1.0, UNKNOWN
+        if end + costs.back_delay[e] > at:
+            at, why = end + costs.back_delay[e], source
+    return at, why
+
+
+@njit()
+def run(
+    orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, room: Any
+) -> float:  # fmt: skip
+    """The longest path through the orders, reductions and optimizer included.
+
+    Args:
+        orders: codes, (devices, longest order).
+        lengths: how many actions each device has.
+        count: microbatches.
+        placement: device of every stage.
+        costs: :class:`StageArrays`.
+        work: per device the time of its actions and optimizer (see :func:`work_of`).
+        stop: give up where the step is sure to be longer than this.
+        room: :class:`Room`; ``finish``, ``cause`` and ``where`` are filled. A B also ends its I there, so that whoever
+            reads a gradient looks in one place. ``free`` comes to hold the ends of devices.
+
+    Returns:
+        The step: the latest end of a device, whose stages' optimizer steps follow its compute, and each of them the
+        reduction of its gradients; those run one behind the other beside compute. Infinite above ``stop``; negative
+        where something waits for itself or for what nobody computes.
+    """
+    finish, where, cause, free, left = room.finish, room.where, room.cause, room.free, room.left
+    finish[:] = -1.0
+    room.place[:] = 0
+    free[:] = 0.0
+    left[:] = work
+    todo = lengths.sum()
+    while todo > 0:
+        before = todo
+        for d in range(orders.shape[0]):
+            i, now, rest = room.place[d], free[d], left[d]
+            first = i
+            while i < lengths[d]:
+                code = orders[d, i]
+                kind, place = code & 3, code >> 2
+                stage = room.stage_of[place]
+                at, why = _begin(kind, place, stage, count, now, costs, finish)
+                if at < 0:
+                    break
+                time = costs.times[kind, stage]
+                now = at + time
+                rest -= time
+                if kind in (INPUT, BOTH):
+                    rest -= costs.again[stage]
+                finish[code], cause[code], where[code] = now, why, i
+                if kind == BOTH:
+                    finish[code - 2], cause[code - 2], where[code - 2] = now, why, i
+                i += 1
+            if i > first:
+                todo -= i - first
+                room.place[d], free[d], left[d] = i, now, rest
+                if now + rest > stop:
+                    return INFINITY
+        if todo == before:
+            return -1.0
+    return _end(placement, count, costs, room)
+
+
+@njit()
+def count_whole(orders: Any, lengths: Any, stage_of: Any, whole: Any) -> None:
+    """Fill ``whole`` with the number of backwards of each stage that are not split."""
+    whole[:] = 0
+    for d in range(orders.shape[0]):
+        for i in range(lengths[d]):
+            if orders[d, i] & 3 == BOTH:
+                whole[stage_of[orders[d, i] >> 2]] += 1
+
+
+@njit()
+def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> None:
+    """Fill ``work`` with the time that each device computes, its optimizer included."""
+    work[:] = 0.0
+    for s in range(placement.shape[0]):
+        times = costs.times[:, s]
+        halves = (count - whole[s]) * (times[INPUT] + times[WEIGHT])
+        work[placement[s]] += costs.optimizer[s] + count * (times[FORWARD] + costs.again[s]) + halves
+        work[placement[s]] += whole[s] * times[BOTH]
+
+
+@njit()
+def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
+    """The end of the step; ``free``, which holds the ends of compute, comes to hold the ends of devices."""
+    stages, reduced = placement.shape[0], 0.0
+    for stage in range(stages):
+        reduced += costs.reduce[stage]
+    if reduced > 0:  # in the order of each stage's last backward on its device, one behind the other
+        for stage in range(stages):
+            code = KINDS * (stage * count + count - 1)
+            room.last[stage] = room.where[code + (BOTH if room.finish[code + BOTH] >= 0 else WEIGHT)]
+        room.left[:] = 0.0
+        for stage in np.argsort(room.last):
+            d, code = placement[stage], KINDS * (stage * count + count - 1)
+            whole = max(room.finish[code + WEIGHT], room.finish[code + BOTH])
+            room.left[d] = max(room.left[d], whole) + costs.reduce[stage]
+            room.last[stage] = room.left[d]
+    for stage in range(stages):
+        d = placement[stage]
+        if reduced > 0:
+            room.free[d] = max(room.free[d], room.last[stage])
+        room.free[d] += costs.optimizer[stage]
+    return float(room.free.max())
+
+
+@njit()
+def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> tuple[float, int]:
+    """The most bytes that device ``d`` holds in this order, and the position of the action that needs them.
+
+    State, saved tensors and the running action's workspace.
+    """
+    held = 0.0
+    for stage in range(placement.shape[0]):
+        if placement[stage] == d:
+            held += costs.state[stage]
+    most, position = held, 0
+    for i in range(length):
+        kind, stage = order[i] & 3, stage_of[order[i] >> 2]
+        if kind == FORWARD:
+            held += costs.saved[stage]
+        need = held + costs.workspace[stage]
+        if kind in (INPUT, BOTH):
+            need += costs.made[stage]
+        if need > most:
+            most, position = need, i
+        if kind == INPUT:
+            held += costs.kept[stage] - costs.saved[stage]
+        elif kind == WEIGHT:
+            held -= costs.kept[stage]
+        elif kind == BOTH:
+            held -= costs.saved[stage]
+        if held > most:
+            most, position = held, i
+    return most, position

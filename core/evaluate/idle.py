@@ -1,0 +1,171 @@
+"""Why a step is not faster: the time in which devices do not compute, by cause.
+
+A step without any idle time would take the mean load of the devices: Σ (F, I, W) ÷ devices. What it takes beyond that
+is the idle time of a device on average. Its causes are found by taking them away one after the other, and running the
+same plan again after each; a cause is what the step loses by it, so that the causes add up to the idle time exactly::
+
+    the step as it is
+     │ reduction       optimizer steps, and sums of tied weights and over replicas, take no time
+     │ contention      every two devices get a path of their own
+     │ communication   messages take no time
+     │ recomputation   nothing is recomputed
+     │ memory limit, warm-up and cool-down, dependency: what the order of the schedule leaves
+    the load of the busiest device, which no order of these stages goes below
+     │ imbalance
+    the mean load
+
+What the order leaves is waiting for other stages: before a device's first backward and behind its last forward,
+warm-up and cool-down; in between, dependency. The memory limit's part of it is known where a schedule is known that is
+faster on the same stages and does not fit.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from ..actions import COMPUTE_KINDS, Kind
+from ..cluster.cluster import Cluster
+from ..cluster.routing import Link
+from ..costs.costs import StageCosts
+from ..plan.plan import Plan
+from .reference import Evaluation, evaluate
+
+WARM_UP = "warm-up and cool-down"
+DEPENDENCY = "dependency"
+IMBALANCE = "imbalance"
+COMMUNICATION = "communication"
+CONTENTION = "contention"
+RECOMPUTATION = "recomputation"
+MEMORY = "memory limit"
+REDUCTION = "optimizer and reduction"
+CAUSES = {
+    WARM_UP: "the pipeline fills and drains",
+    DEPENDENCY: "in the steady state a device waits for another's result",
+    IMBALANCE: "the busiest device's load is above the mean",
+    COMMUNICATION: "messages take time on links of their own",
+    CONTENTION: "messages share links",
+    RECOMPUTATION: "forwards are run again to save memory",
+    MEMORY: "a faster order of the same stages does not fit",
+    REDUCTION: "optimizer steps, and sums of gradients",
+}
+
+StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
+"""Seconds of a step with these costs on this cluster: the simulator's."""
+
+NOISE = 1e-9
+"""Share of a step below which a difference of two steps is rounding."""
+
+
+@frozen
+class IdleTime:
+    """The idle time of one step. Seconds are those of a device, on average over the devices.
+
+    Args:
+        step_s: the step.
+        compute_s: F, I and W of a device.
+        causes: idle seconds by cause, all of ``CAUSES`` in order; they add up to ``step_s − compute_s``.
+        contention: seconds of ``contention`` by link, largest first; empty where nothing contends.
+    """
+
+    step_s: float
+    compute_s: float
+    causes: dict[str, float]
+    contention: dict[str, float]
+
+    @property
+    def idle_s(self) -> float:
+        """What devices idle, on average."""
+        return self.step_s - self.compute_s
+
+
+def idle_time(
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    step_time: StepTime,
+    *,
+    unlimited_s: float | None = None,
+    waits: Mapping[str, float] | None = None,
+) -> IdleTime:
+    """The idle time of a plan by cause.
+
+    Args:
+        plan, costs: what is explained.
+        cluster: its devices in the order of ranks (``Mesh.arrange``).
+        step_time: runs a step.
+        unlimited_s: the step of the fastest known order of the same stages that lacks nothing but memory.
+        waits: by link, how much longer transfers took because they shared it, in any unit; divides the contention.
+    """
+    run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
+    left = step_s = step_time(run, costs, cluster)
+    causes = dict.fromkeys(CAUSES, 0.0)
+
+    def without(cause: str, shorter_s: float) -> None:
+        nonlocal left
+        if left - shorter_s > NOISE * step_s:
+            causes[cause], left = left - shorter_s, shorter_s
+
+    costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
+    run = evolve(run, tied=())
+    without(REDUCTION, step_time(run, costs, cluster))
+    without(CONTENTION, step_time(run, costs, own_paths(run, cluster)))
+    without(COMMUNICATION, evaluated(run, costs).makespan)
+    if run.memory.recompute:
+        run = evolve(run, memory=evolve(run.memory, recompute=()))
+        without(RECOMPUTATION, evaluated(run, costs).makespan)
+    final = evaluated(run, costs)
+    mean = sum(final.busy) / len(final.busy)
+    causes[IMBALANCE] = min(max(final.busy) - mean, left - mean)
+    waiting = left - mean - causes[IMBALANCE]
+    if unlimited_s is not None:
+        causes[MEMORY] = min(max(step_s - unlimited_s, 0.0), waiting)
+    outside, between = _waiting(run, final)
+    share = (waiting - causes[MEMORY]) / (outside + between) if outside + between else 0.0
+    causes[WARM_UP], causes[DEPENDENCY] = outside * share, between * share
+    return IdleTime(step_s, mean, causes, _divided(causes[CONTENTION], waits or {}))
+
+
+def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
+    """The plan's orders where messages take no time."""
+    return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
+
+
+def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
+    """A cluster in which every two devices that talk have a path of their own, as fast as the free one between them."""
+    place = plan.placement
+    ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
+    pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]
+    return Cluster(cluster.devices, (), tuple(_own_link(cluster, a, b) for a, b in pairs if a != b))
+
+
+def _own_link(cluster: Cluster, a: int, b: int) -> Link:
+    path = cluster.path(a, b)
+    names = cluster.devices[a].name, cluster.devices[b].name
+    return Link(*names, min(link.bytes_per_s for link, _ in path), sum(link.latency_s for link, _ in path))
+
+
+def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:
+    """Idle time over all devices: in warm-up and cool-down, and in the steady state between them."""
+    outside = between = 0.0
+    for actions, starts, ends in zip(plan.device_actions, run.starts, run.ends, strict=True):
+        backwards = [at for at, action in enumerate(actions) if action.kind in COMPUTE_KINDS - {Kind.F}]
+        forwards = [at for at, action in enumerate(actions) if action.kind is Kind.F]
+        first = backwards[0] if backwards else len(actions)
+        last = forwards[-1] if forwards else -1
+        now = 0.0
+        for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if first < position <= last:
+                between += start - now
+            else:
+                outside += start - now
+            now = end
+        outside += run.makespan - now
+    return outside, between
+
+
+def _divided(seconds: float, waits: Mapping[str, float]) -> dict[str, float]:
+    total = sum(waits.values())
+    if not seconds or not total:
+        return {}
+    ranked = sorted(waits.items(), key=lambda item: -item[1])
+    return {link: seconds * wait / total for link, wait in ranked if wait}

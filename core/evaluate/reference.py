@@ -1,0 +1,301 @@
+"""Time and memory of compute orders by longest path, where nothing contends: the oracle of searches.
+
+An action starts when its device has ended the action in front of it and everything it reads has arrived; a message
+is a pure delay. F reads the outputs of the stages before; B and I read the stage's own F and the gradients of the
+stages behind; W reads its own I. In this model the times follow from the orders alone, so one pass computes them.
+
+Saved tensors count from the start of F to the end of B. I frees ``freed_by_input`` and adds ``created_by_input`` at its
+end, and W frees the rest. A device runs one action at a time, so the peak follows from its order alone, too.
+
+A stage that recomputes runs its forward again directly in front of B or I, as soon as the device is free and without
+waiting for the gradient: B or I starts when both are there. It holds ``input_bytes`` from the start of F, and
+``saved_bytes`` from the start of that second forward. Orders hold no RECOMPUTE; it belongs to its B or I.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import frozen
+
+from ..actions import Action, Kind
+from ..costs.costs import StageCosts, StageEdge
+from ..errors import RequestError
+
+HopDelay = float | Callable[[int, int, float], float]
+"""Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
+bytes, such as ``Cluster.transfer_s``. It is not asked for two stages on one device: there the delay is 0."""
+
+
+_Ends = list[float | None]
+_Read = tuple[_Ends, float, int]
+
+
+@frozen
+class Evaluation:
+    """What a compute order gives, in the units of its costs.
+
+    Args:
+        starts, ends: per device, of each of its actions.
+        makespan: end of the last action.
+        stage_span: the largest time over devices from the start of its first to the end of its last action.
+        bubble_ratio: 1 − busiest device's busy time ÷ makespan.
+        stage_span_bubble_ratio: the same over ``stage_span``, as the Zero Bubble paper defines it.
+        busy: per device, the time it computes, recomputing included.
+        peak_memory: per device, the most saved tensors it holds.
+        peak_position: per device, the position in its order of the action that reaches the peak.
+    """
+
+    starts: tuple[tuple[float, ...], ...]
+    ends: tuple[tuple[float, ...], ...]
+    makespan: float
+    stage_span: float
+    bubble_ratio: float
+    stage_span_bubble_ratio: float
+    busy: tuple[float, ...]
+    peak_memory: tuple[float, ...]
+    peak_position: tuple[int, ...]
+
+
+def evaluate(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    *,
+    edges: Sequence[StageEdge] | None = None,
+    hop_s: HopDelay = 0.0,
+    recompute: Iterable[int] = (),
+) -> Evaluation:
+    """Evaluate compute orders once; for many orders of the same stages keep an ``Evaluator``.
+
+    Args:
+        device_actions: per device F, I, W and B in order.
+        placement: device of every stage.
+        costs: per stage.
+        edges: what the stages send each other; None is a chain, each stage to the next.
+        hop_s: delay of a message between two devices.
+        recompute: the stages that recompute.
+
+    Raises:
+        RequestError: an action is on another device than its stage, is no compute action, reads what no device
+            computes, or the orders deadlock (the message shows the cycle).
+    """
+    return Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute).evaluate(device_actions)
+
+
+class Evaluator:
+    """Evaluates many compute orders of the same stages on the same devices. Arguments as in ``evaluate``."""
+
+    def __init__(
+        self,
+        placement: Sequence[int],
+        costs: Sequence[StageCosts],
+        *,
+        edges: Sequence[StageEdge] | None = None,
+        hop_s: HopDelay = 0.0,
+        recompute: Iterable[int] = (),
+    ) -> None:
+        if len(placement) != len(costs):
+            raise RequestError(
+                f"{len(placement)} stages are placed and {len(costs)} have costs: give one cost for each"
+            )
+        self.placement = tuple(placement)
+        if edges is None:
+            edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
+        self._forward_from: list[list[tuple[int, float]]] = [[] for _ in placement]
+        self._gradient_from: list[list[tuple[int, float]]] = [[] for _ in placement]
+        for edge in edges:
+            delay = _delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)
+            self._forward_from[edge.dst].append((edge.src, delay))
+            if edge.gradient_bytes > 0:
+                delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+                self._gradient_from[edge.src].append((edge.dst, delay))
+        again = [stage in frozenset(recompute) for stage in range(len(costs))]
+        # By kind (0 F, 1 B, 2 I, 3 W) and stage: the time, what the device computes before it waits, what is allocated
+        # at the start, what is freed at the end.
+        self._time = (
+            [cost.forward_s for cost in costs],
+            [cost.full_backward_s for cost in costs],
+            [cost.backward_input_s for cost in costs],
+            [cost.backward_weight_s for cost in costs],
+        )
+        nothing = [0.0 for _ in costs]
+        second = [cost.second_forward_s if more else 0.0 for cost, more in zip(costs, again, strict=True)]
+        self._before = (nothing, second, second, nothing)
+        swapped = [cost.saved_bytes - cost.input_bytes if more else 0 for cost, more in zip(costs, again, strict=True)]
+        self._allocated = (
+            [cost.input_bytes if more else cost.saved_bytes for cost, more in zip(costs, again, strict=True)],
+            swapped,
+            swapped,
+            nothing,
+        )
+        self._freed = (
+            [0.0 for _ in costs],
+            [cost.saved_bytes for cost in costs],
+            [cost.freed_by_input_bytes - cost.created_by_input_bytes for cost in costs],
+            [cost.kept_bytes for cost in costs],
+        )
+
+    def evaluate(self, device_actions: Sequence[Sequence[Action]]) -> Evaluation:
+        """Time and memory of these orders. Errors as in ``evaluate``."""
+        codes = self._encode(device_actions)
+        starts, ends = self._run(codes)
+        times, before = self._time, self._before
+        busy = [sum([times[kind][stage] + before[kind][stage] for kind, stage, _ in order]) for order in codes]
+        peaks = [self._peak(order) for order in codes]
+        makespan = max((end[-1] for end in ends if end), default=0.0)
+        stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
+        busiest = max(busy, default=0.0)
+        return Evaluation(
+            starts=tuple(map(tuple, starts)),
+            ends=tuple(map(tuple, ends)),
+            makespan=makespan,
+            stage_span=stage_span,
+            bubble_ratio=1 - busiest / makespan if makespan else 0.0,
+            stage_span_bubble_ratio=1 - busiest / stage_span if stage_span else 0.0,
+            busy=tuple(busy),
+            peak_memory=tuple(peak for peak, _ in peaks),
+            peak_position=tuple(position for _, position in peaks),
+        )
+
+    def _encode(self, device_actions: Sequence[Sequence[Action]]) -> list[list[tuple[int, int, int]]]:
+        """Actions as (kind, stage, microbatch) in small integers, which the inner loop reads fastest."""
+        placement = self.placement
+        stages = len(placement)
+        codes = []
+        for device, order in enumerate(device_actions):
+            row = []
+            for action in order:
+                kind = _CODE.get(action.kind)
+                stage = action.stage
+                if kind is None or action.microbatch is None:
+                    raise RequestError(f"{action} stands in a compute order: it holds F, I, W and B alone")
+                if not (stage < stages and placement[stage] == device):
+                    rule = f"is on device {placement[stage]}" if stage < stages else "does not exist"
+                    raise RequestError(f"{action} is in the order of device {device}, and its stage {rule}: move it")
+                row.append((kind, stage, action.microbatch))
+            codes.append(row)
+        return codes
+
+    def _run(self, codes: list[list[tuple[int, int, int]]]) -> tuple[list[list[float]], list[list[float]]]:
+        """Start and end of every action.
+
+        Each device runs until it reads something that is not there yet; it is woken by the action that gives it.
+        """
+        count = 1 + max((code[2] for order in codes for code in order), default=-1)
+        reads, gives = self._tables(count)
+        times, before = self._time, self._before
+        starts: list[list[float]] = [[] for _ in codes]
+        ends: list[list[float]] = [[] for _ in codes]
+        waiting: dict[tuple[int, int], list[int]] = {}
+        ready = list(range(len(codes)))
+        while ready:
+            device = ready.pop()
+            device_starts, device_ends = starts[device], ends[device]
+            now = device_ends[-1] if device_ends else 0.0
+            for kind, stage, microbatch in codes[device][len(device_ends) :]:
+                start = now + before[kind][stage]
+                for row, delay, name in reads[kind][stage]:
+                    end = row[microbatch]
+                    if end is None:
+                        waiting.setdefault((name, microbatch), []).append(device)
+                        break
+                    if end + delay > start:  # noqa: PLR1730 - max() costs a tenth of the whole pass
+                        start = end + delay
+                else:
+                    now = start + times[kind][stage]
+                    device_starts.append(start)
+                    device_ends.append(now)
+                    row, name = gives[kind][stage]
+                    row[microbatch] = now
+                    if waiting:
+                        ready += waiting.pop((name, microbatch), ())
+                    continue
+                break
+        if waiting:
+            raise RequestError(_deadlock(codes, [len(end) for end in ends], waiting, self.placement))
+        return starts, ends
+
+    def _tables(self, count: int) -> tuple[list[list[list[_Read]]], list[list[tuple[_Ends, int]]]]:
+        """By kind and stage: what an action reads, and what it gives, as rows of end times by microbatch.
+
+        A row's name is twice its stage, plus 1 for gradients; that of W, which nobody reads, is −1.
+        """
+        stages = range(len(self.placement))
+        outputs: list[_Ends] = [[None] * count for _ in stages]
+        gradients: list[_Ends] = [[None] * count for _ in stages]
+        forward = [[(outputs[src], delay, 2 * src) for src, delay in self._forward_from[stage]] for stage in stages]
+        backward = [
+            [(outputs[stage], 0.0, 2 * stage)]
+            + [(gradients[src], delay, 2 * src + 1) for src, delay in self._gradient_from[stage]]
+            for stage in stages
+        ]
+        weight = [[(gradients[stage], 0.0, 2 * stage + 1)] for stage in stages]
+        gives_output = [(outputs[stage], 2 * stage) for stage in stages]
+        gives_gradient = [(gradients[stage], 2 * stage + 1) for stage in stages]
+        gives_nothing: list[tuple[_Ends, int]] = [([None] * count, -1) for _ in stages]
+        reads = [forward, backward, backward, weight]
+        return reads, [gives_output, gives_gradient, gives_gradient, gives_nothing]
+
+    def _peak(self, order: list[tuple[int, int, int]]) -> tuple[float, int]:
+        """The most saved tensors that an order holds, and the position of the action that reaches it."""
+        freed, allocated = self._freed, self._allocated
+        held = peak = 0.0
+        where = 0
+        for position, (kind, stage, _) in enumerate(order):
+            held += allocated[kind][stage]
+            if held > peak:
+                peak, where = held, position
+            held -= freed[kind][stage]
+            if held > peak:
+                peak, where = held, position
+        return peak, where
+
+
+_CODE = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
+_KIND = "FBIW"
+
+
+def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
+    if source == target:
+        return 0.0
+    return hop_s(source, target, size) if callable(hop_s) else hop_s
+
+
+def _deadlock(
+    codes: list[list[tuple[int, int, int]]],
+    positions: list[int],
+    waiting: dict[tuple[int, int], list[int]],
+    placement: tuple[int, ...],
+) -> str:
+    """The cycle of waits: from a stuck device to the one that has yet to run what it waits for, until one recurs."""
+    wanted = {
+        device: (name % 2, name // 2, microbatch)
+        for (name, microbatch), devices in waiting.items()
+        for device in devices
+    }
+    device = min(wanted)
+    path: list[int] = []
+    while device not in path:
+        path.append(device)
+        backward, stage, microbatch = wanted[device]
+        owner = placement[stage]
+        left = codes[owner][positions[owner] :] if owner < len(codes) else []
+        if not any((code[0] > 0) == backward and code[0] < 3 and code[1:] == (stage, microbatch) for code in left):
+            reader = _text(codes[device][positions[device]])
+            return (
+                f"{reader} on device {device} reads {_text(wanted[device])}, which no device computes: "
+                f"add it to device {owner}"
+            )
+        device = owner
+    steps = []
+    for stuck in path[path.index(device) :]:
+        owner = placement[wanted[stuck][1]]
+        steps.append(
+            f"{_text(codes[stuck][positions[stuck]])} on device {stuck} waits for {_text(wanted[stuck])}, "
+            f"which stands behind {_text(codes[owner][positions[owner]])} on device {owner}"
+        )
+    return "deadlock: " + "; ".join(steps)
+
+
+def _text(code: tuple[int, int, int]) -> str:
+    kind, stage, microbatch = code
+    return f"{stage}{_KIND[kind]}{microbatch}"

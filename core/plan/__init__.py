@@ -1,0 +1,1 @@
+"""The plan: actions in order, what is lowered from them, and what devices hold meanwhile."""

@@ -1,0 +1,125 @@
+"""Plans derived from a plan: the same stages in the same order, for fewer microbatches, with other messages, with other
+stages that recompute; and one of the forwards alone, in an order of its own.
+
+Leaving out the actions of some microbatches keeps a plan sound. What is left waits for a part of what it waited for
+before, and a part of what has no cycle has none; the actions of a stage still ascend by microbatch.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
+
+from ..costs.costs import StageEdge
+from ..errors import RequestError
+from .forward_order import forward_order
+from .plan import MemoryPolicy, Plan
+
+Recompute = str | Sequence[int]
+"""``"none"``, ``"all"``, or the stages that recompute."""
+
+
+def first_microbatches(plan: Plan, count: int) -> Plan:
+    """The plan for its first microbatches alone; without a prediction, which was made for all of them.
+
+    Args:
+        plan: a sound plan.
+        count: how many are left, from 1 to the plan's.
+
+    Raises:
+        RequestError: the plan does not have so many.
+    """
+    if not 1 <= count <= plan.microbatches:
+        raise RequestError(f"{count} microbatches of a plan for {plan.microbatches}: give 1 to {plan.microbatches}")
+    if count == plan.microbatches:
+        return plan
+    orders = tuple(
+        tuple(a for a in actions if a.microbatch is not None and a.microbatch < count)
+        for actions in plan.device_actions
+    )
+    return evolve(plan, microbatches=count, device_actions=orders, prediction=None)
+
+
+def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
+    """The plan with other messages between its stages, to be validated; itself where the same stages talk.
+
+    Args:
+        plan: a plan.
+        edges: what the stages send each other.
+    """
+    wanted = tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst)))
+    return plan if _talking(wanted) == _talking(plan.edges) else evolve(plan, edges=wanted, prediction=None)
+
+
+def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None) -> None:
+    """Refuse a plan that contradicts what is asked for along with it.
+
+    Args:
+        plan: that was given.
+        microbatches: of a step; None where that was not asked for.
+        schedule: a family's name, or ``auto`` for any.
+        recompute: the stages that do; None where that was not asked for.
+
+    Raises:
+        RequestError: the first contradiction.
+    """
+
+    def refuse(what: str, asked: object, has: object) -> None:
+        raise RequestError(f"{what} is {asked} and the plan has {has}: leave {what} out, or plan again with it")
+
+    if microbatches is not None and microbatches != plan.microbatches:
+        refuse("microbatches", microbatches, plan.microbatches)
+    if schedule not in ("auto", plan.schedule.partition("(")[0]):
+        refuse("schedule", f"'{schedule}'", f"'{plan.schedule}'")
+    if recompute is not None and (stages := recomputed_stages(recompute, len(plan.stages))) != plan.memory.recompute:
+        refuse("recompute", _stages_text(stages), _stages_text(plan.memory.recompute))
+
+
+def _stages_text(stages: Sequence[int]) -> str:
+    return f"stages {list(stages)}" if stages else "no stages"
+
+
+def synchronised(plan: Plan) -> Plan:
+    """The plan with optimizer steps that wait for all stages; without its prediction, if they did not before."""
+    return plan if plan.sync else evolve(plan, sync=True, prediction=None)
+
+
+def forward_only(plan: Plan) -> Plan:
+    """The plan of the forwards alone, as evaluation runs them: its stages where they are, nothing saved, nothing
+    reduced, nothing stepped; without a prediction.
+
+    Args:
+        plan: a sound plan. The order of each device is derived from its stages, edges and, where it has a prediction,
+            times of F.
+    """
+    edges = tuple(evolve(edge, gradient_bytes=0) for edge in plan.edges)
+    times = None if plan.prediction is None else [cost.forward_s for cost in plan.prediction.costs]
+    return evolve(
+        plan, edges=edges, device_actions=forward_order(plan.placement, edges, plan.devices, plan.microbatches, times),
+        tied=(), memory=MemoryPolicy(), prediction=None, sync=False, forward_only=True,
+    )  # fmt: skip
+
+
+def reordered(plan: Plan) -> Plan:
+    """The same of a plan that is forward only, for the messages and microbatches that it has now."""
+    return evolve(plan, device_actions=forward_order(plan.placement, plan.edges, plan.devices, plan.microbatches))
+
+
+def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
+    """The stages, of so many, that recompute.
+
+    Raises:
+        RequestError: it is not written so, or names a stage that there is not.
+    """
+    named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else list(recompute)
+    if named is None or not all(type(stage) is int for stage in named):
+        raise RequestError(f"recompute is {recompute!r}: give 'none', 'all', or the numbers of stages")
+    strange = next((stage for stage in named if not 0 <= stage < count), None)
+    if strange is not None:
+        raise RequestError(
+            f"recompute names stage {strange}, and the plan has stages 0 to {count - 1}: name those, or give 'all'"
+        )
+    return tuple(sorted(set(named)))
+
+
+def _talking(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:
+    return {(edge.src, edge.dst, edge.gradient_bytes > 0) for edge in edges}

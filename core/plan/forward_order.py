@@ -1,0 +1,69 @@
+"""The order of forwards without backwards: what each device computes when nothing has to be saved.
+
+Every device takes, of the forwards whose tensors are there, that of the latest of its stages: so messages are read soon
+after they arrive, and no device that has something to do waits. Written down, that is an order like any other::
+
+    two devices, four stages in a V, three microbatches, a forward a tick
+    device 0   0F0 0F1 0F2 3F0  .  3F1  .  3F2        stages 0 and 3
+    device 1    .  1F0 2F0 1F1 2F1 1F2 2F2            stages 1 and 2
+
+It comes from a run that came to its end, so it has no deadlock.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from ..actions import Action, Kind
+from ..costs.costs import StageEdge
+
+
+def forward_order(
+    placement: Sequence[int], edges: Iterable[StageEdge], devices: int, microbatches: int,
+    forward_s: Sequence[float] | None = None,
+) -> tuple[tuple[Action, ...], ...]:  # fmt: skip
+    """Per device its forwards, in order; those of a stage ascend by microbatch.
+
+    Args:
+        placement: device of every stage.
+        edges: from stages to later ones.
+        devices: how many there are.
+        microbatches: how many.
+        forward_s: time of a stage's F; all take as long by default. Messages take none.
+    """
+    stages = len(placement)
+    seconds = forward_s if forward_s is not None and all(time > 0 for time in forward_s) else [1.0] * stages
+    sources: list[set[int]] = [set() for _ in placement]
+    readers: list[list[int]] = [[] for _ in placement]
+    for edge in edges:
+        if edge.src not in sources[edge.dst]:
+            sources[edge.dst].add(edge.src)
+            readers[edge.src].append(edge.dst)
+    missing = [[len(sources[stage])] * microbatches for stage in range(stages)]
+    upcoming = [0] * stages
+    orders: list[list[Action]] = [[] for _ in range(devices)]
+    own = [[stage for stage in reversed(range(stages)) if placement[stage] == device] for device in range(devices)]
+    running: list[tuple[float, int, int, int]] = []
+
+    def starts(device: int, now_s: float) -> bool:
+        """Whether a device has something to do, which it begins."""
+        for stage in own[device]:
+            microbatch = upcoming[stage]
+            if microbatch < microbatches and not missing[stage][microbatch]:
+                upcoming[stage] += 1
+                orders[device].append(Action(stage, Kind.F, microbatch))
+                heapq.heappush(running, (now_s + seconds[stage], device, stage, microbatch))
+                return True
+        return False
+
+    idle = set(range(devices))
+    now_s = 0.0
+    while True:
+        idle = {device for device in sorted(idle) if not starts(device, now_s)}
+        if not running:
+            return tuple(map(tuple, orders))
+        now_s = running[0][0]
+        while running and running[0][0] == now_s:
+            _, device, stage, microbatch = heapq.heappop(running)
+            idle.add(device)
+            for reader in readers[stage]:
+                missing[reader][microbatch] -= 1

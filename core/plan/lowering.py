@@ -1,0 +1,184 @@
+"""Lowering: from each device's compute order to everything it issues.
+
+A plan holds compute alone. Lowering puts the sends and receives, the reduction of tied weights and the optimizer steps
+around it, for every runner alike::
+
+    compute order of device 1:                      1F0                  1F1          1B0
+    lowered, prefetch 1:        1RECV_F0<0 1RECV_F1<0 1F0 1SEND_F0>2 1RECV_B0<2 1F1 … 1B0 1SEND_B0>0 … 1STEP
+
+1. Only edges between stages on different devices are communicated, one message for each edge and microbatch.
+2. A send stands directly behind the action that produced it. Between two devices and in one direction there is one
+   in-order queue, so the order of the sends *is* the order of the receives.
+3. A receive stands ``prefetch`` compute actions in front of its reader, and earlier where the order of its queue asks
+   for it. It never stands behind its reader, so that lowering cannot turn a sound compute order into a deadlock.
+4. A stage that recomputes has a RECOMPUTE directly in front of each B or I, behind the receives that stand there. It
+   waits for nothing but its turn, so it fills the time in which the gradient is still to come.
+"""
+
+import sys
+from collections.abc import Iterable
+from operator import itemgetter
+
+from ..actions import Action, Kind
+from ..errors import RequestError
+from .plan import Plan
+
+_BACKWARD = (Kind.B, Kind.I)
+
+Lowered = tuple[tuple[Action, ...], ...]
+"""Per device its actions in the order in which it issues them."""
+
+
+def lower(plan: Plan, prefetch: int = 2) -> Lowered:
+    """Everything that each device issues, in order. Linear in the number of actions.
+
+    Args:
+        plan: with a sound compute order.
+        prefetch: how many compute actions a receive is posted ahead of its reader; at least 0.
+
+    Returns:
+        Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
+        RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a
+        tied weight), one SYNC for the device where the plan has its steps wait for all stages, and per stage STEP. Of a
+        plan that is forward only F, SEND_F and RECV_F, and nothing else.
+
+    Raises:
+        RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or
+            nothing in the plan reads a message that it sends.
+    """
+    if prefetch < 0:
+        raise RequestError(f"prefetch is {prefetch}: a receive cannot stand behind its reader; give at least 0")
+    if plan.memory.offload:
+        raise RequestError(
+            f"the plan offloads stages {list(plan.memory.offload)}: its actions hold no copies to the host; use a plan "
+            "whose memory policy offloads none"
+        )
+    recompute = frozenset(plan.memory.recompute)
+    peers = _Peers(plan)
+    readers = [_readers(actions) for actions in plan.device_actions]
+    queues: dict[tuple[int, int], list[Action]] = {}
+    sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
+    if plan.mesh.data > 1 and not plan.forward_only:
+        _reduce_gradients(plan, sends)
+    receives: list[Placed] = [{} for _ in plan.device_actions]
+    for (src, dst), messages in queues.items():
+        _place(src, messages, readers[dst], prefetch, receives[dst])
+    return tuple(
+        _merged(actions, receives[device], sends[device], _end_of_step(plan, device), recompute)
+        for device, actions in enumerate(plan.device_actions)
+    )
+
+
+Positions = dict[tuple[int, int | None], int]
+Readers = tuple[Positions, Positions]
+Placed = dict[int, list[tuple[int, int, int, Action]]]
+"""Receives by the compute position that they stand in front of, each behind what it is sorted by."""
+
+
+class _Peers:
+    """Per stage the stages on other devices that it talks to, in order."""
+
+    def __init__(self, plan: Plan) -> None:
+        where = self.where = plan.placement
+        count = len(where)
+        self.forward: list[list[int]] = [[] for _ in range(count)]
+        self.backward: list[list[int]] = [[] for _ in range(count)]
+        for edge in sorted(plan.edges, key=lambda e: (e.src, e.dst)):
+            if where[edge.src] != where[edge.dst]:
+                self.forward[edge.src].append(edge.dst)
+                if edge.gradient_bytes > 0:
+                    self.backward[edge.dst].append(edge.src)
+
+
+def _readers(actions: Iterable[Action]) -> Readers:
+    """Positions of F, and of B or I, by stage and microbatch."""
+    forward: Positions = {}
+    backward: Positions = {}
+    for position, action in enumerate(actions):
+        if action.kind is Kind.F:
+            forward[action.stage, action.microbatch] = position
+        elif action.kind is not Kind.W:
+            backward[action.stage, action.microbatch] = position
+    return forward, backward
+
+
+def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Action]]) -> list[Action]:
+    """The sends behind one compute action; their receives are appended to the queues that they travel in."""
+    if action.kind is Kind.W:
+        return []
+    stage, microbatch = action.stage, action.microbatch
+    if action.kind is Kind.F:
+        targets, send, receive = peers.forward[stage], Kind.SEND_F, Kind.RECV_F
+    else:
+        targets, send, receive = peers.backward[stage], Kind.SEND_B, Kind.RECV_B
+    for peer in targets:
+        queue = queues.setdefault((peers.where[stage], peers.where[peer]), [])
+        queue.append(Action(peer, receive, microbatch, stage))
+    return [Action(stage, send, microbatch, peer) for peer in targets]
+
+
+def _reduce_gradients(plan: Plan, behind: list[list[list[Action]]]) -> None:
+    """REDUCE_GRAD of every stage, behind the sends of its last backward."""
+    for actions, issued in zip(plan.device_actions, behind, strict=True):
+        last = {action.stage: position for position, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
+        for stage, position in last.items():
+            issued[position] = [*issued[position], Action(stage, Kind.REDUCE_GRAD)]
+
+
+def _place(
+    src: int,
+    messages: list[Action],
+    readers: Readers,
+    prefetch: int,
+    receives: Placed,
+) -> None:
+    """Put one queue's receives in front of compute positions, as late as its order and ``prefetch`` allow."""
+    forward, backward = readers
+    first_reader = sys.maxsize
+    for order in range(len(messages) - 1, -1, -1):
+        message = messages[order]
+        reader = (forward if message.kind is Kind.RECV_F else backward).get((message.stage, message.microbatch))
+        if reader is None:
+            raise RequestError(
+                f"nothing reads {message}: stage {message.stage} has no "
+                f"{'F' if message.kind is Kind.RECV_F else 'B or I'} of microbatch {message.microbatch} on its device; "
+                "add it to the compute order"
+            )
+        first_reader = min(first_reader, reader)
+        receives.setdefault(max(0, first_reader - prefetch), []).append((first_reader, src, order, message))
+
+
+def _merged(
+    actions: Iterable[Action],
+    receives: Placed,
+    sends: list[list[Action]],
+    end: list[Action],
+    recompute: frozenset[int],
+) -> tuple[Action, ...]:
+    lowered: list[Action] = []
+    for position, action in enumerate(actions):
+        if position in receives:
+            entries = receives[position]
+            if len(entries) > 1:
+                entries.sort(key=itemgetter(0, 1, 2))
+            lowered += [entry[3] for entry in entries]
+        if action.stage in recompute and action.kind in _BACKWARD:
+            lowered.append(Action(action.stage, Kind.RECOMPUTE, action.microbatch))
+        lowered.append(action)
+        lowered += sends[position]
+    return (*lowered, *end)
+
+
+def _end_of_step(plan: Plan, device: int) -> list[Action]:
+    """What a device does behind its last compute action.
+
+    Every sum of a tied weight stands in front of every step: two stages of one device may share one. The device's SYNC,
+    which bears the number of its first stage, is behind all sums: it tells of gradients that are whole.
+    """
+    if plan.forward_only:
+        return []
+    stages = [stage.index for stage in plan.stages_on(device)]
+    tied = {stage for weight in plan.tied for stage in weight.stages}
+    actions = [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]
+    actions += [Action(stage, Kind.SYNC) for stage in stages[:1] if plan.sync]
+    return actions + [Action(stage, Kind.STEP) for stage in stages]

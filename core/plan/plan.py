@@ -1,0 +1,202 @@
+"""The plan: the only thing that planning and execution share. Documents of format ``panpipe.plan/1``.
+
+Immutable, readable and deterministic: the planner writes plans; the simulator and every runtime read them.
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+
+from attrs import field, frozen
+from cattrs.gen import make_dict_unstructure_fn, override
+
+from ..actions import Action
+from ..cluster.cluster import Cluster
+from ..cluster.mesh import Mesh
+from ..costs.costs import StageCosts, StageEdge
+from ..documents import as_plain, converter, from_json, read_text, to_json, write_text
+
+FORMAT = "panpipe.plan/1"
+
+
+@frozen
+class Stage:
+    """One stage: where it runs and what it owns.
+
+    Args:
+        index: position in the pipeline, from 0.
+        device: number of its device along the pipeline.
+        nodes: its operators, in the graph's order.
+        parameters: names of the parameters that its operators read.
+    """
+
+    index: int
+    device: int
+    nodes: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+
+
+@frozen
+class TiedWeight:
+    """A parameter with a replica in every stage that reads it; its gradient is the sum over them, in stage order.
+
+    Args:
+        name: the parameter's.
+        stages: the stages that read it, in order; at least two.
+        bytes: size of its gradient.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    bytes: int
+
+
+@frozen
+class MemoryPolicy:
+    """What saves memory: stages that recompute their forward, and stages whose saved tensors go to the host."""
+
+    recompute: tuple[int, ...] = ()
+    offload: tuple[int, ...] = ()
+
+
+@frozen
+class Prediction:
+    """What was predicted for the plan, and from what.
+
+    Args:
+        costs: per stage; the profile that the prediction stands on, frozen.
+        cluster: the machine it was made for.
+        step_s: time of one training step.
+        peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything, and saved tensors alone.
+        bubble_ratio: 1 − the busiest device's compute time ÷ step time.
+        evaluations: how many candidate plans were scored.
+        interval_s: what the noise measured while profiling implies: the median step of training is within these two
+            with a probability of 90 % on a machine as fast as it was then; None where too little was measured.
+        reference_s: seconds that the reference workload took meanwhile (``runtimes/profile/reference_workload``): what
+            it takes later ÷ this is how much slower the machine has become. None where nothing was measured.
+    """
+
+    costs: tuple[StageCosts, ...]
+    cluster: Cluster
+    step_s: float
+    peak_memory_bytes: tuple[float, ...]
+    peak_saved_bytes: tuple[float, ...]
+    bubble_ratio: float
+    evaluations: int = 1
+    interval_s: tuple[float, float] | None = None
+    reference_s: float | None = None
+
+
+@frozen(slots=False, repr=False)
+class Plan:
+    """What runs where and in which order.
+
+    Args:
+        model: its name, for people.
+        graph_hash: identity of the operator graph that the stages cut.
+        mesh: pipeline × data.
+        microbatches: how many of them one step is made of.
+        schedule: name of the schedule that gave the order, with its parameters.
+        stages: in order.
+        edges: what the stages send each other.
+        device_actions: per device the compute order: F, I, W and B alone.
+        tied: parameters that live in more than one stage.
+        memory: the memory policy.
+        sync: whether optimizer steps wait for all stages: for the global norm, or for what looks for overflow.
+        prediction: made for this plan; not part of its identity.
+        forward_only: whether its orders hold F alone: nothing is saved, reduced or stepped.
+    """
+
+    model: str
+    graph_hash: str
+    mesh: Mesh
+    microbatches: int
+    schedule: str
+    stages: tuple[Stage, ...]
+    edges: tuple[StageEdge, ...]
+    device_actions: tuple[tuple[Action, ...], ...]
+    tied: tuple[TiedWeight, ...] = ()
+    memory: MemoryPolicy = field(factory=MemoryPolicy)
+    prediction: Prediction | None = None
+    sync: bool = False
+    forward_only: bool = False
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of the plan: everything but the prediction."""
+        identity = as_plain(self)
+        del identity["prediction"]
+        return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        """What a person looks for in it; the whole of it is `plan_json`."""
+        predicted = "no prediction"
+        if self.prediction is not None:
+            peak = max(self.prediction.peak_memory_bytes, default=0.0)
+            predicted = (
+                f"predicted: {self.prediction.step_s:.4g} s a step, {peak / 2**20:.4g} MiB on the fullest device"
+            )
+        replicas = f" × {self.mesh.data} replicas" if self.mesh.data > 1 else ""
+        return (
+            f"<Plan of {self.model}: {self.schedule}, {len(self.stages)} stages on {self.devices} devices{replicas}, "
+            f"{self.microbatches} microbatches; {predicted}>"
+        )
+
+    @property
+    def devices(self) -> int:
+        """Devices along the pipeline."""
+        return self.mesh.pipeline
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """Device of every stage."""
+        return tuple(stage.device for stage in self.stages)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a file that `load`, ``panpipe.pipeline(plan=...)`` and the command line read.
+
+        Raises:
+            RequestError: it cannot be written there.
+        """
+        write_text(path, plan_json(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan file.
+
+        Raises:
+            RequestError: it cannot be read, or is no plan of this version.
+        """
+        return read_plan(path)
+
+    def stages_on(self, device: int) -> tuple[Stage, ...]:
+        """The stages that a device holds, in order."""
+        return tuple(stage for stage in self.stages if stage.device == device)
+
+
+# Plans without these are written, and hashed, as they were before there were such fields.
+_later = override(omit_if_default=True)
+converter.register_unstructure_hook(
+    Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
+)
+converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later))
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan document: the same plan gives the same bytes."""
+    return to_json(FORMAT, plan)
+
+
+def parse_plan(text: str, origin: str) -> Plan:
+    """Read a plan document; ``origin`` names it in errors. It is well formed then, and yet to be validated.
+
+    Raises:
+        RequestError: it is truncated, of another format or version, or a field is missing, unknown or wrong.
+    """
+    return from_json(text, FORMAT, Plan, origin)
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file. Raises RequestError where it is not one."""
+    return parse_plan(read_text(path), str(path))

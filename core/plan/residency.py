@@ -1,0 +1,200 @@
+"""What a device holds at each moment of a step: the memory rules of the abstract machine, given when things happened.
+
+==================  ===========================================================================================
+parameters,         from the start to the end
+gradients,
+optimizer
+saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
+                    ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
+                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` from there on
+communication       a received tensor from when its receive is posted until F starts (from then on it is one of the
+                    saved tensors; without a backward F's end frees it) or until B or I ends; a sent one from when it
+                    is sent until it has arrived; one that passes between two stages here from the end of who makes
+                    it, as if it was received then
+workspace           while an action runs
+==================  ===========================================================================================
+
+Of things that happen at one moment, an arrival comes first: it frees. What two stages of one device both save of a
+tensor that passes between them counts for each.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ..actions import Action, Kind
+from ..costs.costs import StageCosts
+from .messages import Exchange
+from .plan import Plan
+
+STATE_KINDS = ("parameters", "gradients", "optimizer")
+MOVING_KINDS = ("saved", "communication", "workspace")
+
+_F, _B, _I, _W, _RECOMPUTE, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.RECV_F
+
+OperationTimes = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""Per device the starts and the ends of its operations, in seconds."""
+Arrivals = Mapping[tuple[int, int], Sequence[float]]
+"""Per ordered pair of devices when each of its messages has arrived, in seconds."""
+Release = tuple[float, int, float]
+"""When a sent tensor has arrived, the change that sent it, and its bytes."""
+
+
+@frozen(eq=False)
+class Timeline:
+    """One device's memory.
+
+    Args:
+        state: bytes of each of ``STATE_KINDS``, held throughout.
+        times: seconds, ascending; one entry for each change.
+        moving: bytes of each of ``MOVING_KINDS`` from that time on, shape (3, changes).
+        operations: what changed it, as a number into ``actions``.
+        actions: the device's operations, in order.
+    """
+
+    state: tuple[float, ...]
+    times: NDArray[numpy.float64]
+    moving: NDArray[numpy.float64]
+    operations: NDArray[numpy.int64]
+    actions: tuple[Action, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that the device holds, everything together."""
+        return sum(self.state) + float(self.moving.sum(axis=0).max())
+
+    @property
+    def peak_action(self) -> Action | None:
+        """The action that causes the peak, the first time; None on a device that does nothing."""
+        if not self.actions:
+            return None
+        return self.actions[int(self.operations[int(self.moving.sum(axis=0).argmax())])]
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """What the device holds of each kind at its peak, the first time; it adds up to ``peak_bytes``."""
+        worst = int(self.moving.sum(axis=0).argmax())
+        moving = (float(size) for size in self.moving[:, worst])
+        return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
+
+    @property
+    def peak_by_kind(self) -> dict[str, float]:
+        """The most that the device holds of each kind, each at its own moment."""
+        moving = (float(row.max()) for row in self.moving)
+        return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
+
+    @property
+    def peak_saved_bytes(self) -> float:
+        """The most saved tensors that the device holds."""
+        return float(self.moving[0].max())
+
+
+def device_timelines(
+    plan: Plan, costs: Sequence[StageCosts], exchange: Exchange, operation_times: OperationTimes, arrivals: Arrivals
+) -> tuple[Timeline, ...]:
+    """The memory of every device over one step.
+
+    Args:
+        plan: its placement.
+        costs: per stage.
+        exchange: the lowered plan.
+        operation_times: when its operations ran.
+        arrivals: when its messages arrived.
+    """
+    communication, releases = _communication(plan, exchange, arrivals)
+    _add_passed(plan, exchange, communication)
+    effects = [
+        {_F: (0.0, 0.0, cost.workspace_bytes)} if plan.forward_only else _effects(cost, stage in plan.memory.recompute)
+        for stage, cost in enumerate(costs)
+    ]
+    result = []
+    for device, actions in enumerate(exchange.operations):
+        starts, ends = operation_times[device]
+        held = [costs[stage.index] for stage in plan.stages_on(device % plan.devices)]
+        state = (
+            float(sum(cost.parameter_bytes for cost in held)),
+            float(sum(cost.gradient_bytes for cost in held)),
+            float(sum(cost.optimizer_bytes for cost in held)),
+        )
+        changes = numpy.zeros((3, 2 * len(actions) + 1))
+        rows = [effects[action.stage].get(action.kind, (0.0, 0.0, 0.0)) for action in actions]
+        at_start, at_end, workspace = zip(*rows, strict=True) if rows else ((), (), ())
+        changes[0, 1::2], changes[0, 2::2] = at_start, at_end
+        changes[1] = communication[device]
+        changes[2, 1::2], changes[2, 2::2] = workspace, workspace
+        changes[2, 2::2] *= -1
+        times = numpy.zeros(2 * len(actions) + 1)
+        times[1::2], times[2::2] = starts, ends
+        result.append(_timeline(state, times, changes, releases[device], actions))
+    return tuple(result)
+
+
+def _effects(cost: StageCosts, recomputes: bool) -> dict[Kind, tuple[float, float, float]]:
+    """Per kind of action: saved bytes at its start, at its end, and workspace."""
+    kept = cost.kept_bytes
+    space = cost.workspace_bytes
+    return {
+        _F: (cost.input_bytes if recomputes else cost.saved_bytes, 0.0, space),
+        _RECOMPUTE: (cost.saved_bytes - cost.input_bytes, 0.0, space),
+        _B: (0.0, -cost.saved_bytes, space),
+        _I: (0.0, kept - cost.saved_bytes, space),
+        _W: (0.0, -kept, space),
+    }
+
+
+def _communication(plan: Plan, exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
+    """Per device: communication bytes at each change (posts in front of the first operation, then start and end of
+    every operation, the end with what is issued behind it), and when sent tensors are given back."""
+    read = 2 if plan.forward_only else 1
+    rows = [[0.0] * (2 * len(actions) + 1) for actions in exchange.operations]
+    releases: list[list[Release]] = [[] for _ in exchange.operations]
+    for (src, dst), messages in exchange.queues.items():
+        sender, receiver, given_back = rows[src], rows[dst], releases[src]
+        for (_, receive, _, _, size, issued, posted, reader), arrived_s in zip(
+            messages, arrivals[src, dst], strict=True
+        ):
+            receiver[2 * posted] += size
+            receiver[2 * reader + (read if receive.kind is _RECV_F else 2)] -= size
+            sender[2 * issued + 2] += size
+            given_back.append((arrived_s, 2 * issued + 2, size))
+    return rows, releases
+
+
+def _add_passed(plan: Plan, exchange: Exchange, rows: list[list[float]]) -> None:
+    """Add tensors that pass between stages of one device to its communication bytes."""
+    where = plan.placement
+    passed = [edge for edge in plan.edges if where[edge.src] == where[edge.dst]]
+    for row, actions in zip(rows if passed else (), exchange.operations, strict=False):
+        made = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
+        for edge in passed:
+            for microbatch in range(plan.microbatches) if (edge.src, True, 0) in made else ():
+                row[2 * made[edge.src, True, microbatch] + 2] += edge.bytes
+                row[2 * made[edge.dst, True, microbatch] + (2 if plan.forward_only else 1)] -= edge.bytes
+                if plan.forward_only:
+                    continue
+                row[2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
+                row[2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
+
+
+def _timeline(
+    state: tuple[float, ...],
+    times: NDArray[numpy.float64],
+    changes: NDArray[numpy.float64],
+    releases: list[Release],
+    actions: tuple[Action, ...],
+) -> Timeline:
+    """Put what arrivals give back between the operations' changes, and add everything up."""
+    operations = numpy.maximum(numpy.arange(len(times)) - 1, 0) // 2
+    if releases:
+        at, sent_by, sizes = (numpy.array(column) for column in zip(*sorted(releases), strict=True))
+        # An arrival that takes no time still comes behind its own send.
+        where = numpy.maximum(numpy.searchsorted(times, at, side="left"), sent_by.astype(numpy.int64) + 1)
+        order = numpy.argsort(numpy.concatenate((2 * numpy.arange(len(times)) + 1, 2 * where)), kind="stable")
+        freed = numpy.zeros((3, len(at)))
+        freed[1] = -sizes
+        times = numpy.concatenate((times, at))[order]
+        changes = numpy.concatenate((changes, freed), axis=1)[:, order]
+        operations = numpy.concatenate((operations, numpy.maximum(where - 2, 0) // 2))[order]
+    return Timeline(state, times, changes.cumsum(axis=1), operations, actions)

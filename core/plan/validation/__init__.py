@@ -1,0 +1,1 @@
+"""The checks of a plan, one a file; ``validate.py`` runs them."""

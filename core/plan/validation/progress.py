@@ -1,0 +1,274 @@
+"""Whether a plan runs to the end: everything waits for what it needs, and nothing may wait for itself.
+
+What waits for what, between operations, messages and reductions of tied weights:
+
+1. an operation waits for the one in front of it on its device, and for what it reads;
+2. a message waits for its send (the operation in front of that), for its receive to be posted (likewise), and for the
+   message in front of it in its queue;
+3. the reduction of a tied weight waits for every stage that holds it; the STEPs of these stages wait for it;
+4. where steps wait for all stages, the sync waits for the operation in front of it on every device and for all
+   reductions, and every STEP waits for the sync;
+   where a device may run ahead of its readers so far and no further (see `backpressure`), an F waits for the transfer
+   of what it made that many microbatches before, for each of its readers;
+5. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
+   that on its device; its STEP and its tied weights wait for that. All replicas run the same orders, so that one of
+   them tells for all.
+
+One pass in the order of these dependencies gives the times of a step in which no link is shared, too. A cycle is
+what a deadlock is.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import networkx
+from attrs import field, frozen
+
+from ...actions import Action, Kind
+from ...errors import RequestError
+from ..messages import Exchange
+from ..plan import Plan
+
+Node = int
+"""Operations, messages and reductions, numbered through."""
+
+Room = Callable[[int, int], int]
+"""How many microbatches a stage may be ahead of the transfers to a reader."""
+
+_MAKERS = (Kind.F, Kind.B, Kind.I)
+"""Operations that make what others read."""
+
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC, _ROOM = (
+    "stands behind it",
+    "reads what it makes",
+    "carries what it makes",
+    "its receive is posted behind it",
+    "comes next in the queue",
+    "sums a tied weight with it",
+    "needs its gradients",
+    "agrees with all stages",
+    "must have left before more is made",
+)
+
+
+@frozen
+class Waits:
+    """Who waits for whom.
+
+    Args:
+        names: of every node, for people.
+        before: per node what it waits for, each with the reason.
+        first_operation: node of every device's first operation; the others follow.
+        first_message: node of every queue's first message; the others follow.
+    """
+
+    names: list[str] = field(factory=list)
+    before: list[list[tuple[Node, str]]] = field(factory=list)
+    first_operation: list[Node] = field(factory=list)
+    first_message: dict[tuple[int, int], Node] = field(factory=dict)
+
+    def add(self, name: str, before: list[tuple[Node, str]]) -> Node:
+        """Add a node."""
+        self.names.append(name)
+        self.before.append(before)
+        return len(self.names) - 1
+
+
+def waits_of(plan: Plan, exchange: Exchange, room: Room | None = None) -> Waits:
+    """What waits for what in a lowered plan.
+
+    Args:
+        plan: the plan.
+        exchange: lowered, and taken apart.
+        room: stage and reader of a message → how many microbatches ahead its F may be; None where nothing holds it up.
+    """
+    waits = Waits()
+    made: dict[tuple[int, bool, int | None], Node] = {}
+    for actions in exchange.operations:
+        waits.first_operation.append(len(waits.names))
+        for position, action in enumerate(actions):
+            node = waits.add(str(action), [(len(waits.names) - 1, _ORDER)] if position else [])
+            if action.kind in _MAKERS:
+                made[action.stage, action.kind is Kind.F, action.microbatch] = node
+    _add_local_reads(plan, waits, made)
+    for (src, dst), messages in exchange.queues.items():
+        waits.first_message[src, dst] = len(waits.names)
+        for position, message in enumerate(messages):
+            before = [(waits.first_operation[src] + message.issued, _SENDS)]
+            if message.posted:
+                before.append((waits.first_operation[dst] + message.posted - 1, _POSTS))
+            if position:
+                before.append((len(waits.names) - 1, _QUEUE))
+            node = waits.add(str(message.send), before)
+            waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
+    if room is not None:
+        _add_room(exchange, waits, room, made)
+    first_reduction = len(waits.names)
+    _add_reductions(plan, exchange, waits, _add_gradients(exchange, waits))
+    if plan.sync:
+        _add_sync(exchange, waits, range(first_reduction, len(waits.names)))
+    return waits
+
+
+def _add_room(exchange: Exchange, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]) -> None:
+    """A forward waits until there is room for what it makes."""
+    for pair, first in waits.first_message.items():
+        for position, message in enumerate(exchange.queues[pair]):
+            stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
+            if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
+                later = made.get((stage, True, microbatch + room(stage, reader)))
+                if later is not None:
+                    waits.before[later].append((first + position, _ROOM))
+
+
+def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int | None], Node]) -> None:
+    """Stages of one device read each other's tensors without a message."""
+    for edge in plan.edges:
+        if plan.placement[edge.src] != plan.placement[edge.dst]:
+            continue
+        for microbatch in range(plan.microbatches):
+            waits.before[made[edge.dst, True, microbatch]].append((made[edge.src, True, microbatch], _READS))
+            if edge.gradient_bytes > 0:
+                waits.before[made[edge.src, False, microbatch]].append((made[edge.dst, False, microbatch], _READS))
+
+
+def _steps(exchange: Exchange, waits: Waits) -> dict[int, Node]:
+    """The STEP of every stage."""
+    steps: dict[int, Node] = {}
+    for first, actions in zip(waits.first_operation, exchange.operations, strict=True):
+        steps.update({a.stage: first + i for i, a in enumerate(actions) if a.kind is Kind.STEP})
+    return steps
+
+
+def _add_gradients(exchange: Exchange, waits: Waits) -> dict[int, Node]:
+    """Reductions over the data dimension, in order on every device; returns that of every stage."""
+    steps = _steps(exchange, waits)
+    nodes: dict[int, Node] = {}
+    for first, reduced in zip(waits.first_operation, exchange.gradients, strict=True):
+        ahead = None
+        for at, stage in reduced:
+            before = [(first + at - 1, _GRADIENTS)] + ([] if ahead is None else [(ahead, _QUEUE)])
+            ahead = nodes[stage] = waits.add(f"{stage}REDUCE_GRAD", before)
+            if stage in steps:
+                waits.before[steps[stage]].append((ahead, _GRADIENTS))
+    return nodes
+
+
+def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits, gradients: Mapping[int, Node]) -> None:
+    steps = _steps(exchange, waits)
+    joined = {stage: (device, at) for device, tied in enumerate(exchange.reductions) for at, stage in tied}
+    for weight in plan.tied:
+        absent = next((stage for stage in weight.stages if stage not in joined or stage not in steps), None)
+        if absent is not None:
+            raise RequestError(
+                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP behind "
+                "it: add them"
+            )
+        joins = [joined[stage] for stage in weight.stages]
+        ends = [(waits.first_operation[device] + at - 1, _TIED) for device, at in joins if at]
+        ends += [(gradients[stage], _GRADIENTS) for stage in weight.stages if stage in gradients]
+        node = waits.add(f"the reduction of '{weight.name}'", ends)
+        for stage in weight.stages:
+            waits.before[steps[stage]].append((node, _TIED))
+
+
+def _add_sync(exchange: Exchange, waits: Waits, reductions: Iterable[Node]) -> None:
+    ends = [(waits.first_operation[d] + at - 1, _SYNC) for d, at in enumerate(exchange.syncs) if at]
+    node = waits.add("the sync of all stages", [*ends, *((reduction, _GRADIENTS) for reduction in reductions)])
+    for step in _steps(exchange, waits).values():
+        waits.before[step].append((node, _SYNC))
+
+
+def run_order(waits: Waits) -> list[Node]:
+    """All nodes, each behind what it waits for.
+
+    Raises:
+        RequestError: there is a deadlock; the message is its cycle.
+    """
+    missing = [len(before) for before in waits.before]
+    after: list[list[Node]] = [[] for _ in waits.names]
+    for node, before in enumerate(waits.before):
+        for other, _ in before:
+            after[other].append(node)
+    order = [node for node, count in enumerate(missing) if not count]
+    for node in order:
+        for other in after[node]:
+            missing[other] -= 1
+            if not missing[other]:
+                order.append(other)
+    if len(order) < len(waits.names):
+        _report_cycle(waits, set(order))
+    return order
+
+
+def _report_cycle(waits: Waits, done: set[Node]) -> None:
+    graph: networkx.DiGraph[Node] = networkx.DiGraph()
+    for node, before in enumerate(waits.before):
+        if node not in done:
+            graph.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)
+    edges = [(a, b, graph.edges[a, b]["reason"]) for a, b in networkx.find_cycle(graph)]
+    # Begin where the reason changes, so that a run of "stands behind it" can be told as one.
+    first = next((i for i, edge in enumerate(edges) if edge[2] != _ORDER or edges[i - 1][2] != _ORDER), 0)
+    edges = edges[first:] + edges[:first]
+    told: list[tuple[Node, Node, str]] = []
+    for edge in edges:
+        if told and edge[2] == _ORDER == told[-1][2]:
+            told[-1] = told[-1][0], edge[1], _ORDER
+        else:
+            told.append(edge)
+    steps = [f"{waits.names[a]} waits for {waits.names[b]} ({reason})" for a, b, reason in told]
+    raise RequestError(f"the plan deadlocks: {', '.join(steps)}; change the order of one of them")
+
+
+@frozen
+class FreeTimes:
+    """Times of a step in which no link is shared. Seconds.
+
+    Args:
+        operations: per device the starts and the ends of its operations.
+        arrivals: per ordered pair of devices when each message has arrived.
+    """
+
+    operations: tuple[tuple[list[float], list[float]], ...]
+    arrivals: dict[tuple[int, int], list[float]]
+
+
+def free_times(
+    exchange: Exchange,
+    waits: Waits,
+    order: Sequence[Node],
+    seconds: Callable[[Action], float],
+    hop: Callable[[int, int], tuple[float, float]],
+) -> FreeTimes:
+    """When everything happens while no two queues share a link.
+
+    Args:
+        exchange, waits, order: the plan, what waits for what in it, and an order for that.
+        seconds: duration of an operation.
+        hop: latency in seconds, and bytes/s, from one device to another.
+    """
+    ready = [0.0] * len(waits.names)
+    occupied = [0.0] * len(waits.names)  # until when a node holds its queue
+    size = [0.0] * len(waits.names)
+    latency = [0.0] * len(waits.names)
+    for first, actions in zip(waits.first_operation, exchange.operations, strict=True):
+        size[first : first + len(actions)] = [seconds(action) for action in actions]
+    for pair, first in waits.first_message.items():
+        latency_s, bytes_per_s = hop(*pair)
+        messages = exchange.queues[pair]
+        size[first : first + len(messages)] = [message.bytes / bytes_per_s for message in messages]
+        latency[first : first + len(messages)] = [latency_s] * len(messages)
+    starts = [0.0] * len(waits.names)
+    for node in order:
+        start = 0.0
+        for other, reason in waits.before[node]:
+            start = max(start, occupied[other] if reason is _QUEUE else ready[other])
+        starts[node] = start
+        occupied[node] = start + size[node]
+        ready[node] = occupied[node] + latency[node]
+    return FreeTimes(
+        tuple(
+            (starts[first : first + len(actions)], ready[first : first + len(actions)])
+            for first, actions in zip(waits.first_operation, exchange.operations, strict=True)
+        ),
+        {pair: ready[first : first + len(exchange.queues[pair])] for pair, first in waits.first_message.items()},
+    )

@@ -1,0 +1,191 @@
+"""What a plan says of itself: stages, edges, and every action once, in an order in which nothing is used too early."""
+
+import math
+from collections import Counter
+
+from attrs import asdict
+
+from ...actions import COMPUTE_KINDS, Action, Kind
+from ...errors import RequestError
+from ..plan import Plan
+
+_BACKWARD = (Kind.B, Kind.I)
+
+
+def check_structure(plan: Plan) -> list[str]:
+    """Check placement, numbering, edges, tied weights and compute order.
+
+    Returns:
+        Warnings: what is accepted and has a price.
+
+    Raises:
+        RequestError: see the messages.
+    """
+    _check_shape(plan)
+    _check_memory_policy(plan)
+    _check_forward_only(plan)
+    _check_edges(plan)
+    _check_prediction(plan)
+    for device, actions in enumerate(plan.device_actions):
+        for action in actions:
+            _check_action(plan, device, action)
+    _check_once(plan)
+    warnings = [f"device {d} holds no stage and idles" for d in range(plan.devices) if not plan.stages_on(d)]
+    for device in range(plan.devices):
+        warnings += _check_order(plan, device)
+    return warnings
+
+
+def _check_shape(plan: Plan) -> None:
+    mesh = plan.mesh
+    mesh.check()
+    if plan.microbatches < 1:
+        raise RequestError(f"the plan has {plan.microbatches} microbatches: it needs at least 1; plan again")
+    if not plan.stages:
+        raise RequestError("the plan has no stages: it needs at least 1; plan again")
+    if len(plan.device_actions) != mesh.pipeline:
+        raise RequestError(
+            f"the plan orders the actions of {len(plan.device_actions)} devices and its mesh has {mesh.pipeline}: "
+            "give one order for each device"
+        )
+    for position, stage in enumerate(plan.stages):
+        if stage.index != position:
+            raise RequestError(
+                f"stage {stage.index} stands at position {position}: stages are numbered in order from 0"
+            )
+        if not 0 <= stage.device < mesh.pipeline:
+            raise RequestError(
+                f"stage {position} is on device {stage.device}, and devices go from 0 to {mesh.pipeline - 1}: move it"
+            )
+    for weight in plan.tied:
+        if len(weight.stages) < 2 or any(a >= b for a, b in zip(weight.stages, weight.stages[1:], strict=False)):
+            raise RequestError(
+                f"tied weight '{weight.name}' has stages {list(weight.stages)}: at least two, in order, each once"
+            )
+        if weight.stages[0] < 0 or weight.stages[-1] >= len(plan.stages):
+            raise RequestError(
+                f"tied weight '{weight.name}' has stages {list(weight.stages)} of {len(plan.stages)}: "
+                f"they go from 0 to {len(plan.stages) - 1}"
+            )
+
+
+def _check_memory_policy(plan: Plan) -> None:
+    for name, stages in (("recompute", plan.memory.recompute), ("offload", plan.memory.offload)):
+        if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
+            raise RequestError(
+                f"memory.{name} names stages {list(stages)}: stages go from 0 to {len(plan.stages) - 1}, each at most "
+                "once and in order; correct the list"
+            )
+
+
+def _check_forward_only(plan: Plan) -> None:
+    """Nothing of a plan that is forward only needs a backward."""
+    if not plan.forward_only:
+        return
+    needs = {
+        "memory.recompute": plan.memory.recompute,
+        "memory.offload": plan.memory.offload,
+        "tied": [weight.name for weight in plan.tied],
+        "sync": ["true"] if plan.sync else [],
+        "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
+    }
+    name = next((name for name, found in needs.items() if found), None)
+    if name is not None:
+        raise RequestError(
+            f"the plan is forward only and has {name}: {', '.join(map(str, needs[name]))}; these belong to a backward, "
+            "and it has none: remove them"
+        )
+
+
+def _check_edges(plan: Plan) -> None:
+    seen = set()
+    for edge in plan.edges:
+        name = f"edge {edge.src} → {edge.dst}"
+        if not 0 <= edge.src < edge.dst < len(plan.stages):
+            raise RequestError(
+                f"{name} is not from a stage to a later one of the {len(plan.stages)}: edges run forward; turn it round"
+            )
+        if (edge.src, edge.dst) in seen:
+            raise RequestError(f"{name} stands twice: all its tensors travel as one message; join them")
+        seen.add((edge.src, edge.dst))
+        if edge.bytes < 0 or edge.gradient_bytes < 0:
+            raise RequestError(f"{name} has {edge.bytes} and {edge.gradient_bytes} bytes: sizes are at least 0")
+
+
+def _check_prediction(plan: Plan) -> None:
+    if plan.prediction is None:
+        return
+    costs, cluster = plan.prediction.costs, plan.prediction.cluster
+    if len(costs) != len(plan.stages):
+        raise RequestError(
+            f"the prediction has costs of {len(costs)} stages and the plan has {len(plan.stages)}: plan again"
+        )
+    plan.mesh.check(cluster)
+    for stage, cost in enumerate(costs):
+        for name, value in asdict(cost).items():
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise RequestError(f"{name} of stage {stage} is {value}: costs are finite and at least 0; plan again")
+
+
+def _check_action(plan: Plan, device: int, action: Action) -> None:
+    where = f"{action} in the order of device {device}"
+    if action.kind not in COMPUTE_KINDS:
+        raise RequestError(f"{where} is not compute: an order holds F, B, I and W alone; remove it")
+    if not 0 <= action.stage < len(plan.stages):
+        raise RequestError(f"{where} names no stage: they go from 0 to {len(plan.stages) - 1}; remove it")
+    if action.microbatch is None or not 0 <= action.microbatch < plan.microbatches:
+        raise RequestError(f"{where} names no microbatch: they go from 0 to {plan.microbatches - 1}; remove it")
+    if plan.placement[action.stage] != device:
+        raise RequestError(
+            f"{where} is on the wrong device: stage {action.stage} lives on device {plan.placement[action.stage]}; "
+            "move it there"
+        )
+
+
+def _check_once(plan: Plan) -> None:
+    """Every stage and microbatch has one F and one full backward, or F alone where the plan is forward only."""
+    counts = Counter((a.stage, a.kind.value, a.microbatch) for actions in plan.device_actions for a in actions)
+    twice = next((key for key, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise RequestError(f"{twice[0]}{twice[1]}{twice[2]} stands twice: every action runs once; remove one")
+    for stage in range(len(plan.stages)):
+        for microbatch in range(plan.microbatches):
+            has = {kind for kind in "FBIW" if (stage, kind, microbatch) in counts}
+            if "F" not in has:
+                raise RequestError(f"{stage}F{microbatch} is missing: every stage runs every microbatch; add it")
+            if plan.forward_only and has != {"F"}:
+                raise RequestError(
+                    f"stage {stage} has {', '.join(k for k in 'BIW' if k in has)} for microbatch {microbatch} and the "
+                    "plan is forward only: remove it"
+                )
+            if not plan.forward_only and has not in ({"F", "B"}, {"F", "I", "W"}):
+                raise RequestError(
+                    f"stage {stage} has {', '.join(k for k in 'BIW' if k in has) or 'no backward'} for microbatch "
+                    f"{microbatch}: a backward is B, or I and W; give one of the two"
+                )
+
+
+def _check_order(plan: Plan, device: int) -> list[str]:
+    """F first, W behind I, and microbatches ascending."""
+    done: set[tuple[int, str, int | None]] = set()
+    latest: dict[tuple[int, str], Action] = {}
+    warnings: dict[tuple[int, str], str] = {}
+    for action in plan.device_actions[device]:
+        stage, kind, microbatch = action.stage, action.kind, action.microbatch
+        if kind in _BACKWARD and (stage, "F", microbatch) not in done:
+            raise RequestError(f"{action} stands in front of {stage}F{microbatch} on device {device}: F comes first")
+        if kind is Kind.W and (stage, "I", microbatch) not in done:
+            raise RequestError(f"{action} stands in front of {stage}I{microbatch} on device {device}: I comes first")
+        done.add((stage, kind.value, microbatch))
+        before = latest.get((stage, kind.value))
+        if before is not None and (microbatch or 0) < (before.microbatch or 0):
+            text = f"{action} stands behind {before} on device {device}"
+            if kind is Kind.F:
+                raise RequestError(f"{text}: within a stage F ascends by microbatch; swap them")
+            warnings.setdefault(
+                (stage, kind.value),
+                f"{text}: sums of gradients differ in their last bits from those of a plan in which {kind.value} "
+                "ascends by microbatch",
+            )
+        latest[stage, kind.value] = action
+    return list(warnings.values())

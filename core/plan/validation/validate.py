@@ -1,0 +1,143 @@
+"""Validation: before anything runs, whether a plan runs to the end and fits. A plan that validates does not hang."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ...actions import COMPUTE_KINDS, Action, Kind
+from ...cluster.cluster import Cluster
+from ...costs.costs import StageCosts
+from ...errors import RequestError
+from ..lowering import lower
+from ..messages import Exchange, match_messages
+from ..plan import Plan
+from ..residency import Timeline, device_timelines
+from .memory import check_memory
+from .progress import Waits, free_times, run_order, waits_of
+from .structure import check_structure
+
+
+@frozen
+class ValidationReport:
+    """A plan that validates.
+
+    Args:
+        warnings: one line each: what is accepted, and what it costs.
+        peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything with communication buffers, and
+            saved tensors alone. Empty where the plan holds no costs.
+        peak_actions: per device the action that causes the peak of everything.
+    """
+
+    warnings: tuple[str, ...] = ()
+    peak_memory_bytes: tuple[float, ...] = ()
+    peak_saved_bytes: tuple[float, ...] = ()
+    peak_actions: tuple[Action | None, ...] = ()
+
+
+def validate(
+    plan: Plan, memory_limits: Sequence[float] | None = None, *, lowered: Sequence[Sequence[Action]] | None = None
+) -> ValidationReport:
+    """Check a plan.
+
+    Args:
+        plan: what to check; of its prediction the costs and the cluster are used where it has one.
+        memory_limits: bytes for each device along the pipeline; by default the cluster's ``memory_bytes``, of the
+            replica that has least.
+        lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
+
+    Raises:
+        RequestError: the plan is wrong or deadlocks; the message is the cycle.
+        InfeasibleError: a device does not have the memory.
+    """
+    warnings = check_structure(plan)
+    lowered = lower(plan) if lowered is None else lowered
+    _check_same_compute(plan, lowered)
+    exchange = match_messages(plan, lowered)
+    waits = waits_of(plan, exchange)
+    order = run_order(waits)
+    if plan.prediction is None:
+        if memory_limits is not None:
+            raise RequestError("memory limits are given and the plan holds no costs: plan it with a profile")
+        return ValidationReport(tuple(warnings))
+    costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
+    if memory_limits is None:
+        memory_limits = plan.mesh.memory_bytes(plan.prediction.cluster)
+    if len(memory_limits) != plan.devices:
+        raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
+    timelines = _timelines(plan, costs, cluster, exchange, (waits, order))
+    warnings += check_memory(plan, costs, timelines, memory_limits)
+    return ValidationReport(
+        tuple(warnings),
+        tuple(timeline.peak_bytes for timeline in timelines),
+        tuple(timeline.peak_saved_bytes for timeline in timelines),
+        tuple(timeline.peak_action for timeline in timelines),
+    )
+
+
+def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
+    """Lowered lists hold the plan's compute in its order, and behind it, unless it is forward only, every stage's STEP.
+
+    Who recomputes does it once for each microbatch, between F and the backward.
+    """
+    if len(lowered) != plan.devices:
+        raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")
+    for device, actions in enumerate(lowered):
+        stages = () if plan.forward_only else plan.stages_on(device)
+        wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in stages)]
+        found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
+        for position in range(max(len(wanted), len(found))):
+            here = found[position] if position < len(found) else "nothing"
+            there = wanted[position] if position < len(wanted) else "nothing"
+            if here != there:
+                raise RequestError(
+                    f"device {device} issues {here} where the plan has {there}: lowering keeps the plan's order"
+                )
+        _check_recompute(plan, device, actions)
+
+
+def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None:
+    """Every backward of a stage that recomputes, and of no other, has one RECOMPUTE between it and its F."""
+    forward: set[tuple[int, int | None]] = set()
+    again: set[tuple[int, int | None]] = set()
+    for action in actions:
+        key = action.stage, action.microbatch
+        if action.kind is Kind.F:
+            forward.add(key)
+        elif action.kind is Kind.RECOMPUTE:
+            if action.stage not in plan.memory.recompute or key not in forward or key in again:
+                raise RequestError(
+                    f"device {device} issues {action}: a stage of the plan's memory.recompute "
+                    f"({list(plan.memory.recompute)}) recomputes once, behind its F; remove it"
+                )
+            again.add(key)
+        elif action.kind in (Kind.B, Kind.I) and action.stage in plan.memory.recompute and key not in again:
+            raise RequestError(
+                f"device {device} issues {action}, and stage {action.stage} has nothing saved for it: put "
+                f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} in front of it"
+            )
+
+
+def _timelines(
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    exchange: Exchange,
+    progress: tuple[Waits, Sequence[int]],
+) -> tuple[Timeline, ...]:
+    def seconds(action: Action) -> float:
+        cost = costs[action.stage]
+        return {
+            "F": cost.forward_s,
+            "B": cost.full_backward_s,
+            "I": cost.backward_input_s,
+            "W": cost.backward_weight_s,
+            "RECOMPUTE": cost.second_forward_s,
+            "STEP": cost.optimizer_s,
+        }[action.kind.value]
+
+    def hop(src: int, dst: int) -> tuple[float, float]:
+        path = cluster.path(src, dst)
+        return sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path)
+
+    times = free_times(exchange, *progress, seconds, hop)
+    return device_timelines(plan, costs, exchange, times.operations, times.arrivals)

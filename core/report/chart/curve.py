@@ -1,0 +1,69 @@
+"""What is to be seen over time on one device: memory, and the three phases of a step."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ...actions import Action, Kind
+from ...costs.costs import StageCosts
+from ...schedules.scored import Scored, costs_of
+
+FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
+
+
+def memory_curve(
+    actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float], costs: Sequence[StageCosts]
+) -> list[tuple[float, float]]:
+    """Saved tensors that a device holds from each moment on: (time, held), times ascending, one entry for a moment.
+
+    Args:
+        actions: the device's F, I, W and B in order.
+        starts, ends: of each of them.
+        costs: per stage. F takes ``saved_bytes`` when it starts, B frees them when it ends; I frees a part and creates
+            what only W needs, W frees the rest.
+    """
+    curve = [(0.0, 0.0)]
+    held = 0.0
+    for action, start, end in zip(actions, starts, ends, strict=True):
+        cost = costs[action.stage]
+        by_input = cost.freed_by_input_bytes - cost.created_by_input_bytes
+        freed = {Kind.B: cost.saved_bytes, Kind.I: by_input, Kind.W: cost.saved_bytes - by_input}
+        held += cost.saved_bytes if action.kind is Kind.F else -freed[action.kind]
+        moment = start if action.kind is Kind.F else end
+        if curve[-1][0] == moment:
+            curve[-1] = (moment, held)
+        else:
+            curve.append((moment, held))
+    return curve
+
+
+def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
+    """Per device (time, held); memory in one device's saved tensors for one microbatch."""
+    result, costs, chunks = scored.result, costs_of(scored.problem), scored.problem.chunks
+    return [
+        [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs)]
+        for actions, starts, ends in zip(scored.schedule.device_actions, result.starts, result.ends, strict=True)
+    ]
+
+
+@frozen
+class Phases:
+    """Moments that divide a device's step.
+
+    Args:
+        start, end: of its first and of its last action.
+        steady: its first backward starts; until then it warms up.
+        cooling: its last forward has ended; from then on it cools down.
+    """
+
+    start: float
+    steady: float
+    cooling: float
+    end: float
+
+
+def phases(actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float]) -> Phases:
+    """The phases of a device with at least one forward and one backward."""
+    backward = min(start for action, start in zip(actions, starts, strict=True) if action.kind in BACKWARD)
+    forward = max(end for action, end in zip(actions, ends, strict=True) if action.kind in FORWARD)
+    return Phases(starts[0], backward, max(forward, backward), ends[-1])

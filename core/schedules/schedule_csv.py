@@ -1,0 +1,198 @@
+"""Schedule files of ``torch.distributed.pipelining``: their CSV grammar, both ways.
+
+Excel dialect, no header, row i is device i. A file is compute-only, where an empty cell is an idle slot, or lowered::
+
+    row    := cell ("," cell)*
+    cell   := "" | action
+    action := simple | "(" simple (";" simple)* ")OVERLAP_F_B"
+    simple := stage OP [microbatch]
+
+Its stages form a chain, so that a send or receive names only its own stage; the stage at the other end is added here.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..actions import COMM_KINDS, COMPUTE_KINDS, Action, Kind, parse_action
+from ..costs.costs import StageCosts
+from ..errors import RequestError
+from ..evaluate.reference import Evaluator
+
+_GROUP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
+_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+
+
+@frozen
+class ScheduleFile:
+    """What a schedule file says.
+
+    Args:
+        device_actions: per device F, I, W and B in order.
+        lowered: per device those and the sends and receives in order; None where the file has none of them.
+        placement: device of every stage.
+        microbatches: how many the file has.
+        notes: a line for each thing that the file asks for and panpipe decides itself.
+    """
+
+    device_actions: tuple[tuple[Action, ...], ...]
+    lowered: tuple[tuple[Action, ...], ...] | None
+    placement: tuple[int, ...]
+    microbatches: int
+    notes: tuple[str, ...] = ()
+
+
+def parse_schedule_csv(text: str, origin: str) -> ScheduleFile:
+    """Read a schedule file, compute-only or lowered.
+
+    UNSHARD, RESHARD and REDUCE_GRAD are dropped, because lowering decides about parameters and reductions; the actions
+    of an overlapped group run in the order written. Both leave a note. Empty rows at the end are dropped.
+
+    Args:
+        text: the file.
+        origin: the name to use for it in errors, usually its path.
+
+    Raises:
+        RequestError: a cell is not an action, whole (the message names row, column and value, from 1), a send or
+            receive leaves the chain of stages, a stage runs on two devices or on none, or there are no actions.
+    """
+    dropped: dict[str, int] = {}
+    rows: list[tuple[Action, ...]] = []
+    for row, cells in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
+        actions: list[Action] = []
+        for column, cell in enumerate(cells, start=1):
+            try:
+                actions += _parse_cell(cell.strip(), dropped)
+            except RequestError as error:
+                raise RequestError(f"{origin}, row {row}, column {column}: {error}") from None
+        rows.append(tuple(actions))
+    while rows and not rows[-1]:
+        rows.pop()
+    if not rows:
+        raise RequestError(
+            f"{origin} holds no actions: a schedule file has one row of cells such as 0F0 for each device"
+        )
+    placement = _placement(rows, origin)
+    _check_chain(rows, len(placement), origin)
+    device_actions = tuple(tuple(action for action in row if action.kind in COMPUTE_KINDS) for row in rows)
+    lowered = tuple(rows) if any(action.kind in COMM_KINDS for row in rows for action in row) else None
+    microbatches = 1 + max(action.microbatch for row in rows for action in row if action.microbatch is not None)
+    return ScheduleFile(device_actions, lowered, placement, microbatches, tuple(_notes(dropped)))
+
+
+def schedule_csv(device_actions: Sequence[Sequence[Action]], placement: Sequence[int]) -> str:
+    """The compute-only file of a compute order, for a chain of stages.
+
+    Every action stands in the slot in which it would run if each took one unit of time; empty cells in front of it are
+    the slots in which its device waits. So columns are moments, and readers skip the empty cells.
+
+    Raises:
+        RequestError: the order deadlocks or is no compute order.
+    """
+    evaluator = Evaluator(placement, [StageCosts(1, 1, 1, backward_s=1)] * len(placement))
+    starts = evaluator.evaluate(device_actions).starts
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    for actions, slots in zip(device_actions, starts, strict=True):
+        row = [""] * (int(slots[-1]) + 1 if slots else 1)
+        for action, slot in zip(actions, slots, strict=True):
+            row[int(slot)] = str(action)
+        writer.writerow(row)
+    return out.getvalue()
+
+
+def lowered_csv(lowered: Sequence[Sequence[Action]]) -> str:
+    """The lowered file of compute, sends and receives in issue order. Other kinds have no word there and are left out.
+
+    Raises:
+        RequestError: a send or receive is not between neighbouring stages: that grammar has a chain alone.
+    """
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    for device, actions in enumerate(lowered):
+        row = []
+        for action in actions:
+            if action.kind in COMM_KINDS and action.peer != _chain_peer(action):
+                raise RequestError(
+                    f"{action} on device {device} goes past the neighbouring stage, which this CSV grammar cannot say: "
+                    "write the plan as JSON"
+                )
+            if action.kind in COMPUTE_KINDS | COMM_KINDS:
+                row.append(f"{action.stage}{action.kind.value}{action.microbatch}")
+        writer.writerow(row)
+    return out.getvalue()
+
+
+def _parse_cell(cell: str, dropped: dict[str, int]) -> list[Action]:
+    """The actions of one cell; counts in ``dropped`` what the file asks for and panpipe decides itself."""
+    if cell == "":
+        return []
+    if match := _SHARDING.fullmatch(cell):
+        dropped[match[1]] = dropped.get(match[1], 0) + 1
+        return []
+    if match := _GROUP.fullmatch(cell):
+        dropped["OVERLAP_F_B"] = dropped.get("OVERLAP_F_B", 0) + 1
+        parts = [_parse_simple(part.strip()) for part in match["parts"].split(";")]
+        stranger = next((part for part in parts if part.kind not in COMPUTE_KINDS), None)
+        if stranger is not None:
+            raise RequestError(f"'{cell}' overlaps {stranger}: a group holds F, I, W and B alone")
+        return parts
+    return [_parse_simple(cell)]
+
+
+def _parse_simple(text: str) -> Action:
+    """One action of the grammar, with the peer of a send or receive filled in."""
+    if not text.isascii() or any(char in text for char in "<>() ;"):
+        raise RequestError(f"'{text}' is not an action of this grammar: write <stage><kind><microbatch>, such as 2F0")
+    action = parse_action(text)
+    if action.kind not in COMPUTE_KINDS | COMM_KINDS:
+        raise RequestError(f"'{text}' is not an action of this grammar: {action.kind.value} has no place in it")
+    if action.kind not in COMM_KINDS:
+        return action
+    return Action(action.stage, action.kind, action.microbatch, _chain_peer(action))
+
+
+def _chain_peer(action: Action) -> int:
+    """The stage at the other end of a send or receive in a chain of stages."""
+    return action.stage + (1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1)
+
+
+def _placement(rows: Sequence[Sequence[Action]], origin: str) -> tuple[int, ...]:
+    where: dict[int, int] = {}
+    for device, actions in enumerate(rows):
+        for action in actions:
+            if where.setdefault(action.stage, device) != device:
+                raise RequestError(
+                    f"{origin}, row {device + 1}: {action} runs stage {action.stage}, which row "
+                    f"{where[action.stage] + 1} runs, too: a stage has one device"
+                )
+    missing = next((stage for stage in range(max(where)) if stage not in where), None)
+    if missing is not None:
+        raise RequestError(
+            f"{origin} has stage {max(where)} and no stage {missing}: stages are numbered from 0, with no gap"
+        )
+    return tuple(where[stage] for stage in range(len(where)))
+
+
+def _check_chain(rows: Sequence[Sequence[Action]], stages: int, origin: str) -> None:
+    for row, actions in enumerate(rows, start=1):
+        for action in actions:
+            if action.peer is not None and not 0 <= action.peer < stages:
+                word = f"{action.stage}{action.kind.value}{action.microbatch}"
+                raise RequestError(
+                    f"{origin}, row {row}: '{word}' has nothing at its other end: "
+                    f"the stages are a chain from 0 to {stages - 1}; remove it"
+                )
+
+
+def _notes(dropped: dict[str, int]) -> list[str]:
+    reasons = {
+        "UNSHARD": "dropped: stages hold their parameters whole",
+        "RESHARD": "dropped: stages hold their parameters whole",
+        "REDUCE_GRAD": "dropped: lowering places the gradient reductions",
+        "OVERLAP_F_B": "groups run in the order written, one action after the other",
+    }
+    return [f"{count} {word} {reasons[word]}" for word, count in sorted(dropped.items())]

@@ -1,0 +1,1 @@
+"""The search for cuts and orders together."""

@@ -1,0 +1,153 @@
+"""Cuts that fit: where even stages hold too much, the evenest whose devices hold what they may.
+
+Stage after stage takes what a time and its device's memory allow. With one stage a device that finds cuts wherever
+there are some: a stage that begins later holds no more. With several, a device's memory is shared out equally among
+them, which may miss some; moves of cuts go on from there.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...costs.partition import Cuts
+from ...evaluate.coding import BOTH, FORWARD, INFINITY, WEIGHT, Integers
+from ...numba_cache import njit
+from ..problem.arrays import SAVED, STATE, GraphArrays
+from ..problem.setting import Setting
+
+BISECTIONS = 20
+"""Halvings of the interval for the longest stage, and for the memory where none fits."""
+DOUBLINGS = 40
+"""How often the memory is doubled to find cuts that fit in it."""
+
+
+class Readings(NamedTuple):
+    """What each operator reads, by operator: the inverse of a graph's lists by tensor and by shared parameter.
+
+    Args:
+        first, tensor, size: where each operator's begin in the next two, (nodes + 1); the tensor, and its bytes.
+        shared_first, shared: the same for shared parameters.
+    """
+
+    first: Integers
+    tensor: Integers
+    size: "np.ndarray"
+    shared_first: Integers
+    shared: Integers
+
+
+def readings_of(graph: GraphArrays) -> Readings:
+    """What each operator of a graph reads."""
+    nodes = np.arange(graph.sums.shape[2])
+
+    def inverse(first: Integers, reader: Integers) -> tuple[Integers, Integers, Integers]:
+        order = np.argsort(reader, kind="stable")
+        owner = np.repeat(np.arange(len(first) - 1), np.diff(first))
+        return np.searchsorted(reader[order], nodes).astype(np.int64), owner[order].astype(np.int64), order
+
+    tensor_first, tensor, order = inverse(graph.first, graph.reader)
+    shared_first, shared, _ = inverse(graph.shared_first, graph.shared_reader)
+    return Readings(tensor_first, tensor, graph.size[order], shared_first, shared)
+
+
+def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> Integers:
+    """Per stage, the most microbatches that its device holds of it at once."""
+    most = np.zeros(stages, dtype=np.int64)
+    for row, length in zip(orders, lengths, strict=True):
+        codes = row[:length]
+        kinds, stage_of = codes & 3, (codes >> 2) // count
+        for stage in np.unique(stage_of):
+            own = kinds[stage_of == stage]
+            change = np.where(own == FORWARD, 1, np.where((own == BOTH) | (own == WEIGHT), -1, 0))
+            most[stage] = np.cumsum(change).max()
+    return most
+
+
+def fitting_cuts(setting: Setting, placement: Integers, flight: Integers, recompute: "np.ndarray") -> tuple[Cuts, bool]:
+    """The cuts of the shortest longest stage with which no device is above its limit; and whether there are such.
+
+    Where this way finds none: those that would fit in the least more memory, in proportion to what the devices have.
+
+    Args:
+        setting: what is cut.
+        placement: device of every stage.
+        flight: how many microbatches each stage's device holds of it at once.
+        recompute: per stage.
+    """
+    readings, chunks = readings_of(setting.arrays), np.bincount(placement, minlength=setting.devices)
+    cuts = np.zeros(len(placement) + 1, dtype=np.int64)
+    limits = setting.machine.limits / np.maximum(chunks, 1)
+
+    def fits(longest_s: float, scale: float) -> bool:
+        return bool(
+            _filled(setting.arrays, setting.machine.kind, readings, placement, flight, recompute, limits * scale,
+                    longest_s, cuts)
+        )  # fmt: skip
+
+    scale = 1.0
+    fit = fits(INFINITY, scale)
+    for _ in range(DOUBLINGS):
+        if fits(INFINITY, scale):
+            break
+        scale *= 2
+    if not fit:
+        scale = _least(lambda middle: fits(INFINITY, middle), scale / 2, scale)
+    longest = float(setting.arrays.sums[:, : WEIGHT + 1, -1].sum(axis=1).max())
+    fits(_least(lambda middle: fits(middle, scale), 0.0, longest * (1 + 1e-9)), scale)
+    return tuple(cuts.tolist()), fit
+
+
+def _least(holds: Any, low: float, high: float) -> float:
+    """The least number between the two for which something holds that holds for ``high``, nearly."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@njit()
+def _filled(
+    graph: Any, kinds: Any, readings: Any, placement: Any, flight: Any, recompute: Any, limits: Any, longest_s: float,
+    cuts: Any,
+) -> bool:  # fmt: skip
+    """Stages as long as ``longest_s`` and their memory allow, one behind the other; whether all operators are in."""
+    stages, nodes = placement.shape[0], graph.sums.shape[2] - 1
+    got, stage_got = np.zeros(graph.source.shape[0]), np.full(graph.source.shape[0], -1, dtype=np.int64)
+    replica = np.full(graph.shared_size.shape[0], -1, dtype=np.int64)
+    cuts[0] = 0
+    for s in range(stages):
+        start, d = cuts[s], placement[s]
+        end, t = start, kinds[d]
+        sums = graph.sums[t]
+        workspace, received, replicas = 0.0, 0.0, 0.0
+        while end < nodes - (stages - s - 1):
+            workspace = max(workspace, graph.largest[t, 0, end])
+            for r in range(readings.shared_first[end], readings.shared_first[end + 1]):
+                p = readings.shared[r]
+                if replica[p] != s and graph.shared_reader[graph.shared_first[p]] < start:
+                    replica[p] = s
+                    replicas += graph.shared_size[p]
+            for r in range(readings.first[end], readings.first[end + 1]):
+                tensor = readings.tensor[r]
+                if graph.source[tensor] < start:
+                    had = got[tensor] if stage_got[tensor] == s else 0.0
+                    got[tensor], stage_got[tensor] = max(had, readings.size[r]), s
+                    received += got[tensor] - had
+            time = 0.0
+            for kind in range(WEIGHT + 1):
+                time += sums[kind, end + 1] - sums[kind, start]
+            saved = sums[SAVED, end + 1] - sums[SAVED, start]
+            held = flight[s] * saved
+            if recompute[s]:
+                held = flight[s] * received + max(saved - received, 0.0)
+            held += sums[STATE, end + 1] - sums[STATE, start] + replicas + workspace
+            if time > longest_s or held > limits[d]:
+                break
+            end += 1
+        if end == start:
+            return False
+        cuts[s + 1] = end
+    return bool(cuts[stages] == nodes)

@@ -1,0 +1,161 @@
+"""Starts of the search's own: orders that a list scheduler makes for the costs and the memory at hand.
+
+Where published orders hold too much, or are built for stages that cost the same, these begin nearer: a device takes of
+what is there what is due first in some rhythm, and never begins what it could not finish within its memory
+(`schedules/decode`). Whatever one microbatch at a time fits in has such an order.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import frozen
+
+from ...costs.partition import Cuts
+from ...evaluate.coding import BOTH, INPUT, WEIGHT, Floats, Integers
+from ...evaluate.compiled import StageArrays
+from ...plan.derive import Recompute, recomputed_stages
+from ...schedules.decode import decode
+from ...schedules.instance import Instance
+from ...schedules.problem import Schedule, ScheduleProblem
+from ..orders.starts import patterns, placements
+from ..problem.costing import stage_room
+from ..problem.place import Place
+from ..problem.setting import Setting
+from .balance import balanced_cuts, even_cuts
+from .fitting import fitting_cuts
+
+NAME = "listed"
+"""Of these orders, as of a family."""
+KEPT = 2
+"""Orders of some stages that become starts, at most."""
+HELD = 2
+"""Microbatches that a device is given room for at most, for each device: with more it is no faster."""
+FLIGHTS = 3
+"""Numbers of microbatches in flight for which cuts are made to fit, at most."""
+
+
+@frozen
+class Listed:
+    """An order with the stages that it is for.
+
+    Args:
+        schedule: placement and order.
+        cuts: where the stages begin.
+        recompute: per stage.
+    """
+
+    schedule: Schedule
+    cuts: Cuts
+    recompute: "np.ndarray"
+
+
+def listed(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[Listed]:
+    """Orders of so many stages a device, on every placement and on cuts that suit it.
+
+    Args:
+        setting: what they are for.
+        chunks: stages a device.
+        recompute: see ``search_plans``.
+        orders: how many are tried for each placement and cuts; the best few are given.
+    """
+    for placement in placements(setting.devices, chunks):
+        again = np.zeros(len(placement), dtype=np.bool_)
+        again[list(recomputed_stages(recompute or "none", len(placement)))] = True
+        stages = _Stages(setting, placement, again)
+        yield from stages.listed(orders)
+        if recompute is None and stages.short:
+            yield from _Stages(setting, placement, ~again).listed(orders)
+
+
+class _Stages:
+    """Stages on a placement, to be cut.
+
+    Args:
+        setting, placement: see :func:`listed`.
+        recompute: per stage.
+    """
+
+    def __init__(self, setting: Setting, placement: tuple[int, ...], recompute: "np.ndarray") -> None:
+        self._setting, self._placement, self._recompute = setting, np.array(placement, dtype=np.int64), recompute
+        self._on = np.array([[s for s, d in enumerate(placement) if d == at] for at in range(setting.devices)])
+        even = even_cuts(setting, placement)
+        self._cuts = [even]
+        if setting.fixed is None and len(placement) > setting.devices:
+            self._cuts.append(balanced_cuts(setting, self._placement, even))
+        self.short = any(map(self._is_short, self._cuts))
+        if self.short and setting.fixed is None:
+            self._cuts += self._lean_cuts()
+
+    def listed(self, orders: int) -> Iterator[Listed]:
+        """The best few orders of each cuts."""
+        for cuts in dict.fromkeys(self._cuts):
+            yield from self._listed_on(cuts, orders)
+
+    def _costs(self, cuts: Cuts) -> StageArrays:
+        stages = len(self._placement)
+        costs, none = stage_room(self._setting.edges(stages), stages), np.zeros(0, dtype=np.int64)
+        self._setting.fill(Place(self._placement, np.array(cuts), self._recompute, none, none), costs)
+        return costs
+
+    def _spare(self, costs: StageArrays) -> Floats:
+        """What is left for saved tensors, per device, beside all that does not depend on the order."""
+        state, beside = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made)[self._on].max(axis=1)
+        return np.asarray(self._setting.machine.limits - state - beside, dtype=float)
+
+    def _is_short(self, cuts: Cuts) -> bool:
+        """Whether some device lacks memory for as many microbatches as 1F1B holds."""
+        costs = self._costs(cuts)
+        flight = min(self._setting.devices, self._setting.microbatches)
+        return bool(np.any(flight * costs.saved[self._on].sum(axis=1) > self._spare(costs)))
+
+    def _lean_cuts(self) -> Iterator[Cuts]:
+        """Cuts that fit for as many microbatches in flight as may be, for half of them, and for one at a time."""
+        setting, found = self._setting, 0
+        flight = min(setting.devices, setting.microbatches)
+        one_each = len(self._placement) == setting.devices
+        ahead = setting.devices - self._placement if one_each else np.full(len(self._placement), flight)
+        while flight and found < FLIGHTS:
+            cuts, fit = fitting_cuts(setting, self._placement, np.minimum(ahead, flight), self._recompute)
+            if fit or flight == 1:
+                found += 1
+                yield cuts
+            flight = min(flight - 1, 1) if found == FLIGHTS - 1 else flight // 2
+
+    def _listed_on(self, cuts: Cuts, orders: int) -> Iterator[Listed]:
+        task = self._instance(cuts)
+        if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
+            return
+        count = self._setting.microbatches
+        found: list[tuple[float, int, Integers, Integers, np.ndarray]] = []
+        for number, state in enumerate(patterns(task, orders)):
+            coded = np.zeros((self._setting.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
+            lengths = np.zeros(self._setting.devices, dtype=np.int64)
+            value, _ = decode(
+                count, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
+                task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys, state.patience,
+                state.caps, state.fused, coded, lengths,
+            )  # fmt: skip
+            found.append((value, number, coded, lengths, state.fused))
+        for _, _, coded, lengths, fused in sorted(found, key=lambda each: each[:2])[:KEPT]:
+            yield Listed(task.schedule(NAME, coded, lengths, fused), cuts, self._recompute)
+
+    def _instance(self, cuts: Cuts) -> Instance:
+        """The problem of the list scheduler: what messages that skip stages take is left to moves."""
+        setting, costs = self._setting, self._costs(cuts)
+        times = costs.times[: WEIGHT + 1].copy()
+        times[INPUT] += costs.again
+        hops = np.zeros(len(self._placement))
+        for stage in range(1, len(hops)):
+            for edge in range(costs.forward_first[stage], costs.forward_first[stage + 1]):
+                if costs.forward_from[edge] == stage - 1:
+                    hops[stage] = costs.forward_delay[edge]
+        used = costs.saved[self._on].sum(axis=1)
+        enough = HELD * setting.devices * used
+        problem = ScheduleProblem(
+            setting.devices, setting.microbatches, len(hops) // setting.devices, hop_s=float(hops[1:].mean())
+            if len(hops) > 1 else 0.0,
+        )  # fmt: skip
+        return Instance(
+            problem, self._placement, self._on, times, costs.times[BOTH] + costs.again, hops, costs.saved, costs.kept,
+            np.minimum(self._spare(costs), enough),
+        )  # fmt: skip

@@ -1,0 +1,24 @@
+"""Compile what the search runs, before somebody waits for it: half a minute of one core, once after an installation.
+
+numba keeps the result beside the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.planner.compiling``.
+"""
+
+from itertools import pairwise
+
+from ..cluster.cluster import fully_connected
+from ..costs.graph import OpEdge, OpGraph, OpNode
+from ..schedules.registry import families
+from .choose import search_plans
+from .problem.workload import counted
+
+
+def compile_search() -> None:
+    """Search a plan for a few operators, as the search for a large model is compiled for the same types."""
+    nodes = tuple(OpNode(f"operator{i}", 1.0, 1.0, 1.0, saved_bytes=1) for i in range(6))
+    graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
+    cluster = fully_connected(2, 1000, 1e9, 1e-6)
+    search_plans(counted(graph, cluster, 4), cluster, families=list(families().values()), budget=2000)
+
+
+if __name__ == "__main__":
+    compile_search()

@@ -1,0 +1,116 @@
+"""From walks to plans with predictions: the last word has the oracle."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import evolve, frozen
+
+from ..cluster.mesh import Mesh, least_by_position
+from ..costs.costs import StageCosts
+from ..plan.plan import MemoryPolicy, Plan, Prediction
+from ..schedules.problem import Schedule
+from .annealing.walk import Walk
+from .problem.assemble import assemble, with_replicas
+from .problem.score import Oracle, Score, by_position
+from .problem.setting import Setting
+from .suggestions.infeasible import NothingFits
+
+Rank = tuple[float, float]
+"""Smaller is better: bytes of the worst device above its limit, then the step time."""
+
+
+@frozen
+class Candidate:
+    """A plan with what it was scored by, in which setting, and what each of its devices may hold."""
+
+    plan: Plan
+    costs: tuple[StageCosts, ...]
+    score: Score
+    rank: Rank
+    setting: Setting
+    limits: tuple[float, ...]
+
+
+def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
+    """The plan of a walk's best place, without a prediction, and the costs of its stages.
+
+    A single replica's devices have the cluster's numbers; with more, positions do, and the mesh tells the devices.
+    """
+    setting = walk.setting
+    placement = walk.best.placement.tolist()
+    stages, costs, edges = setting.staged(walk.best.cuts.tolist(), placement)
+    orders, replica = walk.orders(), setting.replicas[0]
+    data = len(setting.replicas)
+    if data == 1:
+        by_device = dict(zip(replica, orders, strict=True))
+        orders = tuple(by_device[device] for device in sorted(replica))
+        placement = [replica[position] for position in placement]
+    schedule = Schedule(walk.name, tuple(placement), setting.microbatches, orders)
+    plan = assemble(setting.graph, stages, schedule, parameter_sizes=setting.parameter_sizes, edges=edges)
+    mesh = Mesh(setting.devices, data, setting.replicas)
+    if data == 1 or mesh.cluster_devices == tuple(range(mesh.ranks)):
+        mesh = Mesh(setting.devices, data)
+    memory = MemoryPolicy(recompute=tuple(np.flatnonzero(walk.best.recompute).tolist()))
+    plan = evolve(plan, mesh=mesh, memory=memory)
+    return plan, costs if setting.fixed else with_replicas(setting.graph, costs, plan.tied)
+
+
+def scored(walk: Walk, oracle: Oracle) -> Candidate:
+    """A walk's plan with what the oracle says of it."""
+    plan, costs = draft(walk)
+    setting = walk.setting
+    score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
+    limits = least_by_position(setting.memory, plan.mesh.replicas)
+    over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
+    return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
+
+
+def predicted(candidate: Candidate, evaluations: int) -> Plan:
+    """A candidate's plan with its prediction."""
+    score = candidate.score
+    return evolve(
+        candidate.plan,
+        prediction=Prediction(
+            costs=candidate.costs,
+            cluster=candidate.setting.cluster,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+            evaluations=evaluations,
+        ),
+    )
+
+
+def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[Candidate]:
+    """The first walks as the oracle sees them, in their order; more than ``most`` only until one fits."""
+    found: list[Candidate] = []
+    for walk in walks:
+        if len(found) >= most and min(candidate.rank[0] for candidate in found) == 0:
+            break
+        found.append(scored(walk, oracle))
+    return found
+
+
+def refuse_above(best: Candidate, evaluations: int) -> None:
+    """Refuse a plan that holds more than a device may.
+
+    Raises:
+        NothingFits: one line: the device that binds, what it holds by kind, and the smallest change that fits.
+    """
+    excess, _ = best.rank
+    if excess <= 0:
+        return
+    score, limits, plan = best.score, best.limits, best.plan
+    over = [peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True)]
+    device = over.index(max(over))
+    need, saved, limit = score.peak_memory_bytes[device], score.peak_saved_bytes[device], limits[device]
+    state = sum(best.costs[stage.index].state_bytes for stage in plan.stages_on(device))
+    raise NothingFits(
+        f"device {device} ('{best.setting.cluster.devices[plan.mesh.cluster_devices[device]].name}') needs {need:.0f} "
+        f"bytes and may hold {limit:.0f}: {state:.0f} of parameters, gradients and optimizer state, {saved:.0f} of "
+        f"saved tensors (held by {plan.schedule}, {plan.microbatches} microbatches), "
+        f"{max(need - state - saved, 0.0):.0f} of workspace; the smallest change that fits is {excess:.0f} bytes more "
+        f"a device, {limit + excess:.0f} in all",
+        predicted(best, evaluations), limits,
+    )  # fmt: skip

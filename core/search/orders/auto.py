@@ -1,0 +1,229 @@
+"""The search over schedules: from patterns and published orders, the fastest one that the memory limit allows.
+
+1. Keys: every start is annealed as priorities of a list scheduler (`anneal`), which changes many actions at a time.
+2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
+3. Rhythm: the best of these meets the best that comes of letting all microbatches do what a few do (`rhythm`).
+
+All by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
+orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from attrs import define, evolve
+
+from ...actions import Action, Kind
+from ...evaluate.coding import INFINITY, Integers
+from ...evaluate.reference import Evaluation, evaluate
+from ...schedules.decode import decode
+from ...schedules.instance import Instance, codes_of, instance
+from ...schedules.local import improve
+from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
+from ...schedules.scored import Scored, costs_of
+from .anneal import anneal
+from .bound import lower_bound
+from .exact import solvable, solve
+from .rhythm import in_rhythm
+from .starts import State, enough_memory, patterns, published
+
+EVALUATIONS = 800_000
+"""About ten seconds for 8 devices and 32 microbatches on one core."""
+DECODING = 40
+"""Orders that are evaluated in the time in which one is decoded from keys."""
+KEYS_SHARE = 0.2
+"""Share of the evaluations for keys."""
+FIRST_SHARE = 0.3
+"""Share of these that all starts get together; the best ``WIDTH`` get the rest."""
+WIDTH = 4
+"""Starts that go on as orders."""
+LAST_SHARE = 0.5
+"""Share of the evaluations for orders that the best of them gets."""
+REPEATING = 40
+"""Orders that are evaluated in the time in which a rhythm is repeated and evaluated."""
+RHYTHM_SHARE = 0.4
+"""Most of the last share that rhythms take, in time; a few dozen microbatches need a small part of it."""
+TRIAL_SHARE = 0.25
+"""Share of that which each of the two gets, before the better one goes on alone."""
+KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
+"""First temperatures of annealing, as shares of the makespan."""
+
+
+@define(eq=False)
+class _Found:
+    """Orders of a problem on a placement, coded as in ``decode``."""
+
+    task: Instance
+    fused: "np.ndarray"
+    orders: Integers
+    lengths: Integers
+    makespan: float = float("inf")
+
+
+def find_schedule(
+    problems: Sequence[ScheduleProblem], families: Iterable[ScheduleFamily], *, evaluations: int = EVALUATIONS,
+    seed: int = 0,
+) -> Scored:  # fmt: skip
+    """The fastest schedule found within the memory limit.
+
+    Args:
+        problems: the same problem for each number of chunks a device to look at.
+        families: published schedules to start from.
+        evaluations: orders to try; about that many, and at least one of every start.
+        seed: of the random numbers.
+
+    Raises:
+        InfeasibleError: the limit is below one microbatch on every stage of a device.
+    """
+    tasks = enough_memory(problems)
+    bounds = {task: lower_bound(task) for task in tasks}
+    bound = min(bounds.values())
+    known = list(families)
+    states: list[State] = [state for task in tasks for state in patterns(task)]
+    best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
+    tried = 0
+    for problem in dict.fromkeys(task.problem for task in tasks):
+        starts, found = published(problem, known)
+        states += starts
+        tried += len(found)
+        for schedule, result in found:
+            if best is None or _better(result, best[2]):
+                best = problem, schedule, result
+    left, decoded = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), seed, bound)
+    candidates = [_decoded(state) for state in left]
+    if best is not None:
+        candidates.append(_coded(best[0], best[1]))
+    winner, moved = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
+    name = f"auto(evaluations={evaluations},seed={seed})"
+    schedule = winner.task.schedule(name, winner.orders, winner.lengths, winner.fused)
+    schedule, result = _fuse(winner.task, schedule)
+    if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
+        best = winner.task.problem, schedule, result
+    return _proved(bounds, Scored(*best, tried + decoded + moved, bound))
+
+
+def _proved(bounds: Mapping[Instance, float], found: Scored) -> Scored:
+    """What the exact program says, where every placement that could be faster is small enough for it."""
+    open_tasks = [task for task, bound in bounds.items() if bound < found.result.makespan * (1 - 1e-9)]
+    if not open_tasks or not all(map(solvable, open_tasks)):
+        return found
+    bound = found.result.makespan
+    for task in open_tasks:
+        exact = solve(task, found.result.makespan)
+        bound = min(bound, exact.bound)
+        if exact.device_actions is not None:
+            schedule = Schedule(
+                found.schedule.name, tuple(task.placement.tolist()), task.problem.microbatches, exact.device_actions
+            )
+            schedule, result = _fuse(task, schedule)
+            if result.makespan < found.result.makespan * (1 - 1e-9):
+                found = evolve(found, problem=task.problem, schedule=schedule, result=result)
+    return evolve(found, bound=max(min(bound, found.result.makespan), found.bound or 0.0))
+
+
+def _better(one: Evaluation, other: Evaluation) -> bool:
+    return (one.makespan, max(one.peak_memory)) < (other.makespan, max(other.peak_memory))
+
+
+def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float) -> tuple[list[State], int]:
+    """The best of all starts after annealing, best first, and how many orders were decoded."""
+    left, tried = states, 0
+    for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
+        each = max(int(share * evaluations / len(left)), 1)
+        for place, state in enumerate(left):
+            task = state.task
+            state.makespan, count = anneal(
+                seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
+                task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
+                task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys,
+                state.patience, state.caps, state.fused,
+            )  # fmt: skip
+            tried += count
+        left = sorted(left, key=lambda state: state.makespan)
+        left = _varied(left)[:WIDTH]
+    return left, tried
+
+
+def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound: float) -> tuple[_Found, int]:
+    """The best of some orders after annealing, and how many moves were tried."""
+    each = int((1 - LAST_SHARE) * evaluations / len(candidates))
+    tried = sum(
+        _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound) for place, found in enumerate(candidates)
+    )
+    best = min(candidates, key=lambda found: found.makespan)
+    last, number = int(LAST_SHARE * evaluations), seed * 1_000_003 + len(candidates)
+    repeated = [_in_rhythm(found, int(RHYTHM_SHARE * last / REPEATING / len(candidates))) for found in candidates]
+    tried += sum(count for _, count in repeated)
+    other = min((found for found, _ in repeated), key=lambda found: found.makespan)
+    if other.makespan < INFINITY:
+        for found in (best, other):
+            tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_WARMTH, bound)
+            number += 1
+        best = min(best, other, key=lambda found: found.makespan)
+        last -= 2 * int(TRIAL_SHARE * last)
+    return best, tried + _improve(best, number, last, LAST_WARMTH, bound)
+
+
+def _in_rhythm(found: _Found, most: int) -> tuple[_Found, int]:
+    """The best that comes of its rhythms, and how many orders were tried."""
+    makespan, orders, tried = in_rhythm(found.task, found.fused, found.orders, found.lengths, most)
+    return _Found(found.task, found.fused, orders, found.lengths, makespan), tried
+
+
+def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
+    given = found.task.for_orders(found.fused)
+    found.makespan, tried = improve(seed, moves, warmth, bound * (1 + 1e-12), *given, found.orders, found.lengths)
+    return tried
+
+
+def _varied(states: list[State]) -> list[State]:
+    """The best of every placement first, then the others: a placement that starts slowly may end fastest."""
+    first = list({state.task: state for state in reversed(states)}.values())
+    return sorted(first, key=lambda state: state.makespan) + [state for state in states if state not in first]
+
+
+def _decoded(state: State) -> _Found:
+    """The order of a state's keys."""
+    task, fused = state.task, state.fused
+    count = task.problem.microbatches
+    orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
+    lengths = np.zeros(task.problem.devices, dtype=np.int64)
+    decode(
+        count, task.placement, task.stages_on, task.fused_times(fused), task.hops, task.fused_need(fused),
+        task.fused_kept(fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
+    )  # fmt: skip
+    return _Found(task, fused, orders, lengths)
+
+
+def _coded(problem: ScheduleProblem, schedule: Schedule) -> _Found:
+    """A published order."""
+    return _Found(instance(problem, schedule.placement), *codes_of(schedule))
+
+
+def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
+    """I followed by its own W becomes B, stage by stage, where the step is not slower for it."""
+    costs, hop = costs_of(task.problem), task.problem.hop_s
+    result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
+    for stages in [set(range(task.problem.stages)), *({stage} for stage in range(task.problem.stages))]:
+        rows = tuple(_fused(row, stages) for row in schedule.device_actions)
+        if rows == schedule.device_actions:
+            continue
+        other = evaluate(rows, schedule.placement, costs, hop_s=hop)
+        fits = all(peak <= limit for peak, limit in zip(other.peak_memory, task.limits, strict=True))
+        if fits and other.makespan <= result.makespan:
+            schedule, result = evolve(schedule, device_actions=rows), other
+    return schedule, result
+
+
+def _fused(row: Sequence[Action], stages: set[int]) -> tuple[Action, ...]:
+    out: list[Action] = []
+    for action in row:
+        last = out[-1] if out else None
+        if (
+            last is not None and action.kind is Kind.W and last.kind is Kind.I and action.stage in stages
+            and (last.stage, last.microbatch) == (action.stage, action.microbatch)
+        ):  # fmt: skip
+            out[-1] = Action(action.stage, Kind.B, action.microbatch)
+        else:
+            out.append(action)
+    return tuple(out)

@@ -1,0 +1,201 @@
+"""Small cases exactly: the fastest order of a placement as a mixed-integer program, solved by HiGHS.
+
+Each action has a start; for every two actions of a device that could run in either order, a binary says which one is
+first. Starts respect what is read, the order (with a large constant, M), and that a stage takes its microbatches one
+after the other, which loses nothing, because they are all alike. What a device holds when an action begins follows
+from who came before it, so the memory limit is linear, too. The form is that of OptPipe (arXiv 2510.05186, section 4),
+without offload.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations, islice, product
+
+import numpy as np
+from attrs import define, field, frozen
+from scipy import optimize, sparse
+
+from ...actions import Action, Kind
+from ...evaluate.coding import FORWARD, INPUT, WEIGHT
+from ...schedules.instance import Instance
+
+LARGEST = 400
+"""Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 396."""
+NODES = 2_000
+"""Branch-and-bound nodes, which stand for the time that is spent: the same input gives the same answer."""
+
+_Op = tuple[int, int, int]
+"""Kind, stage, microbatch."""
+
+
+@frozen
+class Exact:
+    """What is known of the fastest order.
+
+    Args:
+        bound: no order of this placement is faster.
+        device_actions: the best order found, or None where none is faster than what was known.
+    """
+
+    bound: float
+    device_actions: tuple[tuple[Action, ...], ...] | None
+
+
+def solvable(task: Instance) -> bool:
+    """Whether a problem is small enough, and B is nowhere better than I and W: it is not in the program.
+
+    It may be faster, and it may need less memory, where I leaves more than F saved.
+    """
+    if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
+        return False
+    if np.any(task.kept > task.saved) and np.any(np.isfinite(task.limits)):
+        return False
+    return sum(1 for _ in islice(_open_pairs(task), LARGEST + 1)) <= LARGEST
+
+
+def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact:
+    """The fastest order, as far as so many nodes tell.
+
+    Args:
+        task: a problem that is ``solvable``.
+        makespan: of an order that is known; none that takes longer is looked for.
+        nodes: branch-and-bound nodes.
+    """
+    return _Program(task, makespan).solve(nodes)
+
+
+def _actions(task: Instance) -> Iterator[_Op]:
+    return product((FORWARD, INPUT, WEIGHT), range(len(task.placement)), range(task.problem.microbatches))
+
+
+def _follows(one: _Op, other: _Op) -> bool:
+    """Whether ``other`` comes after ``one`` in every order: by what it reads, and microbatches in order."""
+    (kind, stage, m), (later, there, n) = one, other
+    if m > n:
+        return False
+    if kind == later and (stage == there or kind == WEIGHT):
+        return stage == there and m < n
+    if kind == FORWARD:
+        return later != FORWARD or stage < there
+    return kind == INPUT and (there <= stage if later == INPUT else later == WEIGHT and there == stage)
+
+
+def _open_pairs(task: Instance) -> Iterator[tuple[_Op, _Op]]:
+    """Actions of one device that could run in either order."""
+    for own in task.stages_on.tolist():
+        for one, other in combinations([action for action in _actions(task) if action[1] in own], 2):
+            if not _follows(one, other) and not _follows(other, one):
+                yield one, other
+
+
+@define
+class _Program:
+    """The program of one placement.
+
+    Args:
+        task: the problem.
+        horizon: all of it is over by then.
+        columns: action → column of its start; column 0 is the makespan.
+        pairs: (action, action) → column of the binary that says that the first runs first.
+    """
+
+    task: Instance
+    horizon: float
+    columns: dict[_Op, int] = field(factory=dict)
+    pairs: dict[tuple[_Op, _Op], int] = field(factory=dict)
+    _rows: list[tuple[dict[int, float], float]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        for action in _actions(self.task):
+            self.columns[action] = 1 + len(self.columns)
+        for one, other in _open_pairs(self.task):
+            self.pairs[one, other] = 1 + len(self.columns) + len(self.pairs)
+
+    def solve(self, nodes: int) -> Exact:
+        """Build it and hand it to HiGHS."""
+        self._reads()
+        self._one_at_a_time()
+        self._memory()
+        width = 1 + len(self.columns) + len(self.pairs)
+        matrix = sparse.lil_array((len(self._rows), width))
+        for number, (row, _) in enumerate(self._rows):
+            for column, factor in row.items():
+                matrix[number, column] = factor
+        upper = np.array([limit for _, limit in self._rows])
+        goal, whole, top = np.zeros(width), np.zeros(width), np.full(width, self.horizon)
+        goal[0] = 1
+        whole[1 + len(self.columns) :] = 1
+        top[1 + len(self.columns) :] = 1
+        found = optimize.milp(
+            goal, integrality=whole, bounds=optimize.Bounds(0, top),
+            constraints=optimize.LinearConstraint(matrix.tocsr(), -np.inf, upper),
+            options={"node_limit": nodes, "mip_rel_gap": 1e-6},
+        )  # fmt: skip
+        if found.status == 2:  # nothing is as fast as what was known
+            return Exact(self.horizon, None)
+        bound = float(found.fun) if found.status == 0 else max(float(found.mip_dual_bound or 0.0), 0.0)
+        if found.x is None:
+            return Exact(bound, None)
+        starts = {action: float(found.x[column]) for action, column in self.columns.items()}
+        return Exact(bound, tuple(self._order(own, starts) for own in self.task.stages_on.tolist()))
+
+    def _order(self, own: list[int], starts: dict[_Op, float]) -> tuple[Action, ...]:
+        """The order of a device; actions that take no time come in the order in which they are read."""
+        here = [action for action in self.columns if action[1] in own]
+        here.sort(key=lambda a: (round(starts[a], 9), a[0], a[1] if a[0] == FORWARD else -a[1], a[2]))
+        return tuple(Action(stage, (Kind.F, Kind.I, Kind.W)[kind], m) for kind, stage, m in here)
+
+    def _time(self, action: _Op) -> float:
+        return float(self.task.times[action[0], action[1]])
+
+    def _after(self, action: _Op, source: _Op, delay: float = 0.0) -> None:
+        """``action`` begins when ``source`` has ended, and the delay has passed."""
+        row = {self.columns[source]: 1.0, self.columns[action]: -1.0}
+        self._rows.append((row, -self._time(source) - delay))
+
+    def _reads(self) -> None:
+        hops, last = self.task.hops, len(self.task.placement) - 1
+        for kind, stage, m in self.columns:
+            action = kind, stage, m
+            self._rows.append(({self.columns[action]: 1.0, 0: -1.0}, -self._time(action)))
+            if m > 0:
+                self._after(action, (kind, stage, m - 1))
+            if kind == FORWARD and stage > 0:
+                self._after(action, (FORWARD, stage - 1, m), float(hops[stage]))
+            elif kind == INPUT:
+                self._after(action, (FORWARD, stage, m))
+                if stage < last:
+                    self._after(action, (INPUT, stage + 1, m), float(hops[stage + 1]))
+            elif kind == WEIGHT:
+                self._after(action, (INPUT, stage, m))
+
+    def _one_at_a_time(self) -> None:
+        for (one, other), pair in self.pairs.items():
+            a, b, far = self.columns[one], self.columns[other], self.horizon
+            self._rows.append(({a: 1.0, b: -1.0, pair: far}, far - self._time(one)))
+            self._rows.append(({b: 1.0, a: -1.0, pair: -far}, -self._time(other)))
+
+    def _memory(self) -> None:
+        """What a device holds with a forward that begins: everything that came before it, and its own."""
+        task = self.task
+        for device, own in enumerate(task.stages_on.tolist()):
+            limit = float(task.limits[device])
+            if not np.isfinite(limit):
+                continue
+            here = [action for action in self.columns if action[1] in own]
+            change = {FORWARD: task.saved, INPUT: task.kept - task.saved, WEIGHT: -task.kept}
+            for action in here:
+                if action[0] != FORWARD:
+                    continue
+                row, held = dict[int, float](), float(task.saved[action[1]])
+                for other in here:
+                    size = float(change[other[0]][other[1]])
+                    if other == action or size == 0 or _follows(action, other):
+                        continue
+                    if _follows(other, action):
+                        held += size
+                    elif (other, action) in self.pairs:
+                        row[self.pairs[other, action]] = size
+                    else:
+                        held += size
+                        row[self.pairs[action, other]] = -size
+                self._rows.append((row, limit - held))

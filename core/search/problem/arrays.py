@@ -1,0 +1,160 @@
+"""A graph and a cluster as the compiled search reads them: sums made once, of which stages are differences."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ...cluster.cluster import Cluster
+from ...costs.costs import EMPTY_GRADIENT_BYTES
+from ...costs.graph import OpGraph
+from ...costs.message_times import FREE, MessageLine
+from ...evaluate.coding import Floats, Integers
+from .arrange import Replicas, reduction_rates
+from .assemble import parameter_bytes, replica_share
+
+OPTIMIZER, STATE, SAVED, PARAMETERS = 3, 4, 5, 6
+"""Rows of ``GraphArrays.sums`` behind those of F, I and W."""
+SUMS = (
+    "forward_s",
+    "backward_input_s",
+    "backward_weight_s",
+    "optimizer_s",
+    "state_bytes",
+    "saved_bytes",
+    "parameter_bytes",
+)
+
+
+class GraphArrays(NamedTuple):
+    """A graph, once for each type of device where they differ.
+
+    Args:
+        sums: prefix sums over the nodes, (types, 7, nodes + 1).
+        largest: the largest workspace of the 2^k nodes from each on, (types, levels, nodes).
+        source: producer of each tensor that is read, ascending.
+        first: where each tensor's readers begin in the next three, (tensors + 1).
+        reader, size, back: node, bytes, and bytes of the gradient that comes back, ascending by node.
+        shared_first: where the readers of each shared parameter begin, (parameters + 1).
+        shared_reader: nodes, ascending.
+        shared_size, shared_gradient: bytes of a replica's state, and of its gradient, by parameter.
+    """
+
+    sums: Floats
+    largest: Floats
+    source: Integers
+    first: Integers
+    reader: Integers
+    size: Floats
+    back: Floats
+    shared_first: Integers
+    shared_reader: Integers
+    shared_size: Floats
+    shared_gradient: Floats
+
+
+class MachineArrays(NamedTuple):
+    """A cluster without contention, by pipeline position.
+
+    Args:
+        kind: which of the graph's types each device is.
+        limits: bytes that each device may hold.
+        latency, rate: of every path in seconds and bytes a second, (devices, devices).
+        reduce: of the reduction of a stage's gradients over the data dimension: seconds for any, and for each byte,
+            (2, devices).
+        message: seconds that any message takes each of its ends, and for each byte, (2).
+    """
+
+    kind: Integers
+    limits: Floats
+    latency: Floats
+    rate: Floats
+    reduce: Floats
+    message: Floats
+
+
+def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = None) -> GraphArrays:
+    """The arrays of graphs that differ in costs alone, one for each type of device."""
+    first = graphs[0]
+    count = len(first.nodes)
+    sums = np.zeros((len(graphs), len(SUMS), count + 1))
+    for t, graph in enumerate(graphs):
+        for row, name in enumerate(SUMS):
+            np.cumsum([getattr(node, name) for node in graph.nodes], out=sums[t, row, 1:])
+    return GraphArrays(sums, _largest(graphs), *_tensors(first), *_shared(first, sizes))
+
+
+def _largest(graphs: Sequence[OpGraph]) -> Floats:
+    count = len(graphs[0].nodes)
+    levels = max(count.bit_length(), 1)
+    table = np.zeros((len(graphs), levels, count))
+    table[:, 0] = [[node.workspace_bytes for node in graph.nodes] for graph in graphs]
+    for level in range(1, levels):
+        half = 1 << (level - 1)
+        table[:, level] = table[:, level - 1]
+        table[:, level, : count - half] = np.maximum(table[:, level - 1, : count - half], table[:, level - 1, half:])
+    return table
+
+
+def _tensors(graph: OpGraph) -> tuple[Integers, Integers, Integers, Floats, Floats]:
+    found: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    for edge in graph.edges:
+        readers = found.setdefault((graph.index[edge.src], edge.tensor), {})
+        node = graph.index[edge.dst]
+        size, back = readers.get(node, (0, 0))
+        gradient = max(edge.bytes, EMPTY_GRADIENT_BYTES) if edge.gradient else 0
+        readers[node] = max(size, edge.bytes), max(back, gradient)
+    source, first, rows = [], [0], []
+    for (node, _), readers in sorted(found.items()):
+        source.append(node)
+        rows += [(reader, *readers[reader]) for reader in sorted(readers)]
+        first.append(len(rows))
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return (
+        np.array(source, dtype=np.int64), np.array(first, dtype=np.int64), np.array(columns[0], dtype=np.int64),
+        np.array(columns[1], dtype=float), np.array(columns[2], dtype=float),
+    )  # fmt: skip
+
+
+def _shared(graph: OpGraph, sizes: Mapping[str, int] | None) -> tuple[Integers, Integers, Floats, Floats]:
+    readers: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in node.parameters:
+            readers.setdefault(name, []).append(i)
+    first, rows, found = [0], [], []
+    share = replica_share(graph)
+    for name, nodes in readers.items():
+        if len(nodes) > 1:
+            size = parameter_bytes(graph, name, sizes)
+            rows += nodes
+            first.append(len(rows))
+            found.append((2 * size + round(share * size), size))
+    state, gradient = np.array(found, dtype=float).reshape(-1, 2).T
+    return (
+        np.array(first, dtype=np.int64), np.array(rows, dtype=np.int64), np.ascontiguousarray(state),
+        np.ascontiguousarray(gradient),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def machine_arrays(
+    cluster: Cluster, replicas: Replicas, limits: tuple[float, ...], kinds: tuple[int, ...], message: MessageLine = FREE
+) -> MachineArrays:
+    """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
+
+    Between two positions it is as far as in the replica where it is farthest.
+    """
+    count = len(replicas[0])
+    latency, rate = np.zeros((count, count)), np.full((count, count), np.inf)
+    for a, b in itertools.permutations(range(count), 2):
+        for replica in replicas:
+            links = [link for link, _ in cluster.path(replica[a], replica[b])]
+            latency[a, b] = max(latency[a, b], sum(link.latency_s for link in links))
+            rate[a, b] = min(rate[a, b], *(link.bytes_per_s for link in links))
+    reduce = reduction_rates(cluster, replicas)
+    return MachineArrays(
+        np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce,
+        np.array([message.least_s, message.s_per_byte]),
+    )  # fmt: skip

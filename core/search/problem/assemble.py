@@ -1,0 +1,121 @@
+"""Put a plan together from stages and a schedule."""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
+
+from ...cluster.mesh import Mesh
+from ...costs.costs import StageCosts, StageEdge, stage_edges
+from ...costs.graph import OpGraph
+from ...errors import RequestError
+from ...plan.plan import Plan, Stage, TiedWeight
+from ...schedules.problem import Schedule
+
+
+def assemble(
+    graph: OpGraph,
+    stages: Sequence[Sequence[str]],
+    schedule: Schedule,
+    *,
+    parameter_sizes: Mapping[str, int] | None = None,
+    edges: tuple[StageEdge, ...] | None = None,
+) -> Plan:
+    """The plan, without a prediction.
+
+    Args:
+        graph: what is trained.
+        stages: names of the operators of each stage.
+        schedule: placement and compute order.
+        parameter_sizes: bytes of each parameter; needed for those that several stages read. Where it is None, the
+            size is taken from an operator that reads that parameter alone.
+        edges: where they are known already; else they follow from the graph.
+
+    Raises:
+        RequestError: the schedule is for another number of stages, a node is in no stage or in two, or the size of a
+            tied weight is not known.
+    """
+    if len(stages) != len(schedule.placement):
+        raise RequestError(
+            f"schedule {schedule.name} places {len(schedule.placement)} stages and the partition has {len(stages)}: "
+            "build it for as many"
+        )
+    edges = stage_edges(graph, stages) if edges is None else edges
+    parameters = [_parameters(graph, names) for names in stages]
+    return Plan(
+        model=graph.name,
+        graph_hash=graph.hash,
+        mesh=Mesh(len(schedule.device_actions)),
+        microbatches=schedule.microbatches,
+        schedule=schedule.name,
+        stages=tuple(
+            Stage(index, schedule.placement[index], tuple(names), parameters[index])
+            for index, names in enumerate(stages)
+        ),
+        edges=edges,
+        device_actions=schedule.device_actions,
+        tied=_tied(graph, parameters, parameter_sizes),
+    )
+
+
+def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[TiedWeight]) -> tuple[StageCosts, ...]:
+    """Costs with the state of every replica of a tied weight.
+
+    A graph counts a parameter at the first operator that reads it; each further stage holds a replica of it, with a
+    gradient, and with optimizer state in the graph's own proportion.
+    """
+    if not tied:
+        return costs
+    share = replica_share(graph)
+    result = list(costs)
+    for weight in tied:
+        for stage in weight.stages[1:]:
+            cost = result[stage]
+            result[stage] = evolve(
+                cost,
+                parameter_bytes=cost.parameter_bytes + weight.bytes,
+                gradient_bytes=cost.gradient_bytes + weight.bytes,
+                optimizer_bytes=cost.optimizer_bytes + round(share * weight.bytes),
+            )
+    return tuple(result)
+
+
+def replica_share(graph: OpGraph) -> float:
+    """Bytes of optimizer state for each byte of parameters, as the graph has it."""
+    parameters = sum(node.parameter_bytes for node in graph.nodes)
+    state = sum(node.state_bytes for node in graph.nodes)
+    return max(state / parameters - 2, 0.0) if parameters else 0.0
+
+
+def _parameters(graph: OpGraph, names: Sequence[str]) -> tuple[str, ...]:
+    nodes = (graph.nodes[graph.index[name]] for name in names)
+    return tuple(dict.fromkeys(parameter for node in nodes for parameter in node.parameters))
+
+
+def _tied(
+    graph: OpGraph, parameters: Sequence[tuple[str, ...]], sizes: Mapping[str, int] | None
+) -> tuple[TiedWeight, ...]:
+    readers: dict[str, list[int]] = {}
+    for stage, names in enumerate(parameters):
+        for name in names:
+            readers.setdefault(name, []).append(stage)
+    return tuple(
+        TiedWeight(name, tuple(stages), parameter_bytes(graph, name, sizes))
+        for name, stages in readers.items()
+        if len(stages) > 1
+    )
+
+
+def parameter_bytes(graph: OpGraph, parameter: str, sizes: Mapping[str, int] | None) -> int:
+    """Bytes of a parameter that several operators read.
+
+    Raises:
+        RequestError: neither ``sizes`` nor an operator that reads it alone tells.
+    """
+    if sizes is not None and parameter in sizes:
+        return sizes[parameter]
+    alone = [node.parameter_bytes for node in graph.nodes if node.parameters == (parameter,)]
+    if not alone:
+        raise RequestError(
+            f"the size of parameter '{parameter}', which several stages read, is not known: give it in parameter_sizes"
+        )
+    return max(alone)

@@ -1,0 +1,203 @@
+"""Costs of stages, and the edges between them, from cuts: compiled, from sums over the graph made once.
+
+A search looks at many thousands of cuts; a stage's times and sizes are differences of prefix sums, its workspace the
+largest of a sparse table's two overlapping halves, and an edge's bytes those of each tensor that crosses, once for each
+later stage that reads it. Memory is linear in operators and edges (times the logarithm of the operators).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...costs.costs import StageCosts, StageEdge
+from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
+from ...evaluate.compiled import StageArrays
+from ...numba_cache import njit
+from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
+
+
+def stage_room(edges: int, stages: int) -> StageArrays:
+    """Arrays for :func:`cost_stages` or :func:`fill_fixed` to fill, for at most so many edges."""
+
+    def floats() -> Floats:
+        return np.zeros(stages)
+
+    def edge_arrays() -> tuple[Integers, Integers, Floats]:
+        return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
+
+    return StageArrays(
+        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), floats(), floats(), floats(), floats(),
+        *edge_arrays(), *edge_arrays(),
+    )  # fmt: skip
+
+
+def fill_fixed(
+    costs: Sequence[StageCosts], edges: Sequence[StageEdge], placement: Integers, recompute: "np.ndarray",
+    machine: MachineArrays, out: StageArrays,
+) -> None:  # fmt: skip
+    """Costs and edges that are known already, into ``out``."""
+    for s, cost in enumerate(costs):
+        out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
+        out.again[s] = cost.second_forward_s if recompute[s] else 0.0
+        out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
+        out.saved[s] = cost.input_bytes if recompute[s] else cost.saved_bytes
+        out.made[s], out.kept[s] = cost.saved_bytes - out.saved[s], cost.kept_bytes
+        least, each = machine.reduce[:, placement[s]]
+        out.reduce[s] = least + cost.gradient_bytes * each if cost.gradient_bytes else 0.0
+    forward = sorted((e.dst, e.src, e.bytes) for e in edges)
+    back = sorted((e.src, e.dst, e.gradient_bytes) for e in edges if e.gradient_bytes > 0)
+    for rows, first, sources, delays in (
+        (forward, out.forward_first, out.forward_from, out.forward_delay),
+        (back, out.back_first, out.back_from, out.back_delay),
+    ):
+        first[:] = 0
+        for e, (reader, source, size) in enumerate(rows):
+            a, b = placement[source], placement[reader]
+            first[reader + 1] += 1
+            sources[e], delays[e] = source, machine.latency[a, b] + size / machine.rate[a, b]
+            if a != b:
+                _take(machine, out.times, source, reader, size, rows is back)
+        np.cumsum(first, out=first)
+
+
+@njit()
+def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: bool) -> None:
+    """Add what a message between two stages costs both: with an output F, with a gradient I and B."""
+    seconds = machine.message[0] + size * machine.message[1]
+    if seconds == 0:
+        return
+    for s in (one, other):
+        if gradient:
+            times[INPUT, s] += seconds
+            times[BOTH, s] += seconds
+        else:
+            times[FORWARD, s] += seconds
+
+
+@njit()
+def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: Any, out: Any) -> None:
+    """Costs and edges of the stages of some cuts.
+
+    Args:
+        graph: :class:`GraphArrays`.
+        machine: :class:`MachineArrays`.
+        placement: device of every stage.
+        cuts: (stages + 1).
+        recompute: whether a stage runs its forward again in front of its backward.
+        out: :class:`StageArrays`, filled.
+    """
+    stages = placement.shape[0]
+    stage_of, gradients = np.empty(cuts[stages], dtype=np.int64), np.zeros(stages)
+    for s in range(stages):
+        low, high = cuts[s], cuts[s + 1]
+        stage_of[low:high] = s
+        t = machine.kind[placement[s]]
+        sums = graph.sums[t]
+        for kind in range(3):
+            out.times[kind, s] = sums[kind, high] - sums[kind, low]
+        out.times[BOTH, s] = out.times[INPUT, s] + out.times[WEIGHT, s]
+        out.optimizer[s] = sums[OPTIMIZER, high] - sums[OPTIMIZER, low]
+        out.state[s] = sums[STATE, high] - sums[STATE, low]
+        out.saved[s] = out.kept[s] = sums[SAVED, high] - sums[SAVED, low]
+        out.made[s] = out.again[s] = 0.0
+        parameters = sums[PARAMETERS, high] - sums[PARAMETERS, low]
+        gradients[s] = min(parameters, max(out.state[s] - parameters, 0.0))
+        level = 0
+        while (2 << level) <= high - low:
+            level += 1
+        out.workspace[s] = max(graph.largest[t, level, low], graph.largest[t, level, high - (1 << level)])
+    for p in range(graph.shared_size.shape[0]):
+        last = -1
+        for r in range(graph.shared_first[p], graph.shared_first[p + 1]):
+            s = stage_of[graph.shared_reader[r]]
+            if last >= 0 and s != last:
+                out.state[s] += graph.shared_size[p]
+                gradients[s] += graph.shared_gradient[p]
+            last = s
+    again = out.times[FORWARD].copy()
+    received = _edges(graph, machine, placement, stage_of, out)
+    for s in range(stages):
+        out.reduce[s] = 0.0
+        if gradients[s] > 0:
+            out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
+        if recompute[s]:
+            out.again[s] = again[s]
+            out.saved[s] = received[s]
+            out.made[s] = out.kept[s] - received[s]
+
+
+@njit()
+def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) -> Any:
+    """Edges into ``out``, by reading stage: gathered by source stage first, then sorted by counting.
+
+    Returns:
+        Bytes that each stage receives.
+    """
+    stages, most = placement.shape[0], out.forward_from.shape[0]
+    source, target = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+    size, back = np.empty(most), np.empty(most)
+    slot = np.full(stages, -1, dtype=np.int64)
+    found, begun, current = 0, 0, -1
+    for t in range(graph.source.shape[0]):
+        s = stage_of[graph.source[t]]
+        low, high = graph.first[t], graph.first[t + 1]
+        if stage_of[graph.reader[high - 1]] == s:
+            continue
+        if s != current:
+            for e in range(begun, found):
+                slot[target[e]] = -1
+            begun, current = found, s
+        r = low
+        while r < high:
+            reader = stage_of[graph.reader[r]]
+            forward, gradient = 0.0, 0.0
+            while r < high and stage_of[graph.reader[r]] == reader:
+                forward = max(forward, graph.size[r])
+                gradient = max(gradient, graph.back[r])
+                r += 1
+            if reader == s:
+                continue
+            if slot[reader] < 0:
+                slot[reader] = found
+                source[found], target[found], size[found], back[found] = s, reader, 0.0, 0.0
+                found += 1
+            size[slot[reader]] += forward
+            back[slot[reader]] += gradient
+    return _by_reader(machine, placement, source[:found], target[:found], size, back, out)
+
+
+@njit()
+def _by_reader(
+    machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any
+) -> Any:  # fmt: skip
+    """Sort edges by who reads them, forward and back, into ``out``; bytes that each stage receives."""
+    stages = placement.shape[0]
+    received = np.zeros(stages)
+    out.forward_first[:] = 0
+    out.back_first[:] = 0
+    for e in range(source.shape[0]):
+        received[target[e]] += size[e]
+        out.forward_first[target[e] + 1] += 1
+        if back[e] > 0:
+            out.back_first[source[e] + 1] += 1
+    for s in range(stages):
+        out.forward_first[s + 1] += out.forward_first[s]
+        out.back_first[s + 1] += out.back_first[s]
+    forward_at, back_at = out.forward_first.copy(), out.back_first.copy()
+    for e in range(source.shape[0]):
+        a, b = placement[source[e]], placement[target[e]]
+        if a != b:
+            _take(machine, out.times, source[e], target[e], size[e], False)
+            if back[e] > 0:
+                _take(machine, out.times, source[e], target[e], back[e], True)
+        at = forward_at[target[e]]
+        out.forward_from[at] = source[e]
+        out.forward_delay[at] = machine.latency[a, b] + size[e] / machine.rate[a, b]
+        forward_at[target[e]] += 1
+        if back[e] > 0:
+            at = back_at[source[e]]
+            out.back_from[at] = target[e]
+            out.back_delay[at] = machine.latency[b, a] + back[e] / machine.rate[b, a]
+            back_at[source[e]] += 1
+    return received

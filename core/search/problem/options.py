@@ -1,0 +1,79 @@
+"""The schedules that a search chooses among."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ...cluster.cluster import Cluster
+from ...costs.costs import StageCosts, StageEdge
+from ...errors import InfeasibleError, RequestError
+from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
+
+MAX_CHUNKS = 8
+
+
+@frozen
+class Option:
+    """One family with one set of parameters, for a number of chunks."""
+
+    family: ScheduleFamily
+    parameters: Mapping[str, Any]
+    chunks: int
+
+    def placement(self, devices: int) -> tuple[int, ...]:
+        """Device of every stage."""
+        return self.family.placement(devices, self.chunks)
+
+    def build(self, problem: ScheduleProblem) -> Schedule | None:
+        """The schedule, or None where the family is not made for the problem, or finds nothing within its memory."""
+        try:
+            return self.family.build(problem, **self.parameters)
+        except (RequestError, InfeasibleError):
+            return None
+
+
+def options(families: Iterable[ScheduleFamily], problem: ScheduleProblem) -> list[Option]:
+    """Every family that suits the problem, with every set of parameters that it offers for it."""
+    return [
+        Option(family, parameters, problem.chunks)
+        for family in families
+        if family.suits(problem)
+        for parameters in family.candidates(problem)
+    ]
+
+
+def schedule_problem(
+    cluster: Cluster,
+    microbatches: int,
+    *,
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    edges: Sequence[StageEdge],
+    limits: Sequence[float],
+    positions: Sequence[int] | None = None,
+) -> ScheduleProblem:
+    """The problem that a builder sees for stages with known costs.
+
+    A hop takes the mean over the edges between devices; the memory for saved tensors is that of the device with the
+    least to spare beside its state and its largest workspace. ``positions`` are the cluster's devices along the
+    pipeline; by default all in their order.
+    """
+    devices = range(len(cluster.devices)) if positions is None else positions
+    hops = [
+        cluster.transfer_s(devices[placement[edge.src]], devices[placement[edge.dst]], edge.bytes)
+        for edge in edges
+        if placement[edge.src] != placement[edge.dst]
+    ]
+    spare = []
+    for device, limit in enumerate(limits):
+        own = [cost for cost, place in zip(costs, placement, strict=True) if place == device]
+        spare.append(limit - sum(c.state_bytes for c in own) - max((c.workspace_bytes for c in own), default=0))
+    return ScheduleProblem(
+        devices=len(devices),
+        microbatches=microbatches,
+        chunks=len(costs) // len(devices),
+        costs=tuple(costs),
+        hop_s=sum(hops) / len(hops) if hops else 0.0,
+        memory_limit=max(min(spare), 0.0),
+    )

@@ -1,0 +1,74 @@
+"""The oracle for operator graphs: longest path with pure delays, and memory without communication buffers."""
+
+from ...actions import Kind
+from ...cluster.cluster import Cluster
+from ...costs.costs import StageCosts
+from ...evaluate.reduction import reduction_time, step_ends, sync_time
+from ...evaluate.reference import Evaluation, evaluate
+from ...plan.plan import Plan
+from .score import Score
+
+
+def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
+    """Score a plan where no two transfers contend (an :data:`~.score.Oracle`).
+
+    A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only
+    who reads it. The step ends on each device with its own optimizer time behind its last action, with no barrier;
+    over a data dimension each stage's behind the reduction of its gradients, which takes as long as it does alone.
+    Memory is the device's state, the saved tensors that it holds, and the largest workspace of the stage that runs.
+
+    Raises:
+        RequestError: the plan's orders deadlock.
+    """
+    cluster = plan.mesh.arrange(cluster)
+    replicas = _replicas(plan, costs, cluster)
+    times = replicas[0]
+    held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
+    sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
+    ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s)
+    peaks = [
+        sum(costs[stage.index].state_bytes for stage in plan.stages_on(device)) + _working_peak(plan, costs, device)
+        for device in range(plan.devices)
+    ]
+    step_s = max(ends)
+    busiest = max(times.busy, default=0.0)
+    return Score(step_s, tuple(peaks), times.peak_memory, 1 - busiest / step_s if step_s else 0.0)
+
+
+def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> list[Evaluation]:
+    """Every replica on its own devices; those whose messages take as long are evaluated once."""
+    place = plan.placement
+    pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
+    pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
+    found: dict[tuple[float, ...], Evaluation] = {}
+    result = []
+    for first in range(0, plan.mesh.ranks, plan.devices):
+        hops = {pair: cluster.transfer_s(first + pair[0], first + pair[1], pair[2]) for pair in pairs}
+        key = tuple(hops.values())
+        if key not in found:
+            found[key] = evaluate(
+                plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
+                recompute=plan.memory.recompute,
+            )  # fmt: skip
+        result.append(found[key])
+    return result
+
+
+def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> float:
+    """The most that saved tensors and the running action's workspace take together."""
+    held = peak = 0.0
+    for action in plan.device_actions[device]:
+        cost, kind = costs[action.stage], action.kind
+        again = action.stage in plan.memory.recompute
+        if kind is Kind.F:
+            held += cost.input_bytes if again else cost.saved_bytes
+        elif again and kind is not Kind.W:
+            held += cost.saved_bytes - cost.input_bytes
+        peak = max(peak, held + cost.workspace_bytes)
+        if kind is Kind.B:
+            held -= cost.saved_bytes
+        elif kind is Kind.I:
+            held += cost.created_by_input_bytes - cost.freed_by_input_bytes
+        elif kind is Kind.W:
+            held -= cost.kept_bytes
+    return peak

@@ -1,0 +1,217 @@
+"""What stays the same while cuts and orders are searched: costs, devices, microbatches."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from attrs import frozen
+
+from ...cluster.cluster import Cluster
+from ...cluster.mesh import least_by_position
+from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
+from ...costs.graph import OpGraph
+from ...costs.message_times import FREE, MessageLine, with_message_times
+from ...costs.partition import stages_of
+from ...evaluate.compiled import StageArrays
+from .arrange import Replicas
+from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
+from .costing import cost_stages, fill_fixed
+from .place import Place
+from .shapes import Prefix, prefix_of
+
+AGAIN = 4 / 3
+"""How much longer a step is counted in which stages recompute: F is about a third of the work."""
+
+
+@frozen
+class FixedStages:
+    """Stages that are cut and measured already.
+
+    Args:
+        stages: names of the operators of each.
+        costs: one for each.
+        edges: what they send each other.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    costs: tuple[StageCosts, ...]
+    edges: tuple[StageEdge, ...]
+
+
+@frozen(slots=False, eq=False)
+class Setting:
+    """One way to use a cluster for a step.
+
+    Args:
+        graphs: the same operators with their costs for one microbatch on each kind of device.
+        cluster: all devices.
+        replicas: per replica of the model the cluster's device at each position of its pipeline.
+        microbatches: in a step of one replica.
+        kinds: which of ``graphs`` holds for each of the cluster's devices.
+        memory: bytes that each of the cluster's devices may hold.
+        parameter_sizes: bytes of each parameter, where they are known.
+        fixed: stages that no search may cut otherwise.
+        messages: how many of a usual size the search leaves room for beside what it counts.
+        rooms: further bytes of each of the cluster's devices that it leaves, for what an oracle counted and it did not;
+            none where it is empty.
+        message: what a message costs its ends beside its way; costs of stages, fixed ones too, are without.
+    """
+
+    graphs: tuple[OpGraph, ...]
+    cluster: Cluster
+    replicas: Replicas
+    microbatches: int
+    kinds: tuple[int, ...]
+    memory: tuple[float, ...]
+    parameter_sizes: Mapping[str, int] | None = None
+    fixed: FixedStages | None = None
+    messages: int = 0
+    rooms: tuple[float, ...] = ()
+    message: MessageLine = FREE
+
+    @property
+    def devices(self) -> int:
+        """Devices along the pipeline."""
+        return len(self.replicas[0])
+
+    @property
+    def graph(self) -> OpGraph:
+        """Operators, with the costs of the first kind of device."""
+        return self.graphs[0]
+
+    @cached_property
+    def limits(self) -> tuple[float, ...]:
+        """Bytes that the search may use at each position, in every replica: what messages leave of the memory."""
+        messages = self.messages * self._boundary_bytes if self.messages else 0.0
+        rooms = self.rooms or (0.0,) * len(self.memory)
+        left = [memory - room for memory, room in zip(self.memory, rooms, strict=True)]
+        least = least_by_position(left, self.replicas)
+        return tuple(max(limit - messages, 1.0) for limit in least)
+
+    @cached_property
+    def slowest(self) -> tuple[int, ...]:
+        """Which of the graphs holds at each position: that of the slowest device there of any replica."""
+        whole = [prefix_of(graph)[-1] for graph in self.graphs]
+        return tuple(
+            max((self.kinds[device] for device in same), key=lambda kind: whole[kind])
+            for same in zip(*self.replicas, strict=True)
+        )
+
+    @cached_property
+    def arrays(self) -> GraphArrays:
+        """The graphs for the compiled search."""
+        return graph_arrays(self.graphs, self.parameter_sizes)
+
+    @cached_property
+    def machine(self) -> MachineArrays:
+        """The devices for the compiled search."""
+        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest, self.message)
+
+    @cached_property
+    def prefix(self) -> Prefix:
+        """Compute time before each operator."""
+        return prefix_of(self.graph)
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """How fast each position's device is, compared to the first kind of device."""
+        whole = [prefix_of(graph)[-1] for graph in self.graphs]
+        return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.slowest)
+
+    def staged(
+        self, cuts: Sequence[int], placement: Sequence[int]
+    ) -> tuple[tuple[tuple[str, ...], ...], tuple[StageCosts, ...], tuple[StageEdge, ...]]:
+        """Operators, costs and edges of the stages of some cuts; a tied weight's replicas not counted."""
+        fixed = self.fixed
+        stages = stages_of(self.graph, cuts) if fixed is None else fixed.stages
+        costs = self.costs_of(stages, placement) if fixed is None else fixed.costs
+        edges = stage_edges(self.graph, stages) if fixed is None else fixed.edges
+        if self.message != FREE:
+            costs = with_message_times(costs, placement, edges, self.message)
+        return stages, costs, edges
+
+    def costs_of(self, stages: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[StageCosts, ...]:
+        """Costs of stages, each on the kind of device that it is placed on."""
+        tables = [stage_costs(graph, stages) for graph in self.graphs]
+        return tuple(tables[self.slowest[device]][stage] for stage, device in enumerate(placement))
+
+    def edges(self, stages: int) -> int:
+        """The most edges that so many stages may have."""
+        most = len(self.arrays.reader) if self.fixed is None else len(self.fixed.edges)
+        return min(most, stages * (stages - 1) // 2)
+
+    def fill(self, place: Place, out: StageArrays) -> None:
+        """Fill in the costs of a place's stages."""
+        if self.fixed is None:
+            cost_stages(self.arrays, self.machine, place.placement, place.cuts, place.recompute, out)
+        else:
+            fill_fixed(self.fixed.costs, self.fixed.edges, place.placement, place.recompute, self.machine, out)
+
+    @cached_property
+    def estimate(self) -> tuple[bool, float]:
+        """Whether memory is short whatever the schedule, and about how long a step takes: for what to search first.
+
+        1F1B with two stages a device, even cuts, and the reduction of gradients behind it all.
+        """
+        totals, devices, limit = self.arrays.sums[:, :, -1], self.devices, sum(self.limits)
+        compute = totals[:, :3].sum(axis=1)
+        pace = 1 / max(sum(1 / compute[kind] for kind in self.slowest if compute[kind]), 1e-300)
+        state, saved = float(totals[:, STATE].max()), float(totals[:, SAVED].max())
+        boundary = self._boundary_bytes
+        hops = [
+            self.machine.latency[a, b] + boundary / self.machine.rate[a, b] for a, b in pairwise(range(devices))
+        ]  # fmt: skip
+        least, each = self.machine.reduce.max(axis=1)
+        held = state + min(devices, self.microbatches) * saved
+        work_s = (AGAIN if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
+        gradients = float(totals[0, PARAMETERS]) / devices
+        return state + boundary * devices > limit, work_s + 2 * sum(hops) + float(least + gradients * each)
+
+    @cached_property
+    def _boundary_bytes(self) -> float:
+        """The median over all places between two operators of the bytes of the tensors that cross it."""
+        change = np.zeros(len(self.graph.nodes))
+        arrays = self.arrays
+        for tensor, source in enumerate(arrays.source):
+            readers = slice(arrays.first[tensor], arrays.first[tensor + 1])
+            change[source] += arrays.size[readers].max()
+            change[arrays.reader[readers].max()] -= arrays.size[readers].max()
+        return float(np.median(np.cumsum(change)))
+
+    @cached_property
+    def mixes(self) -> bool:
+        """Whether a whole backward can be better than its halves next to each other: the gradient leaves later then."""
+        return self.fixed is not None and any(
+            cost.full_backward_s < cost.backward_input_s + cost.backward_weight_s for cost in self.fixed.costs
+        )
+
+    @cached_property
+    def bound_s(self) -> float:
+        """No step is shorter: the work of all devices together, or one microbatch on the way there and back."""
+        if self.fixed is not None:
+            return 0.0
+        sums = self.arrays.sums[:, :, -1]
+        compute = sums[:, :3].sum(axis=1)
+        rate = sum(1 / compute[kind] if compute[kind] else np.inf for kind in self.slowest)
+        way = np.diff(self.arrays.sums[:, :2], axis=2).min(axis=0).sum()
+        return max(self.microbatches / rate, float(way))
+
+
+def one_setting(
+    graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None,
+    replicas: Replicas | None = None, message: MessageLine = FREE,
+) -> Setting:  # fmt: skip
+    """All devices of one kind, and where they stand; by default in their order in one pipeline.
+
+    Args:
+        graph: the operators.
+        cluster: all devices.
+        microbatches: in a step of one replica.
+        limits, sizes: see :class:`Setting`.
+        replicas: per replica the cluster's device at each position.
+        message: what a message costs its ends.
+    """
+    count = len(cluster.devices)
+    places = replicas or (tuple(range(count)),)
+    return Setting((graph,), cluster, places, microbatches, (0,) * count, tuple(limits), sizes, message=message)

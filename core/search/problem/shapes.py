@@ -1,0 +1,93 @@
+"""Even cuts as a looped pipeline sees them: loops of one stage a device, each loop as slow as its slowest stage.
+
+Microbatches pass through a loop at the pace of its slowest stage: stages are even within a loop, whose bounds stand
+where each has its share of the work.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from ...costs.graph import OpGraph
+from ...costs.partition import Cuts
+
+Prefix = tuple[float, ...]
+"""Compute time of the nodes before each place in the order."""
+
+BISECTIONS = 30
+"""Halvings of the interval for the longest part: to a billionth."""
+
+
+def prefix_of(graph: OpGraph) -> Prefix:
+    """F + I + W before each node, and of them all."""
+    return (0.0, *accumulate(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes))
+
+
+def spread(prefix: Prefix, start: int, end: int, shares: Sequence[float]) -> list[int]:
+    """Cut nodes ``start`` to ``end - 1`` into ranges whose compute is near the given shares; none is empty."""
+    whole, total = prefix[end] - prefix[start], sum(shares)
+    cuts = [start]
+    for part, before in enumerate(accumulate(shares[:-1]), start=1):
+        wanted = prefix[start] + whole * before / total
+        low, high = cuts[-1] + 1, end - (len(shares) - part)
+        cuts.append(_nearest(prefix, wanted, low, high))
+    return [*cuts, end]
+
+
+def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
+    """Cut a range into even parts: the longest is as short as it can be, and each cut stands as near as it can to
+    halfway between its neighbours."""
+    cuts = _shortest_longest(prefix, start, end, parts)
+    moved = True
+    while moved:
+        moved = False
+        for cut in range(1, parts):
+            wanted = (prefix[cuts[cut - 1]] + prefix[cuts[cut + 1]]) / 2
+            place = _nearest(prefix, wanted, cuts[cut - 1] + 1, cuts[cut + 1] - 1)
+            # Only a strict gain counts, and a gain lowers the sum of squares: the loop ends.
+            if abs(prefix[place] - wanted) < abs(prefix[cuts[cut]] - wanted) - 1e-9 * wanted:
+                cuts[cut], moved = place, True
+    return cuts
+
+
+def _shortest_longest(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
+    """Cuts whose longest part is as short as it can be, by bisection on its length."""
+    whole = prefix[end] - prefix[start]
+    low, high = whole / parts, whole
+    best = _filled(prefix, start, end, parts, most=high)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        cuts = _filled(prefix, start, end, parts, most=middle)
+        if max(prefix[b] - prefix[a] for a, b in pairwise(cuts)) <= middle:
+            best, high = cuts, middle
+        else:
+            low = middle
+    return best
+
+
+def _filled(prefix: Prefix, start: int, end: int, parts: int, *, most: float) -> list[int]:
+    """Fill part after part up to ``most``, leaving an operator for each part still to come; the last takes the rest."""
+    cuts = [start]
+    for left in range(parts - 1, 0, -1):
+        place = bisect_right(prefix, prefix[cuts[-1]] + most) - 1
+        cuts.append(max(cuts[-1] + 1, min(place, end - left)))
+    return [*cuts, end]
+
+
+def _nearest(prefix: Prefix, wanted: float, low: int, high: int) -> int:
+    place = bisect_left(prefix, wanted, low, high + 1)
+    places = [p for p in (place - 1, place) if low <= p <= high]
+    return min(places, key=lambda p: abs(prefix[p] - wanted))
+
+
+def looped_cuts(prefix: Prefix, devices: int, loops: Sequence[float]) -> Cuts:
+    """Cuts with the given shares of compute for the loops, and even stages within each."""
+    nodes = len(prefix) - 1
+    bounds = [0]
+    for bound in spread(prefix, 0, nodes, loops)[1:-1]:
+        left = len(loops) - len(bounds)
+        bounds.append(max(bounds[-1] + devices, min(bound, nodes - devices * left)))
+    cuts = [0]
+    for start, end in zip(bounds, [*bounds[1:], nodes], strict=True):
+        cuts += evened(prefix, start, end, devices)[1:]
+    return tuple(cuts)

@@ -1,0 +1,66 @@
+"""What could be asked for in place of what does not fit: further devices, smaller microbatches, more memory."""
+
+from math import ceil
+
+from attrs import evolve
+
+from ...cluster.cluster import Cluster, Device
+from ...cluster.routing import Link
+from ...costs.graph import OpEdge, OpGraph, OpNode
+
+
+def enlarged(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with further devices, each like its last one and linked as that one is.
+
+    A device that is linked to others directly gets the same link to each of the new ones.
+    """
+    last = cluster.devices[-1]
+    names = {end for link in cluster.links for end in (link.a, link.b)} | {device.name for device in cluster.devices}
+    own = [link for link in cluster.links if last.name in (link.a, link.b)]
+    known = {device.name for device in cluster.devices}
+    direct = next((link for link in own if _other(link, last.name) in known), None)
+    devices, links = list(cluster.devices), list(cluster.links)
+    for number in range(len(devices), count):
+        name = f"device{number}"
+        while name in names:
+            name += "+"
+        names.add(name)
+        new = [Link(_other(link, last.name), name, link.bytes_per_s, link.latency_s) for link in own]
+        if direct is not None:
+            new += [
+                Link(device.name, name, direct.bytes_per_s, direct.latency_s)
+                for device in devices[len(cluster.devices) - 1 :]
+            ]
+        links += new
+        devices.append(Device(name, last.memory_bytes, last.type))
+    return evolve(cluster, devices=tuple(devices), links=tuple(links))
+
+
+def _other(link: Link, end: str) -> str:
+    return link.b if link.a == end else link.a
+
+
+def smaller(graph: OpGraph, parts: int) -> OpGraph:
+    """The graph for microbatches of one ``parts``-th of the size, everything that a microbatch costs being in
+    proportion to its size: less than the truth for times, where an operator does not fill the device."""
+
+    def node(given: OpNode) -> OpNode:
+        return evolve(
+            given,
+            forward_s=given.forward_s / parts,
+            backward_input_s=given.backward_input_s / parts,
+            backward_weight_s=given.backward_weight_s / parts,
+            saved_bytes=ceil(given.saved_bytes / parts),
+            workspace_bytes=ceil(given.workspace_bytes / parts),
+        )
+
+    def edge(given: OpEdge) -> OpEdge:
+        return evolve(given, bytes=ceil(given.bytes / parts))
+
+    return evolve(graph, nodes=tuple(map(node, graph.nodes)), edges=tuple(map(edge, graph.edges)))
+
+
+def roomier(cluster: Cluster, extra_bytes: float) -> Cluster:
+    """The cluster with so much more memory on each device."""
+    devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
+    return evolve(cluster, devices=tuple(devices))

@@ -1,0 +1,40 @@
+"""Whether fewer of a cluster's devices are faster alone: with little to compute, or messages that take long."""
+
+from collections.abc import Callable, Iterator
+
+from ...errors import InfeasibleError, RequestError
+from ...plan.plan import Plan
+
+SLOWER = 0.99
+"""A plan for fewer devices counts where its step is at most this share of the other's."""
+
+
+def faster_alone(plan: Plan, search: Callable[[int], Plan]) -> Plan | None:
+    """The fastest plan for half of the devices, a quarter and so on down to one; None where none is faster.
+
+    Only what could be faster if its devices never idled is searched.
+
+    Args:
+        plan: for all devices, in one pipeline, with its prediction.
+        search: the best plan for the first so many of them.
+    """
+    assert plan.prediction is not None
+    costs, best, found = plan.prediction.costs, SLOWER * plan.prediction.step_s, None
+    compute_s = plan.microbatches * sum(cost.forward_s + cost.full_backward_s for cost in costs)
+    for devices in _halves(plan.devices):
+        if compute_s / devices >= best:
+            break
+        try:
+            other = search(devices)
+        except (InfeasibleError, RequestError):
+            continue
+        assert other.prediction is not None
+        if other.prediction.step_s < best:
+            best, found = other.prediction.step_s, other
+    return found
+
+
+def _halves(devices: int) -> Iterator[int]:
+    while devices > 1:
+        devices //= 2
+        yield devices

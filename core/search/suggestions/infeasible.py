@@ -1,0 +1,80 @@
+"""When nothing fits: what comes closest, and what the device that lacks most would hold."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from attrs import frozen
+
+from ...actions import Action
+from ...errors import InfeasibleError
+from ...plan.plan import Plan, parse_plan, plan_json
+from ...plan.residency import STATE_KINDS, Timeline
+
+
+class NothingFits(InfeasibleError):
+    """No plan was found that every device has the memory for.
+
+    Args:
+        message: one line.
+        closest: the plan that exceeds the limits least, with its prediction.
+        limits: bytes that each device may hold.
+    """
+
+    def __init__(self, message: str, closest: Plan, limits: Sequence[float]) -> None:
+        super().__init__(message)
+        self.closest = closest
+        self.limits = tuple(limits)
+
+    def details(self) -> dict[str, Any]:
+        return {"closest": plan_json(self.closest), "limits": [float(limit) for limit in self.limits]}
+
+    @classmethod
+    def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
+        return cls(message, parse_plan(details["closest"], "the closest plan"), details["limits"])
+
+
+def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
+    """Bytes that each device lacks for a plan; 0 where it has enough."""
+    assert plan.prediction is not None
+    peaks = plan.prediction.peak_memory_bytes
+    return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, limits, strict=True))
+
+
+@frozen
+class Holding:
+    """What the device that lacks most holds at its peak, messages under way aside.
+
+    Args:
+        device: its number.
+        action: that causes the peak.
+        kinds: bytes by kind.
+        limit: bytes that it may hold.
+    """
+
+    device: int
+    action: Action | None
+    kinds: dict[str, float]
+    limit: float
+
+    @property
+    def bytes(self) -> float:
+        """Everything together."""
+        return sum(self.kinds.values())
+
+
+def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Holding:
+    """The device that lacks most.
+
+    Args:
+        plan: with its prediction.
+        limits: bytes that each device may hold.
+        timelines: of the plan's memory, by device.
+    """
+    lacks = excess(plan, limits)
+    device = lacks.index(max(lacks))
+    timeline = timelines[device]
+    worst = int((timeline.moving[0] + timeline.moving[2]).argmax())
+    kinds = dict(zip(STATE_KINDS, timeline.state, strict=True))
+    kinds |= {"saved": float(timeline.moving[0, worst]), "workspace": float(timeline.moving[2, worst])}
+    action = timeline.actions[int(timeline.operations[worst])] if timeline.actions else None
+    return Holding(device, action, kinds, limits[device])

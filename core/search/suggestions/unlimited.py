@@ -1,0 +1,55 @@
+"""What the memory limit costs a plan: the fastest known order of its own stages that lacks nothing but memory."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...costs.graph import OpGraph, OpNode
+from ...plan.plan import Plan
+from ...schedules.problem import ScheduleFamily
+from ..annealing.starts import Starts
+from ..problem.freedom import Freedom
+from ..problem.setting import FixedStages, Setting
+
+
+def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Sequence[float]) -> float | None:
+    """The shortest step of all schedules of these stages that do not fit; None where none is shorter than the plan's.
+
+    Times are those of the compiled short-cut: a transfer is a pure delay.
+
+    Args:
+        plan: a plan with its prediction.
+        families: the schedules to build, those that place the stages as the plan does.
+        limits: bytes that each device may hold, by position along the pipeline.
+    """
+    prediction, mesh = plan.prediction, plan.mesh
+    assert prediction is not None
+    devices = mesh.cluster_devices
+    replicas = tuple(devices[first : first + plan.devices] for first in range(0, mesh.ranks, plan.devices))
+    names = tuple(stage.nodes for stage in plan.stages)
+    setting = Setting(
+        (OpGraph(tuple(OpNode(str(stage.index)) for stage in plan.stages)),), prediction.cluster, replicas,
+        plan.microbatches, (0,) * len(prediction.cluster.devices), (float("inf"),) * len(prediction.cluster.devices),
+        fixed=FixedStages(names, prediction.costs, plan.edges),
+    )  # fmt: skip
+    chunks, extra = divmod(len(plan.stages), plan.devices)
+    if extra:
+        return None
+    if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
+        return None
+    best, freedom = prediction.step_s, Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)
+    for walk in Starts([setting], freedom).published():
+        if tuple(walk.best.placement.tolist()) != plan.placement:
+            continue
+        walk.judge()
+        if np.any(np.array(walk.peaks) > np.array(limits)):
+            best = min(best, walk.step_s)
+    return best if best < prediction.step_s else None
+
+
+def _holds_all(plan: Plan, device: int, limit: float) -> bool:
+    """Whether a device has room for all microbatches at once: then its memory keeps no order out."""
+    assert plan.prediction is not None
+    own = [plan.prediction.costs[stage.index] for stage in plan.stages_on(device)]
+    held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)
+    return held + sum(cost.saved_bytes + cost.workspace_bytes for cost in own) <= limit

@@ -1,1 +1,0 @@
-"""The short-cut evaluation: time and memory of compute orders by longest path, compiled, where nothing contends."""

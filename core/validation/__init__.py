@@ -1,1 +1,0 @@
-"""The checks of a plan, one a file; ``core/validate.py`` runs them."""

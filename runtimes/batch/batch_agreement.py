@@ -1,0 +1,204 @@
+"""Whether the ranks of a pipeline were given one batch: in every step, by fingerprints of all that is in it.
+
+    step begins ──▶ each rank's row of a table is added up ──▶ last backward ──▶ rows are compared ──▶ update
+                    │ waits │ change │ samples │ nesting │ leaf 0: shape │ … │ leaf 0: values │ … │
+
+Every rank's update needs gradients that came through all the others, which had begun the step then: the table has
+arrived, and no rank updates where rows differ. A GPU's rows are added up where they are after the last backward, and
+read with the results, so that the host waits for nothing within the step: its update is made by then.
+
+Where shapes are new to a rank, or a Python value that the step reads has changed, it compares before it captures:
+others that capture nothing would leave it waiting.
+"""
+
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ...backends.contract import Handle
+from ...core.errors import RequestError
+from ..devices.compute import ComputeQueue
+from ..launch.team import Team
+from .fingerprint import MASK, fingerprint
+from .microbatches import Microbatch
+
+_LEAVES = 16
+"""Leaves with numbers of their own in a row; further ones share them."""
+_WAITS, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(5)
+_VALUES = _SHAPES + _LEAVES
+_COLUMNS = _VALUES + _LEAVES
+_RULE = (
+    "the ranks of a pipeline compute parts of one batch; give it to all of them, with samplers and random numbers of "
+    "the same seed, and shard data by replicas"
+)
+_ONE_PYTHON = "the ranks of a pipeline run one step; change what it reads on all of them alike"
+
+
+@frozen
+class Change:
+    """Python values that the step reads and that changed.
+
+    Args:
+        digest: of all of them.
+        text: the first one, for people.
+    """
+
+    digest: int
+    text: str
+
+
+class BatchAgreement:
+    """The comparison for one batch. All ranks of a replica make one for each step, evaluation or forward.
+
+    Args:
+        team: the devices.
+        queues: device of this process → where it computes.
+        pieces: the batch's microbatches.
+        known: whether programs for these microbatches are there: who has none compares before it makes them.
+        change: what changed of the values that the step reads.
+    """
+
+    def __init__(
+        self, team: Team, queues: Mapping[int, ComputeQueue], pieces: Sequence[Microbatch], known: bool,
+        change: Change | None = None,
+    ) -> None:  # fmt: skip
+        self._team, self._pieces, self._change = team, pieces, change
+        self._handle: Handle | None = None
+        self._device = team.local[0]
+        self._queue = queues[self._device]
+        self._later = False
+        self._rows: list[list[float]] | None = None
+        self._apart: int | None = None
+        if len(team.local) == team.size:
+            self._rows = []
+            return
+        self._table = self._own_row(known)
+        if self._queue.device.type == "cpu":
+            self._handle = team.add_up(self._table)
+        else:
+            self._later = True
+
+    def refuse_before(self) -> None:
+        """Wait for the others, and refuse other batches before anything runs.
+
+        Raises:
+            RequestError: there are.
+        """
+        if self._rows is not None:
+            return
+        if self._later:  # the others are at the same place, or are missed there
+            rows = self._team.in_replica(lambda _: self._table[self._device].tolist())
+            self._rows, self._later = rows, False
+        else:
+            self._team.collectively(self._arrive)
+        failure = self._failure()
+        if failure is not None:
+            if not all(row[_WAITS] for row in self._rows or ()):
+                self._team.fail(failure)  # who knows its shapes runs the step, and waits for this one
+            raise failure
+
+    def differ(self) -> bool:
+        """Whether ranks of this replica have other batches, as far as that is known without waiting for a GPU."""
+        if not self._later:
+            self._arrive()
+        return self._failure() is not None
+
+    def announce(self) -> None:
+        """Add up the rows of a GPU, after its last backward."""
+        if self._later:
+            self._handle = self._team.backend(self._device).all_reduce(self._table)
+
+    def collect(self) -> None:
+        """Have all rows here, of a GPU, too."""
+        self._arrive()
+
+    def note_replica(self, replica: int | None) -> None:
+        """Take over which replica's ranks have other batches, as far as replicas exchange that."""
+        self._apart = replica
+
+    def refuse(self, outcome: str) -> None:
+        """Refuse the batch of a step that ran.
+
+        Args:
+            outcome: what became of it, for the message.
+
+        Raises:
+            RequestError: ranks have other batches.
+        """
+        failure = self._failure()
+        if failure is None and self._apart is not None:
+            failure = RequestError(f"the ranks of replica {self._apart} were given different batches: {_RULE}")
+        if failure is not None:
+            raise RequestError(f"{failure}; {outcome}")
+
+    def _arrive(self) -> None:
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle = None
+            self._rows = self._queue.read(self._table).tolist()
+
+    def _own_row(self, known: bool) -> Tensor:
+        """A table of zeros with this rank's row: on its device."""
+        host = torch.zeros(_COLUMNS, dtype=torch.int64)
+        host[_WAITS] = not known
+        host[_CHANGE] = 0 if self._change is None else self._change.digest
+        host[_SAMPLES] = sum(piece.samples for piece in self._pieces)
+        host[_NESTING] = crc32(repr(self._names).encode())
+        parts: dict[str, list[Tensor]] = {}
+        shapes: dict[str, dict[str, None]] = {}
+        before = None
+        for piece in self._pieces:
+            if piece.shape is not before:
+                before = piece.shape
+                for name, what in zip(piece.names, before.leaves, strict=True):
+                    shapes.setdefault(name, {})[repr(what)] = None
+            for name, leaf in zip(piece.names, piece.leaves, strict=True):
+                found = parts.setdefault(name, [])
+                if isinstance(leaf, Tensor) and not (found and found[-1] is leaf):
+                    found.append(leaf)
+        device = self._queue.device
+        values = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(_LEAVES)]
+        for place, name in enumerate(self._names):
+            slot, factor = place % _LEAVES, 2 * (place // _LEAVES) + 1
+            host[_SHAPES + slot] += factor * crc32(" ".join(shapes[name]).encode())
+            if parts[name]:
+                values[slot] = values[slot] + (factor * fingerprint(parts[name])).to(device)
+        table = torch.zeros(self._team.size, _COLUMNS, dtype=torch.float64, device=device)
+        table[self._device] = host.double().to(device)
+        table[self._device, _VALUES:] = (torch.stack(values) & MASK).double()
+        return table
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the leaves of the first microbatch, which is one of the largest."""
+        return self._pieces[0].names
+
+    def _failure(self) -> RequestError | None:
+        """What is different, by the first rank that has something else than the first one of the replica."""
+        first, *others = self._rows or [[]]
+        for number, other in enumerate(others, 1):
+            column = next((i for i in range(_CHANGE, _COLUMNS) if other[i] != first[i]), None)
+            if column is not None:
+                base = self._team.replica * self._team.size
+                one, known = (f"rank {self._team.rank(base + each)}" for each in (number, 0))
+                if column == _CHANGE:
+                    mine = f"on rank {self._team.rank(base + self._device)} "
+                    mine += "nothing changed" if self._change is None else self._change.text
+                    return RequestError(
+                        f"other values that the step reads changed on {one} than on {known}: {mine}; {_ONE_PYTHON}"
+                    )
+                if column == _SAMPLES:
+                    what = f"{one} has a batch of {other[column]:.0f} samples and {known} one of {first[column]:.0f}"
+                else:
+                    what = f"{one} has {self._about(column)} than {known}"
+                return RequestError(f"{what}: {_RULE}")
+        return None
+
+    def _about(self, column: int) -> str:
+        if column == _NESTING:
+            return "a batch with other leaves"
+        where = " or ".join(self._names[(column - _SHAPES) % _LEAVES :: _LEAVES])
+        return f"other values in {where}" if column >= _VALUES else f"another shape, dtype or value of {where}"

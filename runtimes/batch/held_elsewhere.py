@@ -1,0 +1,148 @@
+"""Parameters of the user's model that another process holds: they have a shape, and whatever asks for more is refused.
+
+Such a tensor is on the meta device, where PyTorch computes shapes and no values: an average ``a.mul_(d).add_(p)`` or a
+norm over ``model.parameters()`` would be lost, or would miss most of the model, without a word. So its class is another
+one, whose operations raise an error that names the parameter and its rank. What describes a tensor is as ever.
+
+The tensor that the model had before is of that class from then on, too: who keeps it, in an optimizer or in a list,
+holds values that training no longer changes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import RequestError
+
+_METADATA = (
+    "_base", "_cdata", "_backward_hooks", "_is_param", "_is_view", "_python_dispatch", "_version", "device", "dtype",
+    "grad_dtype", "grad_fn", "is_cpu", "is_cuda", "is_ipu", "is_leaf", "is_maia", "is_meta", "is_mkldnn", "is_mps",
+    "is_mtia", "is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu", "itemsize",
+    "layout", "name", "names", "nbytes", "ndim", "output_nr", "requires_grad", "retains_grad", "shape",
+)  # fmt: skip
+"""Attributes that describe a tensor and have none of its values."""
+_METHODS = (
+    "__hash__", "__len__", "dim", "dim_order", "element_size", "get_device", "has_names", "is_complex", "is_contiguous",
+    "is_conj", "is_distributed", "is_floating_point", "is_inference", "is_neg", "is_same_size",
+    "is_shared", "is_signed", "ndimension", "nelement", "numel", "requires_grad_", "size", "storage_offset", "stride",
+)  # fmt: skip
+"""Methods likewise."""
+
+
+def _getters(names: Iterable[str]) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names if hasattr(getattr(Tensor, name, None), "__get__")}
+
+
+_ALLOWED: set[Any] = {
+    *_getters(_METADATA),
+    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
+    *(getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)),
+    torch.is_complex, torch.is_floating_point, torch.is_signed, torch.numel, torch.is_same_size,
+}  # fmt: skip
+_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
+
+
+class HeldElsewhere(Tensor):
+    """A parameter or buffer that another process holds; `hold_elsewhere` makes a tensor one.
+
+    Attributes:
+        held_as: its qualified name.
+        holder: who holds it, in words.
+    """
+
+    held_as: str
+    holder: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in _ALLOWED or (func == _GRADIENT and args[1] is None):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **named)
+        held = _first_held((args, named))
+        assert held is not None
+        if func in (Tensor.detach, torch.detach):  # as state_dict() has it, which lists a tensor's name alone
+            with torch._C.DisableTorchFunctionSubclass():
+                found: Tensor = func(*args, **named)
+            return _marked(found, held.held_as, held.holder)
+        held._refuse(getattr(func, "__name__", str(func)), func)
+
+    def _refuse(self, what: str, func: Any = None) -> NoReturn:
+        if what in ("__get__", "__set__"):
+            owner = getattr(func, "__self__", None)
+            what = getattr(owner, "__name__", what)
+        raise RequestError(
+            f"'{self.held_as}' is held by {self.holder}, and here is its shape alone: '{what}' would be lost or wrong; "
+            "pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
+            "gradients, pipe.save() and pipe.checkpoint() write files"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
+        return f"<'{self.held_as}' of shape {shape}, {dtype}, held by {self.holder}>"
+
+    __str__ = __repr__
+
+    def __format__(self, form: str) -> str:
+        return format(repr(self), form)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self._refuse("copy.deepcopy")
+
+    def __copy__(self) -> NoReturn:
+        self._refuse("copy.copy")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse("pickle")
+
+
+class _HeldParameter(HeldElsewhere, nn.Parameter):
+    """A parameter that is."""
+
+
+def hold_elsewhere(tensor: Tensor, name: str, holder: str) -> None:
+    """Have a tensor refuse whatever needs its values.
+
+    Args:
+        tensor: a parameter, or a buffer; it stays the same object.
+        name: its qualified name.
+        holder: who holds it, in words, such as ``rank 1``.
+    """
+    _marked(tensor, name, holder)
+
+
+def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
+    kind = _HeldParameter if isinstance(tensor, nn.Parameter) else HeldElsewhere
+    tensor.__class__ = kind  # as torch's lazy parameters become others
+    tensor.held_as, tensor.holder = name, holder  # type: ignore[attr-defined]
+    return tensor
+
+
+@contextmanager
+def as_meta_tensors(model: nn.Module) -> Iterator[None]:
+    """Within, what a model has of other processes is plain tensors on meta: for captures, which read shapes."""
+    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if isinstance(tensor, HeldElsewhere)]
+    classes = [type(tensor) for tensor in held]
+    for tensor in held:
+        tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for tensor, kind in zip(held, classes, strict=True):
+            tensor.__class__ = kind
+
+
+def _first_held(given: Any) -> HeldElsewhere | None:
+    """The first such tensor among the arguments of a function."""
+    if isinstance(given, HeldElsewhere):
+        return given
+    if isinstance(given, Mapping):
+        given = given.values()
+    if isinstance(given, str | bytes | Tensor) or not isinstance(given, Iterable):
+        return None
+    return next((found for each in given if (found := _first_held(each)) is not None), None)

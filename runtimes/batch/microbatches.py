@@ -1,0 +1,286 @@
+"""Cutting a batch into microbatches."""
+
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...core.capture.batch.batch_dims import BatchDims, read_batch_dims, shape_text
+from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.batch.row_trace import with_lists
+from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.containers import BatchNesting, flatten_batch
+from ...core.errors import RequestError
+from ...core.plan.wording import first_of
+from .held_elsewhere import as_meta_tensors
+
+
+@frozen(slots=False, cache_hash=True)
+class Shape:
+    """What programs are specialised for.
+
+    Args:
+        leaves: shape and dtype of every tensor in the batch, and the value of everything else.
+        nesting: how they are nested.
+        dims: where the samples are.
+        samples: how many a microbatch of this shape has.
+    """
+
+    leaves: tuple[Any, ...]
+    nesting: BatchNesting
+    dims: BatchDims
+    samples: int
+
+    def __str__(self) -> str:
+        shapes = (leaf[0] for leaf in self.leaves if isinstance(leaf, tuple))
+        return ", ".join(map(shape_text, shapes))
+
+    @cached_property
+    def named(self) -> dict[str, Any]:
+        """Name of a leaf → its shape and dtype, or its value."""
+        return dict(zip(self.nesting.names, self.leaves, strict=True))
+
+    def difference(self, other: "Shape") -> str | None:
+        """The first thing, in words, in which another shape differs from this one, the example's, beyond its rows."""
+        mine, theirs = self.named, other.named
+        both = sorted(name for name in mine if name in theirs and not self.dims.in_list(name))
+        for name in both:
+            if self._beyond_rows(name, mine[name]) != self._beyond_rows(name, theirs[name]):
+                return f"{name} is {_leaf_text(theirs[name])}, and {_leaf_text(mine[name])} in the example"
+        for names, others, text in ((mine, theirs, "is missing"), (theirs, mine, "is new")):
+            missing = next((n for n in names if n not in others and not self.dims.in_list(n)), None)
+            if missing is not None:
+                known, found = first_of(list(mine), 8), first_of(list(theirs), 8)
+                return f"{missing} {text}: the example has {known}, and this batch {found}"
+        return None
+
+    def _beyond_rows(self, name: str, leaf: Any) -> Any:
+        dim = self.dims.by_name.get(name)
+        if dim is None or not isinstance(leaf, tuple):
+            return leaf
+        return (*leaf[0][:dim], None, *leaf[0][dim + 1 :]), leaf[1]
+
+
+@frozen
+class Microbatch:
+    """One microbatch.
+
+    Args:
+        leaves: the batch's leaves, flattened, with this microbatch's rows of those that have rows.
+        weight: its share of the batch's samples; over a batch they sum to 1.
+        samples: how many it has.
+        shape: what programs are specialised for; one object for all microbatches of a batch that have it.
+    """
+
+    leaves: tuple[Any, ...]
+    weight: float
+    samples: int
+    shape: Shape
+
+    @property
+    def batch(self) -> Any:
+        """It, nested as the user nests batches."""
+        return self.shape.nesting.batch(self.leaves)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for every leaf, such as ``batch['x']``."""
+        return _names(self.shape.nesting)
+
+
+class BatchCutter:
+    """Cuts the batches of a pipeline.
+
+    Args:
+        model, step: the user's.
+        example: shape of a microbatch of the example.
+        microbatches: how many a batch is cut into; fewer where it has fewer samples.
+    """
+
+    def __init__(self, model: nn.Module, step: StepFunction, example: Shape, microbatches: int) -> None:
+        self._model, self._step, self._example, self._microbatches = model, step, example, microbatches
+        self._others: dict[tuple[StepFunction, BatchNesting], BatchDims] = {}
+
+    def cut(self, batch: Any, function: StepFunction | None = None) -> list[Microbatch]:
+        """Cut a batch; where samples are in what the example does not have is found as it was there.
+
+        Args:
+            batch: a whole one.
+            function: what it is for, if not for a step with a backward.
+
+        Raises:
+            RequestError: it cannot be cut.
+        """
+        leaves, nesting = flatten_batch(batch)
+        self._check_dtypes(leaves, nesting)
+        return split_batch(batch, self._microbatches, self._dims(batch, nesting, function), fewer=True)
+
+    def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
+        """Refuse numbers of another kind than the example's, which operators refuse when they run."""
+        for name, leaf in zip(_names(nesting), leaves, strict=True):
+            known = self._example.named.get(name)
+            if not isinstance(known, tuple):
+                continue
+            if not isinstance(leaf, Tensor):
+                raise RequestError(
+                    f"{name} is {leaf!r:.40}, and {_leaf_text(known)} in the example's microbatches: give a tensor"
+                )
+            if _kind(leaf.dtype) != _kind(known[1]):
+                raise RequestError(
+                    f"{name} is {_leaf_text(_what(leaf))}, and {_leaf_text(known)} in the example's microbatches: "
+                    f"convert it with .to({known[1]})"
+                )
+
+    def _dims(self, batch: Any, nesting: BatchNesting, function: StepFunction | None) -> BatchDims:
+        known = self._example.dims
+        if all(known.knows(name) for name in _names(nesting)):
+            return known
+        key = function or self._step, nesting
+        if key not in self._others:
+            try:
+                with as_meta_tensors(self._model):
+                    self._others[key] = find_batch_dims(
+                        self._model, key[0], batch, given=known, microbatches=self._microbatches,
+                        gradients=function is None,
+                    )  # fmt: skip
+            except RequestError as error:
+                mine, theirs = first_of(list(self._example.named), 8), first_of(list(nesting.names), 8)
+                found = f"the example has {mine}, and this batch {theirs}"
+                raise RequestError(f"{error}; {found}") from error
+        return self._others[key]
+
+
+def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, fewer: bool = False) -> list[Microbatch]:
+    """Cut a batch into microbatches whose sizes differ by one sample at most.
+
+    Args:
+        batch: any nesting of tensors (see `flatten_batch`).
+        microbatches: how many.
+        dims: where the samples are; or as a user gives it, for every tensor (see `read_batch_dims`).
+        fewer: make as many microbatches as there are samples, where these are fewer.
+
+    Returns:
+        The microbatches, larger ones first.
+
+    Raises:
+        RequestError: fewer samples than microbatches, no sample, or tensors do not have as many.
+    """
+    leaves, nesting = flatten_batch(batch)
+    if not isinstance(dims, BatchDims):
+        dims = read_batch_dims(dims, batch)
+    samples = _samples(leaves, nesting, dims)
+    if samples < microbatches and not fewer:
+        raise RequestError(
+            f"the batch has {samples} samples for {microbatches} microbatches: a microbatch needs at least one; "
+            f"use at most {samples} microbatches or a larger batch"
+        )
+    microbatches = min(microbatches, samples)
+    size, larger = divmod(samples, microbatches)
+    counts = [size + (m < larger) for m in range(microbatches)]
+    parts = _cut_lists(leaves, nesting, dims, counts) if dims.lists else _cut(leaves, nesting, dims, microbatches)
+    found: list[Microbatch] = []
+    shape = None
+    for m, (leaves_m, nesting_m) in enumerate(parts):
+        if m in (0, larger):
+            shape = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
+        elif dims.lists:  # samples in a list may have shapes of their own
+            other = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
+            shape = shape if shape == other else other
+        assert shape is not None
+        found.append(Microbatch(tuple(leaves_m), counts[m] / samples, counts[m], shape))
+    return found
+
+
+def _cut(leaves: list[Any], nesting: BatchNesting, dims: BatchDims, count: int) -> list[tuple[Any, BatchNesting]]:
+    pieces = []
+    for leaf, dim in zip(leaves, _dims(nesting, dims), strict=True):
+        if dim is None:
+            pieces.append((leaf,) * count)
+        else:
+            parts = torch.tensor_split(leaf, count, dim)
+            pieces.append(parts if dim == 0 else tuple(part.contiguous() for part in parts))
+    return [(part, nesting) for part in zip(*pieces, strict=True)]
+
+
+def _cut_lists(
+    leaves: list[Any], nesting: BatchNesting, dims: BatchDims, counts: list[int]
+) -> list[tuple[Any, BatchNesting]]:
+    found, start = [], 0
+    for count in counts:
+        end = start + count
+        part, nested = with_lists(leaves, nesting, dims.lists, lambda all_of, a=start, b=end: all_of[a:b])  # type: ignore[misc]
+        for place, (leaf, dim) in enumerate(zip(part, _dims(nested, dims), strict=True)):
+            if dim is not None:
+                part[place] = leaf.narrow(dim, start, count)
+                part[place] = part[place] if dim == 0 else part[place].contiguous()
+        found.append((part, nested))
+        start = end
+    return found
+
+
+@lru_cache(maxsize=256)
+def _names(nesting: BatchNesting) -> tuple[str, ...]:
+    return nesting.names
+
+
+@lru_cache(maxsize=256)
+def _dims(nesting: BatchNesting, dims: BatchDims) -> tuple[int | None, ...]:
+    """The dimension of every leaf that holds samples."""
+    return tuple(dims.by_name.get(name) for name in _names(nesting))
+
+
+def _samples(leaves: list[Any], nesting: BatchNesting, dims: BatchDims) -> int:
+    """How many samples all tensors and lists have."""
+    found: dict[str, tuple[int, str]] = {}
+    for name, leaf, dim in zip(_names(nesting), leaves, _dims(nesting, dims), strict=True):
+        if dim is not None:
+            if not isinstance(leaf, Tensor) or leaf.ndim <= dim:
+                what = shape_text(leaf.shape) if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+                raise RequestError(
+                    f"{name} is {what}, and dimension {dim} of it holds the samples in the example: give a tensor with "
+                    "a row for each sample"
+                )
+            found[name] = leaf.shape[dim], f"{name} has shape {shape_text(leaf.shape)}"
+    if dims.lists:
+        with_lists(leaves, nesting, dims.lists, _counted(found))
+    if not found:
+        raise RequestError(
+            "the batch holds no tensor with rows: give tensors of which a dimension is the batch, and say which with "
+            "batch_dims="
+        )
+    first, *others = found.values()
+    other = next((other for other in others if other[0] != first[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"{first[1]}, which is {first[0]} samples, and {other[1]}, which is {other[0]}: tensors with a row for "
+            "each sample have as many in every batch"
+        )
+    if first[0] == 0:
+        raise RequestError("the batch has 0 samples: a step needs at least one; leave empty batches out")
+    return first[0]
+
+
+def _counted(found: dict[str, tuple[int, str]]) -> Callable[[list[Any]], list[Any]]:
+    def count(elements: list[Any]) -> list[Any]:
+        found[f"list {len(found)}"] = len(elements), f"a list of samples has {len(elements)} elements"
+        return elements
+
+    return count
+
+
+def _kind(dtype: torch.dtype) -> Any:
+    """What operators distinguish: types of floating-point numbers, and whole numbers of any size."""
+    return dtype if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else int
+
+
+def _what(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def _leaf_text(leaf: Any) -> str:
+    if not isinstance(leaf, tuple):
+        return repr(leaf)
+    return f"{shape_text(leaf[0])} {str(leaf[1]).removeprefix('torch.')}"

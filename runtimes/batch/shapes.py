@@ -1,0 +1,160 @@
+"""The step compiled for every shape of microbatch that comes along; those used last are kept.
+
+A plan is made for the example's shape. For another one the step is captured anew, and the plan's cut carries over.
+All ranks see the same batches, so they capture, keep and let go of the same shapes without a word; where shapes come in
+a new order they compare their batches, because other ones would leave them waiting. Compiling can fail on one rank
+alone, whose stages it is; then all of them fail, or the others would wait for it in the step.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.carry_over import Cut, carry_over
+from ...core.capture.export.operators import operators_of
+from ...core.capture.graph.outputs import parts_in_words
+from ...core.errors import RequestError, in_a_line
+from ..launch.team import Team
+from ..programs.compiled import Compiled, compile_any
+from ..programs.stage_compiler import StageCompiler
+from .microbatches import Microbatch, Shape
+from .recent import Recent
+
+Capture = Callable[[Any, Shape], CapturedStep]
+"""Captures what runs, for a microbatch of this shape."""
+
+MAX_SHAPES = 8
+"""Shapes kept by default: each costs a capture, and memory for its programs."""
+
+
+class Shapes:
+    """Programs by shape of microbatch.
+
+    Args:
+        capture: captures the step for a microbatch of a shape.
+        team: the devices.
+        cut: the plan's.
+        where: local stage → the device that it runs on.
+        limit: how many shapes are kept; those of one step are, however many.
+        compiler: compiles what stage programs are made of.
+    """
+
+    def __init__(
+        self, capture: Capture, team: Team, cut: Cut, where: Mapping[int, torch.device], limit: int,
+        compiler: StageCompiler | None = None,
+    ) -> None:  # fmt: skip
+        if limit < 1:
+            raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
+        self._capture, self._team, self._cut, self._where = capture, team, cut, where
+        self._compiler = compiler
+        self._parts: str | None = None
+        self._kept: Recent[Shape, Compiled] = Recent(limit)
+        self._latest: Compiled | None = None
+        self._example: Shape | None = None
+        self._captures, self._capture_s = 0, 0.0
+        self._told: set[Shape] = set()
+        self._told_of_limit = False
+
+    def keep(self, shape: Shape, compiled: Compiled) -> None:
+        """Keep what is compiled already: for the example."""
+        self._kept.keep(shape, compiled)
+        self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
+        self._told.add(shape)
+
+    @property
+    def latest(self) -> Compiled:
+        """What is compiled for the shape that was used last."""
+        assert self._latest is not None
+        return self._latest
+
+    def __contains__(self, shape: Shape) -> bool:
+        return shape in self._kept
+
+    def ready(self, pieces: Sequence[Microbatch]) -> tuple[list[Compiled], str | None]:
+        """Programs for microbatches.
+
+        Args:
+            pieces: the microbatches, larger ones first.
+
+        Returns:
+            What is compiled for each of them, and a line for the user where a shape is new, the first one apart.
+
+        Raises:
+            RequestError: the step cannot be captured for one of the shapes, or the plan cannot run it.
+        """
+        remark = None
+        wanted = {piece.shape: piece for piece in pieces}
+        found = {shape: self._kept.use(shape) for shape in wanted}
+        for shape, piece in wanted.items():
+            if found[shape] is None:
+                found[shape] = made = self._agreed(partial(self._compile, piece))
+                full = self._kept.keep(shape, made, wanted)
+                remark = self._remark(shape, full) or remark
+        compiled = {shape: known for shape, known in found.items() if known is not None}
+        self._latest = compiled[pieces[0].shape]
+        return [compiled[piece.shape] for piece in pieces], remark
+
+    def _compile(self, piece: Microbatch) -> Compiled:
+        started = time.perf_counter()
+        operators, stages = carry_over(self._cut, operators_of(self._captured(piece)))
+        parts = parts_in_words(operators.step.outputs)
+        self._parts = self._parts or parts
+        if parts != self._parts:
+            raise RequestError(
+                f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
+                "return the same parts for every shape"
+            )
+        compiled = compile_any(operators, stages, list(self._where), self._where, self._compiler)
+        self._captures += 1
+        self._capture_s += time.perf_counter() - started
+        return compiled
+
+    def _captured(self, piece: Microbatch) -> CapturedStep:
+        """The step for a microbatch; where that fails, what is other than in the example is the first thing to know."""
+        try:
+            return self._capture(piece.batch, piece.shape)
+        except RequestError as error:
+            other = None if self._example is None else self._example.difference(piece.shape)
+            if other is None:
+                raise
+            raise RequestError(f"{other}: {error}") from error
+
+    def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
+        if len(self._team.local) == self._team.size:
+            return make()
+        made, failure = None, None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        # Other replicas have batches, and shapes, of their own.
+        told = self._team.in_replica(lambda _: None if failure is None else in_a_line(failure))
+        if failure is not None:
+            raise failure
+        other = next((device for device, text in enumerate(told) if text is not None), None)
+        if other is not None:
+            rank = self._team.rank(self._team.replica * self._team.size + other)
+            raise RequestError(f"rank {rank} cannot compile the step for this batch: {told[other]}")
+        assert made is not None
+        return made
+
+    def _remark(self, shape: Shape, full: bool) -> str | None:
+        first = not self._told
+        if self._told_of_limit or (shape in self._told and not full):
+            return None
+        self._told.add(shape)
+        if first:
+            return None
+        self._told_of_limit = full
+        each_s = self._capture_s / self._captures
+        if full:
+            return (
+                f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are kept, and "
+                f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths, or "
+                "give a larger max_shapes"
+            )
+        return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"

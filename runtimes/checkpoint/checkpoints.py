@@ -1,0 +1,139 @@
+"""Checkpoints of training: files of torch's distributed checkpoint, in which each process writes and reads its part.
+
+What stands in them is `training_state`'s.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ...core.errors import RequestError, in_a_line
+from ..launch.team import Team
+from .training_state import Listing, TrainingState
+
+ROOT = "pipe"
+"""What a pipeline is called in its checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
+
+_METADATA = ".metadata"
+"""The file that DCP writes last: a checkpoint without is not whole."""
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The last whole checkpoint among the folders in a folder.
+
+    The last one is that with the highest number at the end of its name, such as ``step-120``. One whose writing was cut
+    off is passed over.
+
+    Args:
+        folder: holds a folder for each checkpoint; it may be missing.
+
+    Returns:
+        The checkpoint's folder, or None.
+    """
+    whole = [found.parent for found in Path(folder).glob(f"*/{_METADATA}")]
+    return max(whole, key=lambda path: (_number(path.name), path.name), default=None)
+
+
+def _number(name: str) -> int:
+    digits = name[len(name.rstrip("0123456789")) :]
+    return int(digits) if digits else -1
+
+
+def write_checkpoint(folder: Path, state: Mapping[str, Any], team: Team) -> None:
+    """Write what all processes have; every rank calls this.
+
+    Args:
+        folder: that all of them see.
+        state: what this process has.
+        team: the devices.
+
+    Raises:
+        RequestError: the folder holds a checkpoint, or cannot be written; on every rank.
+    """
+    if team.decide((folder / _METADATA).exists):
+        raise RequestError(
+            f"'{folder}' holds a checkpoint: a job that dies while it is overwritten would leave none; give each a "
+            "folder of its own, such as checkpoints/120"
+        )
+    _together(team, lambda: state_dict_saver.save({ROOT: state}, checkpoint_id=folder), f"'{folder}' cannot be written")
+
+
+def read_checkpoint(folder: Path, pipe: Stateful, state: TrainingState, team: Team) -> None:
+    """Read what this process needs into a pipeline; every rank calls this.
+
+    Args:
+        folder: of the checkpoint.
+        pipe: the pipeline.
+        state: its state, which refuses checkpoints of something else.
+        team: the devices.
+
+    Raises:
+        RequestError: there is none, it cannot be read, or it is of something else; on every rank, and before anything
+            is changed, but where files are damaged or parameter groups are put together otherwise.
+    """
+
+    def refuse() -> None:
+        listing = _listing(folder)
+        state.check_classes(_classes(folder, listing))
+        state.check(listing)
+
+    team.agree(_refusal(refuse, f"'{folder}' cannot be read"))
+    _together(team, lambda: state_dict_loader.load({ROOT: pipe}, checkpoint_id=folder), f"'{folder}' cannot be read")
+
+
+def _listing(folder: Path) -> Listing:
+    if not (folder / _METADATA).is_file():
+        raise RequestError(
+            f"there is no whole checkpoint in '{folder}': its file {_METADATA}, which is written last, is missing; "
+            "give the folder of one, such as panpipe.latest_checkpoint('checkpoints')"
+        )
+    kept = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name.removeprefix(f"{ROOT}."): tuple(one.size) if isinstance(one, TensorStorageMetadata) else None
+        for name, one in kept.items()
+        if name.startswith(f"{ROOT}.")
+    }
+
+
+def _classes(folder: Path, listing: Listing) -> dict[str, Any]:
+    """What tells of which optimizer and scheduler a checkpoint is; small, and read by every process for itself."""
+    wanted: dict[str, Any] = {"scheduler": ()} if "scheduler" in listing else {}
+    if "progress.optimizer" in listing:
+        wanted["progress"] = {"optimizer": ""}
+    if wanted:
+        state_dict_loader.load({ROOT: wanted}, checkpoint_id=folder, no_dist=True)
+    return wanted
+
+
+def _together(team: Team, work: Callable[[], Any], what: str) -> None:
+    """Have DCP do something on all processes at once; a failure of any is everybody's."""
+    team.agree(team.collectively(lambda: _refusal(work, what)))
+
+
+def _refusal(work: Callable[[], Any], what: str) -> RequestError | None:
+    """What is wrong with the files, in a line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            work()
+    except RequestError as failure:
+        return failure
+    except CheckpointException as failures:
+        rank, (first, _) = next(iter(failures.failures.items()))
+        return first if isinstance(first, RequestError) else _failed(what, first, f"rank {rank}: ")
+    except Exception as failure:
+        return _failed(what, failure)
+    return None
+
+
+def _failed(what: str, failure: BaseException, where: str = "") -> RequestError:
+    return RequestError(
+        f"the checkpoint {what}: {where}{in_a_line(failure)}; give a folder that every rank reads and writes"
+    )

@@ -1,0 +1,130 @@
+"""Which torch device each device of the pipeline is.
+
+Threads of one process are named all together, ``devices="cuda:0,cuda:1"``; so are ranks, in their order, each name on
+the rank's own host. Several on one device are for tests of the path that real devices take, and are asked for by name.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...core.errors import RequestError
+from ..launch.team import Team
+
+Names = str | Sequence[str | torch.device]
+"""``"cuda:0,cuda:1"``, a list of such names or devices, or ``"cuda"`` for one GPU each."""
+
+_SHARE = "pass share_devices=True where that is meant"
+
+
+def parse_devices(names: Names) -> tuple[torch.device, ...] | None:
+    """The devices that are named, all of one type; None for ``"cuda"``: one GPU each.
+
+    Raises:
+        RequestError: a name is no device, or none of this machine; or there are several types.
+    """
+    if names == "cuda":
+        _check_there(torch.device("cuda", 0), "cuda")
+        return None
+    parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
+    if not parts:
+        raise RequestError("devices names none: write one for each device of the pipeline, such as 'cuda:0,cuda:1'")
+    found = tuple(_device(part) for part in parts)
+    other = next((device for device in found if device.type != found[0].type), None)
+    if other is not None:
+        raise RequestError(
+            f"devices names {found[0]} and {other}: a pipeline's programs are for one type of device; name one type"
+        )
+    return found
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(name)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda") or (found.type == "cuda") != (found.index is not None):
+        raise RequestError(f"devices names '{name}': write cpu, or a GPU with its number, such as cuda:0")
+    _check_there(found, str(name))
+    return torch.device("cpu") if found.type == "cpu" else found
+
+
+def _check_there(device: torch.device, name: str) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        several = f"the GPUs here are cuda:0 to cuda:{count - 1}" if count > 1 else "the only GPU here is cuda:0"
+        there = several if count else "PyTorch finds no GPU here"
+        raise RequestError(f"devices names '{name}': {there}; name devices of this machine")
+
+
+def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> torch.device:
+    """The device of one rank, before ranks have met.
+
+    Args:
+        devices: as `parse_devices` found them.
+        rank, ranks: this one of so many.
+    """
+    if devices is None:
+        found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        _check_there(found, str(found))
+        return found
+    _check_count(devices, ranks, "the job", "ranks")
+    return devices[rank]
+
+
+def place(
+    team: Team, devices: tuple[torch.device, ...] | None, model: torch.device, share: bool, named: bool
+) -> Mapping[int, torch.device]:
+    """Device of this process → its torch device.
+
+    Args:
+        team: the devices of the pipeline; all of its processes call this at once.
+        devices: as `parse_devices` found them; None for one GPU each.
+        model: where the model is.
+        share: whether several may be on one device.
+        named: whether devices were named; else each rank computes where its model is, threads on the CPU share it, and
+            threads on GPUs take one each.
+
+    Raises:
+        RequestError: there are too few or too many, or several are the same one.
+    """
+    ranks = len(team.local) < team.size or team.replicas > 1
+    if ranks:
+        here = of_rank(devices, team.rank_here, team.mesh.ranks) if named else model
+        found = {team.local[0]: here}
+    elif not named and (model.type == "cpu" or share):
+        found = dict.fromkeys(team.local, model)
+    elif devices is None:
+        count = torch.cuda.device_count()
+        if count < team.size:
+            raise RequestError(
+                f"the pipeline has {team.size} devices and this machine {count} GPU{'s' * (count != 1)}: one each; "
+                f"plan for {count}, or {_SHARE}"
+            )
+        found = {device: torch.device("cuda", device) for device in team.local}
+    else:
+        _check_count(devices, team.size, "the pipeline", "devices")
+        found = dict(enumerate(devices))
+    if (named or model.type == "cuda") and not share:
+        _refuse_shared(team, found)
+    return found
+
+
+def _check_count(devices: Sequence[torch.device], wanted: int, whose: str, what: str) -> None:
+    if len(devices) != wanted:
+        raise RequestError(f"devices names {len(devices)} and {whose} has {wanted} {what}: name one for each")
+
+
+def _refuse_shared(team: Team, found: Mapping[int, torch.device]) -> None:
+    host = socket.gethostname()
+    places = team.everywhere(lambda device: (host, str(found[device])))
+    first: dict[tuple[str, str], int] = {}
+    for number, where in enumerate(places):
+        if where in first:
+            raise RequestError(
+                f"devices {first[where]} and {number} of the pipeline are both {where[1]}: each is another one; name "
+                f"another, or {_SHARE}"
+            )
+        first[where] = number

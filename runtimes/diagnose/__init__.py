@@ -1,0 +1,1 @@
+"""Checks of a model by a user: the doctor, and a pipeline compared with one process."""

@@ -1,0 +1,231 @@
+"""A check-up of a model: whether it trains as a pipeline, what cannot be cut, and how far from one process it ends."""
+
+import copy
+import functools
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.capture.batch.batch_dims import AUTO
+from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.export.few_operators import refuse_too_few
+from ...core.capture.export.operators import Operators, operators_of, tensor_bytes
+from ...core.capture.export.step import capture_step
+from ...core.capture.graph.nodes import is_view, written_arguments
+from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.containers import flatten_batch
+from ...core.capture.values.user_lines import line_of
+from ...core.errors import PanpipeError, RequestError
+from ...core.schedules.problem import ScheduleProblem
+from ...core.schedules.registry import find_family
+from ...core.search import even_plan
+from ..batch.microbatches import Microbatch, split_batch
+from ..launch.team import Team
+from ..pipeline import Pipeline
+from ..programs.compiled import Programs
+from .parity import Distance, distance_to_one_process
+
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
+SEED = 3
+SCHEDULES = (("1f1b", 1), ("v-half", 2))
+"""Schedules of a check-up with their stages a device: whole backwards, and a V with split ones."""
+TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-4, 1e-5)}
+"""Largest distance of losses, parameters and buffers, and of gradients, that is still rounding."""
+LARGE_PIECE = 0.1
+"""Share of a step's operations from which on an operator that cannot be cut is worth a word."""
+
+
+@frozen
+class Piece:
+    """Operations that stay together because of what one of them writes.
+
+    Args:
+        operator: its name.
+        share: of all operations.
+        line: of the user's code that writes.
+    """
+
+    operator: str
+    share: float
+    line: str
+
+
+@frozen
+class Check:
+    """One plan, run.
+
+    Args:
+        devices, schedule, stages: what was run.
+        distance: to one process, or None where it did not run.
+        problem: why it did not.
+        seconds: what it took.
+    """
+
+    devices: int
+    schedule: str
+    stages: int
+    distance: Distance | None
+    problem: str
+    seconds: float
+
+
+@frozen
+class Findings:
+    """What a check-up found.
+
+    Args:
+        model: its name.
+        dtype: what it was checked in.
+        operators: how many there are to cut between.
+        capture_s: seconds of capture.
+        regions: what stays Python → the line that needs a value there.
+        pieces: large ones.
+        checks: plans that were run.
+        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
+    """
+
+    model: str
+    dtype: torch.dtype
+    operators: int
+    capture_s: float
+    regions: dict[str, str]
+    pieces: tuple[Piece, ...]
+    checks: tuple[Check, ...] = field(default=())
+    causes: dict[str, str] = field(factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every plan that was run ended where one process does."""
+        return all(self.right(check) for check in self.checks)
+
+    def right(self, check: Check) -> bool:
+        """Whether a check is within rounding."""
+        return check.distance is not None and check.distance.within(*TOLERANCES[self.dtype])
+
+
+class Patient:
+    """A model, its step and an example batch, in one dtype, captured once for all checks.
+
+    Args:
+        model, step, batch: the user's. The model is copied.
+        microbatches: into how many the batch is cut; fewer where it has fewer samples.
+        dtype: float64, or float32 where an operator has no other form.
+        batch_dims: where the samples of the batch are; what is not given is found by tracing.
+
+    Raises:
+        RequestError: the step cannot be captured.
+    """
+
+    def __init__(
+        self, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, dtype: torch.dtype = torch.float64,
+        batch_dims: Any = AUTO,
+    ) -> None:  # fmt: skip
+        self.model, self.step, self.dtype = copy.deepcopy(model).to(dtype), step, dtype
+        leaves, nesting = flatten_batch(batch)
+        self.batch = nesting.batch([in_dtype(leaf, dtype) for leaf in leaves])
+        self.dims = find_batch_dims(self.model, step, self.batch, given=batch_dims, microbatches=microbatches)
+        start = time.perf_counter()
+        pieces = split_batch(self.batch, microbatches, self.dims, fewer=True)
+        self.microbatches = len(pieces)
+        self.piece: Microbatch = pieces[0]
+        captured = capture_step(self.model, step, pieces[0].batch)
+        self.operators: Operators = operators_of(captured)
+        self.capture_s = time.perf_counter() - start
+        self._programs: Programs = {}
+
+    def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
+        """Train by one plan, and compare with one process."""
+        start, devices = time.perf_counter(), team.size
+        found, problem = None, ""
+        try:
+            found = self._distance(team, schedule, chunks, steps)
+        except PanpipeError as error:
+            problem = str(error)
+        return Check(devices, schedule, devices * chunks, found, problem, time.perf_counter() - start)
+
+    def _distance(self, team: Team, schedule: str, chunks: int, steps: int) -> Distance:
+        operators = self.operators
+        refuse_too_few(operators, team.size * chunks)
+        problem = ScheduleProblem(team.size, self.microbatches, chunks)
+        sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+        plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
+        mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        pipe = Pipeline(
+            mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED, known=self._programs
+        )
+        return distance_to_one_process(
+            pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
+            batch_dims=self.dims,
+        )  # fmt: skip
+
+
+def check_up(
+    model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3,
+    batch_dims: Any = AUTO,
+) -> Findings:  # fmt: skip
+    """Capture a step, run it by several plans, and compare with one process.
+
+    Args:
+        model: the user's; it is copied.
+        step: ``step(model, batch)``.
+        batch: an example batch.
+        teams: make the devices to check on.
+        microbatches: into how many the batch is cut.
+        batch_dims: where the samples of the batch are; what is not given is found by tracing.
+
+    Raises:
+        RequestError: the step cannot be captured at all.
+    """
+    patient = _admitted(model, step, batch, microbatches, batch_dims)
+    checks = []
+    for make in teams:
+        for schedule, chunks in SCHEDULES:
+            team = make()
+            try:
+                checks.append(patient.check(team, schedule, chunks))
+            finally:
+                team.close()
+    operators = patient.operators
+    return Findings(
+        operators.step.model_name, patient.dtype, len(operators.graph.nodes), patient.capture_s,
+        operators.step.regions, large_pieces(operators), tuple(checks), operators.step.causes,
+    )  # fmt: skip
+
+
+def _admitted(model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any) -> Patient:
+    """In float64 where every operator has such a form."""
+    try:
+        patient = Patient(model, step, batch, microbatches, torch.float64, batch_dims)
+        alone = copy.deepcopy(patient.model)
+        step(alone, patient.batch)
+    except (RuntimeError, RequestError, NotImplementedError):
+        return Patient(model, step, batch, microbatches, torch.float32, batch_dims)
+    return patient
+
+
+def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:
+    """A leaf of a batch; a tensor of floating-point numbers in another type."""
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def large_pieces(operators: Operators) -> tuple[Piece, ...]:
+    """Operators that hold a large share of all operations because of what they write; where one stands, no cut can."""
+    work = {name: [m for m in members if not _shows(operators, m)] for name, members in operators.members.items()}
+    total = sum(map(len, work.values()))
+    found = []
+    for name, members in work.items():
+        writes = [m for m in members if written_arguments(operators.nodes[m])]
+        if writes and len(members) > max(LARGE_PIECE * total, 4):
+            line = next(filter(None, (line_of(operators.nodes[member]) for member in writes)), "")
+            found.append(Piece(name, len(members) / total, line))
+    return tuple(found)
+
+
+def _shows(operators: Operators, member: str) -> bool:
+    node = operators.nodes[member]
+    return node.target is operator.getitem or is_view(node)

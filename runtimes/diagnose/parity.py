@@ -1,0 +1,142 @@
+"""How far a pipeline is from one process: both train on the same batches, and everything is compared."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import evolve, field, frozen
+from torch import Tensor, nn
+
+from ...core.capture.batch.batch_dims import AUTO
+from ...core.capture.regions.breaks import StepFunction
+from ..launch.team import Team
+from ..optimizer.optimizers import OptimizerFactory
+from ..pipeline import Pipeline
+from .reference import reference_step
+
+SMALLEST_SHARE, SMALLEST_SHARE_SINGLE = 1e-5, 1e-4
+"""Gradients whose norm is a smaller share of that of all gradients are compared as if it were this share: in float64,
+and in less precise numbers. Some, as those of a bias before a normalisation, are zero but for rounding: sums of terms
+that cancel. Their rounding is that of the terms, and these are as large as other gradients are. With the tolerances of
+a check-up that leaves 45 roundings of the norm of all gradients in float64, and a hundredth of one in float32."""
+
+
+@frozen
+class Distance:
+    """The largest distances between a pipeline and one process.
+
+    Args:
+        loss: of any step, absolute.
+        gradient: of any parameter's gradient in any step, in norm, relative to that gradient's.
+        parameter: of any element of a parameter after the last step, absolute.
+        buffer: the same for buffers.
+        undefined: losses and elements of gradients that are not finite in one process, where nothing can be compared.
+            They have to be the same in the pipeline; where they are not, distances are infinite.
+        worst: what has the largest of these, by kind: ``"gradient"`` → a parameter's name.
+    """
+
+    loss: float = 0.0
+    gradient: float = 0.0
+    parameter: float = 0.0
+    buffer: float = 0.0
+    undefined: int = 0
+    worst: Mapping[str, str] = field(factory=dict)
+
+    def with_one(self, kind: str, found: float, name: str) -> "Distance":
+        """The larger of this and another distance of one kind."""
+        found = math.inf if math.isnan(found) else found
+        if found <= getattr(self, kind) and not (kind not in self.worst and found == 0):
+            return self
+        return evolve(self, **{kind: max(found, getattr(self, kind))}, worst={**self.worst, kind: name})
+
+    def with_undefined(self, wanted: Tensor) -> "Distance":
+        """This distance, with the elements of a tensor of one process that are not finite."""
+        return evolve(self, undefined=self.undefined + int((~wanted.detach().isfinite()).sum()))
+
+    def within(self, tolerance: float, gradients: float) -> bool:
+        """Whether all is finite, and within one tolerance; gradients within another."""
+        return (
+            self.undefined == 0
+            and max(self.loss, self.parameter, self.buffer) <= tolerance
+            and self.gradient <= gradients
+        )
+
+
+def distance_to_one_process(
+    pipe: Pipeline, team: Team, model: nn.Module, step: StepFunction, batch: Any, optimizer: OptimizerFactory, *,
+    microbatches: int, seed: int = 0, steps: int = 2, batch_dims: Any = AUTO,
+) -> Distance:  # fmt: skip
+    """Train a pipeline and an eager model, and compare.
+
+    Args:
+        pipe: a pipeline that has not stepped.
+        team: its devices. Each process compares what it owns, and all of them get the largest distances.
+        model: a copy of the pipeline's model from before; it is trained.
+        step: the training step.
+        batch: a whole batch.
+        optimizer: the pipeline's.
+        microbatches: the plan's.
+        seed: the pipeline's.
+        steps: how many optimizer steps.
+        batch_dims: where the samples of the batch are.
+    """
+    alone = optimizer(list(model.named_parameters()))
+    found = Distance()
+    for index in range(steps):
+        loss = pipe.step(batch)
+        wanted = reference_step(
+            model, step, batch, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
+        )
+        found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(wanted)
+        found = with_gradients(found, pipe.model, model)
+        if alone is not None:
+            alone.step()
+    for kind, mine, theirs in (
+        ("parameter", dict(pipe.model.named_parameters()), dict(model.named_parameters())),
+        ("buffer", dict(pipe.model.named_buffers()), dict(model.named_buffers())),
+    ):
+        for name, tensor in theirs.items():
+            if not mine[name].is_meta and tensor.numel():
+                found = found.with_one(kind, _largest(mine[name], tensor), name)
+    everyone = team.everywhere(lambda _: found)
+    for other in everyone:
+        for kind in ("loss", "gradient", "parameter", "buffer"):
+            found = found.with_one(kind, getattr(other, kind), other.worst.get(kind, ""))
+    return evolve(found, undefined=max(other.undefined for other in everyone))
+
+
+def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:
+    """A distance, with those of the gradients of a pipeline's model to those of one process."""
+    own = dict(mine.named_parameters())
+    sizes = {n: _defined(p.grad).norm().item() for n, p in theirs.named_parameters() if p.grad is not None}
+    total = math.hypot(*sizes.values())
+    for name, parameter in theirs.named_parameters():
+        if own[name].is_meta:
+            continue
+        here, there = own[name].grad, parameter.grad
+        if (here is None) != (there is None):
+            found = found.with_one("gradient", math.inf, name)
+        elif here is not None and there is not None:
+            same = (here == there) | (here.isnan() & there.isnan())
+            apart = (here - there).masked_fill(same, 0.0).norm().item()
+            share = SMALLEST_SHARE if torch.finfo(there.dtype).eps < 1e-12 else SMALLEST_SHARE_SINGLE
+            far = _ratio(apart, max(sizes[name], share * total))
+            found = found.with_one("gradient", far, name).with_undefined(there)
+    return found
+
+
+def _ratio(apart: float, size: float) -> float:
+    """Infinite where one process has zeros alone and the pipeline has not."""
+    return 0.0 if apart == 0 else apart / size if size else math.inf
+
+
+def _defined(gradient: Tensor) -> Tensor:
+    return gradient.masked_fill(~gradient.isfinite(), 0.0)
+
+
+def _largest(mine: Tensor, theirs: Tensor) -> float:
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return float((mine != theirs).any())
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    return float((mine - theirs).detach().abs().masked_fill(same, 0.0).max().item())

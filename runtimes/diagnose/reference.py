@@ -1,0 +1,104 @@
+"""One process, untouched eager PyTorch, the same microbatches: what a pipeline has to equal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from ...core.capture.batch.batch_dims import AUTO
+from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.graph.functions import without_checkpoints
+from ...core.capture.graph.randomness import KeyedRandom, random_key
+from ...core.capture.regions.breaks import StepFunction
+from ...core.errors import RequestError
+from ..batch.losses import mean_loss
+from ..batch.microbatches import split_batch
+
+
+def reference_step(
+    model: nn.Module, step: StepFunction, batch: Any, *, microbatches: int, seed: int = 0, index: int = 0,
+    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
+) -> Tensor:  # fmt: skip
+    """Run the step over one microbatch after another in this process and leave the gradients in the parameters.
+
+    Args:
+        model: the model; its gradients are replaced and its buffers updated.
+        step: ``step(model, batch)``.
+        batch: a whole batch.
+        microbatches: how many to cut it into; a batch of fewer samples becomes as many as it has samples.
+        seed: the pipeline's seed.
+        index: how many steps the pipeline had made before.
+        scaler: scales each loss; what it scaled stays scaled.
+        batch_dims: where the samples are, as of ``panpipe.pipeline``; found by tracing where it is not given.
+
+    Returns:
+        The loss: the mean over the batch, not scaled.
+
+    Raises:
+        RequestError: there is nothing to cut, or the step returns no tensor.
+    """
+    return reference_of_replicas(
+        model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler, batch_dims=batch_dims
+    )
+
+
+def reference_of_replicas(
+    model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0,
+    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
+) -> Tensor:  # fmt: skip
+    """The same for the batches of several replicas, one after another; each is cut into microbatches of its own.
+
+    Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica finds the
+    buffers as the first one did, and what the first one writes stays: as in DistributedDataParallel.
+
+    Args:
+        batches: of each replica a whole one. Other arguments, result and errors as of `reference_step`.
+    """
+    dims = find_batch_dims(model, step, batches[0], given=batch_dims, microbatches=microbatches)
+    cut = [split_batch(batch, microbatches, dims, fewer=True) for batch in batches]
+    samples = sum(piece.samples for pieces in cut for piece in pieces)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(cut) > 1 else []
+    kept: list[Tensor] = []
+    model.zero_grad(set_to_none=True)
+    losses: list[Tensor] = []
+    weights: list[Any] = []
+    weighted = False
+    for replica, pieces in enumerate(cut):
+        for m, piece in enumerate(pieces):
+            with KeyedRandom(random_key(seed, index, replica * microbatches + m)), without_checkpoints():
+                result = step(model, piece.batch)
+            loss, weight = _parts(result)
+            if not isinstance(loss, Tensor):
+                raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
+            weighted = weight is not None
+            # A weight is how much a loss counts, and no part of it.
+            own = piece.samples / samples if weight is None else weight
+            weights.append(own.detach() if isinstance(own, Tensor) else own)
+            counted = loss * weights[-1]
+            (counted if scaler is None else scaler.scale(counted)).backward()
+            losses.append(loss.detach())
+        kept = kept or [buffer.clone() for buffer, _ in buffers]
+        _restore(buffers)
+    _restore([(buffer, value) for (buffer, _), value in zip(buffers, kept, strict=True)])
+    total, sum_of_weights = mean_loss(losses, weights, weighted)
+    if weighted:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(sum_of_weights)
+    return total
+
+
+def _restore(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+
+def _parts(result: Any) -> tuple[Any, Any]:
+    """The loss, and the step's own weight or None."""
+    if not isinstance(result, tuple | list):
+        return result, None
+    parts = [part for part in result if not isinstance(part, dict)]
+    return (parts[0], parts[1]) if len(parts) > 1 else (parts[0], None)

@@ -1,0 +1,1 @@
+"""The executor: one device's lowered actions, run in order."""

@@ -1,0 +1,126 @@
+"""What a function returns for a batch: the rows of its microbatches, joined in order.
+
+microbatch   0      1      2
+computed   ┌─────┬─────┬─────┐  one tensor for the batch, taken before anything runs; a result goes
+or received│     │     │     │  to its place when it is computed, and lives nowhere else
+           └─────┴─────┴─────┘
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...backends.contract import Backend, Handle
+from ...backends.kind import dtype_name
+from ...core.capture.graph.outputs import RowOutputs
+from ...core.errors import RequestError
+from ..batch.microbatches import Microbatch
+from ..launch.team import Team
+from ..programs.compiled import Compiled
+from .prepared import Prepared
+
+
+class JoinedRows:
+    """The results of a function, in this process.
+
+    Args:
+        prepared: what runs.
+        pieces: its microbatches.
+        team: the devices.
+        where: device of this process → the device that its tensors are on.
+        everywhere: whether every process gets them; else those stay where they are computed, and None is elsewhere.
+
+    Raises:
+        RequestError: what it returns for one microbatch does not fit what it returns for another.
+    """
+
+    def __init__(
+        self, prepared: Prepared, pieces: Sequence[Microbatch], team: Team, where: Mapping[int, torch.device],
+        everywhere: bool,
+    ) -> None:  # fmt: skip
+        outputs = [_outputs(each) for each in prepared.compiled]
+        self._outputs, self._here, self._everywhere = outputs[0], team.local, everywhere
+        self._devices = team.size
+        ends = [0, *accumulate(piece.samples for piece in pieces)]
+        self._texts = {name for each in outputs for name in each.texts}
+        self._places: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
+        self._sources: dict[int, list[Tensor]] = {device: [] for device in range(self._devices)}
+        self._whole: list[Tensor | None] = []
+        self._handles: dict[int, list[Handle]] = {device: [] for device in team.local}
+        placement = prepared.plan.placement
+        for number, first in enumerate(outputs[0].values):
+            self._whole.append(None)
+            if first is None:
+                continue
+            names = [str(each.values[number]) for each in outputs]
+            made = [placement[c.stage_of(name)] for c, name in zip(prepared.compiled, names, strict=True)]
+            if not everywhere and not set(made) & set(team.local):
+                continue
+            like = [c.operators.values[name] for c, name in zip(prepared.compiled, names, strict=True)]
+            dim = outputs[0].dims[number]
+            _check_alike([tensor.movedim(dim, 0) for tensor in like], pieces)
+            local = next((device for device in made if device in team.local), team.local[0])
+            rest = like[0].movedim(dim, 0).shape[1:]
+            whole = torch.empty((ends[-1], *rest), dtype=like[0].dtype, device=where[local])
+            self._whole[number] = whole
+            for m, (name, device) in enumerate(zip(names, made, strict=True)):
+                rows = whole[ends[m] : ends[m + 1]]
+                self._places.setdefault((name, m), []).append((rows, dim))
+                self._sources[device].append(rows)
+
+    def take(self, name: str, microbatch: int, value: Tensor) -> bool:
+        """Put a result in its place; whether it is not needed any more."""
+        for rows, dim in self._places.get((name, microbatch), ()):
+            rows.copy_(value.movedim(dim, 0))
+        return name not in self._texts
+
+    def announce(self, device: int, backend: Backend) -> None:
+        """Send what a device computed to all other processes, and ask for theirs; behind its last compute action."""
+        if not self._everywhere or len(self._here) == self._devices:
+            return
+        handles = self._handles[device]
+        for source, rows in self._sources.items():
+            if not rows:
+                continue
+            if source == device:
+                handles += [backend.send(rows, peer) for peer in range(self._devices) if peer != device]
+            else:
+                handles.append(backend.receive(rows, source))
+
+    def collect(self, device: int) -> None:
+        """Wait for what others computed."""
+        for handle in self._handles[device]:
+            handle.wait()
+        self._handles[device] = []
+
+    def result(self) -> Any:
+        """What the function returned, nested as it did."""
+        found = [
+            whole.movedim(0, dim).contiguous() if whole is not None and dim else whole
+            for whole, dim in zip(self._whole, self._outputs.dims, strict=True)
+        ]
+        return pytree.tree_unflatten(found, self._outputs.nesting)
+
+
+def _outputs(compiled: Compiled) -> RowOutputs:
+    outputs = compiled.operators.step.outputs
+    assert isinstance(outputs, RowOutputs)
+    return outputs
+
+
+def _check_alike(like: Sequence[Tensor], pieces: Sequence[Microbatch]) -> None:
+    """Beyond their rows, which are dimension 0 here, the results of all microbatches have one shape and dtype."""
+    for other, piece in zip(like, pieces, strict=True):
+        if other.shape[1:] != like[0].shape[1:] or other.dtype != like[0].dtype:
+            raise RequestError(
+                f"the function returns {_text(like[0])} for {pieces[0].samples} samples and {_text(other)} for "
+                f"{piece.samples}: what is joined has one shape beyond its rows; pad it"
+            )
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{'×'.join(map(str, tensor.shape))} of {dtype_name(tensor.dtype)}"

@@ -1,0 +1,62 @@
+"""What a plan asks of the transport, before anything is sent."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ...backends.kind import BackendKind, dtype_name
+from ...backends.registry import known_backends
+from ...core.errors import RequestError
+from ...core.plan.plan import Plan
+from ..programs.stage_run import Layout
+
+
+def check_transport(
+    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor],
+    where: Mapping[int, torch.device],
+) -> None:  # fmt: skip
+    """Refuse a plan that would send what its backend does not move.
+
+    Args:
+        kind: the backend.
+        plan: which stages are on which devices.
+        layout: the tensors of every message between stages.
+        parameters: of the model, by name.
+        where: device of this process → the torch device that its tensors are on.
+
+    Raises:
+        RequestError: a dtype, or a type of device, that the backend lacks.
+    """
+    device = next((device for device in where.values() if device.type not in kind.device_types), None)
+    if device is not None:
+        types = ", ".join(sorted(kind.device_types))
+        raise RequestError(
+            f"the model is on {device} and backend '{kind.name}' moves tensors on {types}: "
+            f"{_others(other for other in known_backends().values() if device.type in other.device_types)}"
+        )
+    for name, dtype in _sent(plan, layout, parameters):
+        if kind.dtypes is not None and dtype not in kind.dtypes:
+            moved = ", ".join(sorted(map(dtype_name, kind.dtypes)))
+            able = (other for other in known_backends().values() if other.dtypes is None or dtype in other.dtypes)
+            raise RequestError(
+                f"'{name}' goes between devices in {dtype_name(dtype)} and backend '{kind.name}' moves {moved}: "
+                f"train in one of those, or {_others(able)}"
+            )
+
+
+def _sent(plan: Plan, layout: Layout, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, torch.dtype]]:
+    """What crosses between devices."""
+    for (sender, reader), tensors in layout.items():
+        if plan.placement[sender] != plan.placement[reader]:
+            yield from ((tensor.name, tensor.dtype) for tensor in tensors)
+    if plan.mesh.data > 1:
+        yield from ((name, parameter.dtype) for name, parameter in parameters.items())
+    for weight in plan.tied:
+        if len({plan.placement[stage] for stage in weight.stages}) > 1:
+            yield weight.name, parameters[weight.name].dtype
+
+
+def _others(kinds: Iterable[BackendKind]) -> str:
+    names = [kind.name for kind in kinds if kind.unavailable is None]
+    return f"use {' or '.join(names)}" if names else "no backend here does"

@@ -1,0 +1,69 @@
+"""What all ranks give alike, compared before planning: arguments, model and step; batches are `batch_agreement`'s.
+
+A rank that was given something else would run a part of another model, or wait for messages that nobody sends it.
+"""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from torch import nn
+
+from ...core.capture.export.operators import Operators
+from ...core.capture.graph.outputs import parts_in_words
+from ...core.errors import RequestError
+from .team import Team
+
+
+def check_same(team: Team, given: Mapping[str, Any]) -> None:
+    """Refuse ranks that were given different things. All processes call this at once.
+
+    Args:
+        team: the devices.
+        given: what is compared, by the name that people know it by; values are compared as they are written.
+
+    Raises:
+        RequestError: on all ranks alike, with the first difference.
+    """
+    if _in_one_process(team):
+        return
+    mine = {name: str(value) for name, value in given.items()}
+    digest = sha256(repr(mine).encode()).hexdigest()
+    if len(set(team.everywhere(lambda _: digest))) == 1:
+        return
+    found = team.everywhere(lambda _: mine)
+    first = found[0]
+    for number, other in enumerate(found):
+        name = next((name for name in (*first, *other) if first.get(name) != other.get(name)), None)
+        if name is not None:
+            raise RequestError(
+                f"rank {team.rank(number)} has {_text(name, other)} and rank {team.rank(0)} has {_text(name, first)}: "
+                "every rank calls panpipe.pipeline with the same model and arguments; give all of them the same"
+            )
+
+
+def _text(name: str, given: Mapping[str, str]) -> str:
+    return f"{name}={given[name]}" if name in given else f"no {name}"
+
+
+def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
+    """A model and its step, as ranks compare them.
+
+    Args:
+        model: the user's module.
+        operators: the captured step.
+
+    Returns:
+        Its modules' modes, its parameters, what the step returns, and last the identity of the operator graph.
+    """
+    modes = {f"{name}.training" if name else "model.training": str(m.training) for name, m in model.named_modules()}
+    parameters = {
+        name: f"{'×'.join(map(str, p.shape)) or 'scalar'} {p.dtype}{'' if p.requires_grad else ', frozen'}"
+        for name, p in model.named_parameters()
+    }
+    returned = parts_in_words(operators.step.outputs)
+    return {**parameters, **modes, "a step that returns": returned, "operator graph": operators.graph.hash[:12]}
+
+
+def _in_one_process(team: Team) -> bool:
+    return len(team.local) == team.size and team.replicas == 1

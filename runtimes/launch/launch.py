@@ -1,0 +1,196 @@
+"""The team of this process: by how it was launched, and by what mesh and transport the user wishes for.
+
+Under ``torchrun``, or in a process group, a process is a rank; otherwise its devices are threads of it.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...backends import nccl
+from ...backends.kind import BackendKind
+from ...backends.registry import find_backend
+from ...core.cluster.mesh import Mesh, MeshShape, plain
+from ...core.errors import RequestError
+from ...core.plan.plan import Plan
+from .groups import described
+from .team import RankTeam, Team, ThreadTeam
+
+ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
+"""The environment variable that says how many seconds ranks wait for each other."""
+
+MeshWish = Mesh | MeshShape | DeviceMesh | None
+"""A mesh, or what is known of it before it is known how many ranks there are."""
+
+
+def make_team(
+    mesh: MeshWish = None, backend: str | BackendKind | None = None, device_type: str = "cpu", share: bool = False
+) -> Team:
+    """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
+
+    Args:
+        mesh: pipeline × data.
+        backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs where it works, else
+            gloo.
+        device_type: of the devices that the team computes on.
+        share: whether ranks share GPUs, which nccl refuses.
+
+    Raises:
+        RequestError: the backend is unknown or not for this way of starting, or the world has another size.
+        WorkerError: a rank did not arrive.
+    """
+    world = world_size()
+    kind = find_backend(backend or ("memcpy" if world is None else _between_ranks(device_type, share)))
+    if world is None or (world == 1 and kind.ranks is None):
+        if kind.threads is None:
+            raise RequestError(
+                f"backend '{kind.name}' runs ranks: start the script with torchrun, or use backend='memcpy'"
+            )
+        return ThreadTeam(_in_one_process(mesh).pipeline, kind)
+    if kind.ranks is None:
+        raise RequestError(
+            f"backend '{kind.name}' runs threads of one process and this is one of {world} ranks: "
+            "start the script without torchrun, or use backend='gloo'"
+        )
+    return RankTeam(kind, _arrival_s(), _over_ranks(mesh, world))
+
+
+def _between_ranks(device_type: str, share: bool) -> str:
+    """The name of the transport between ranks."""
+    if device_type != "cuda":
+        return "gloo"
+    reason = "ranks share GPUs" if share else nccl.KIND.unavailable
+    if reason is None:
+        return "nccl"
+    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=5)
+    return "gloo"
+
+
+def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
+    """The mesh over all ranks of the job."""
+    if isinstance(mesh, MeshShape):
+        return mesh.over(world, "ranks")
+    if isinstance(mesh, Mesh):
+        if mesh.ranks != world:
+            raise RequestError(
+                f"the mesh pp={mesh.pipeline},dp={mesh.data} is for {mesh.ranks} devices and the job has {world} "
+                f"ranks: they must be equal; start it with torchrun --nproc-per-node {mesh.ranks}, or plan for {world}"
+            )
+        if max(mesh.cluster_devices) >= world:
+            raise RequestError(
+                f"the plan uses the devices {list(mesh.cluster_devices)} of its cluster and the job has {world} "
+                "ranks, from 0: a rank is the device of its number; plan for a cluster of these devices alone"
+            )
+    return mesh
+
+
+def _in_one_process(mesh: MeshWish) -> Mesh:
+    """The mesh of devices that live in one process, of which one replica runs."""
+    return _of_one_replica(
+        mesh,
+        "this process is no rank: start the script with torchrun",
+        lambda found: (
+            f"a mesh of {found.data} replicas in one process: each has parameters of its own, in processes "
+            f"of its own; start the script with torchrun --nproc-per-node {found.ranks}"
+        ),
+    )
+
+
+def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
+    """The mesh that is wished for, or two devices.
+
+    Args:
+        mesh: the wish.
+        no_ranks: what is said of torch's mesh, which is one of ranks.
+        several: what is said of a mesh of several replicas.
+    """
+    if isinstance(mesh, DeviceMesh):
+        raise RequestError(f"mesh is {mesh} and {no_ranks}")
+    found = mesh.over(None) if isinstance(mesh, MeshShape) else mesh or Mesh(2)
+    if found.data > 1:
+        raise RequestError(several(found))
+    return found
+
+
+def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
+    """The mesh that a plan is for, which is the one asked for if there is one; without a plan that."""
+    if plan is None or mesh is None:
+        return mesh if plan is None else plan.mesh
+    if isinstance(mesh, MeshShape):
+        same = mesh.pipeline in (None, plan.mesh.pipeline) and mesh.data in (None, plan.mesh.data)
+    else:
+        same = plain(described(mesh) if isinstance(mesh, DeviceMesh) else mesh) == plain(plan.mesh)
+    if not same:
+        asked = f"'{mesh.text}'" if isinstance(mesh, MeshShape) else str(mesh)
+        raise RequestError(
+            f"mesh is {asked} and the plan is for pp={plan.mesh.pipeline},dp={plan.mesh.data}: leave mesh out, or "
+            "plan again"
+        )
+    return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
+
+
+def rank_of_job() -> tuple[int, int] | None:
+    """This rank, of how many; None where this process is no rank."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    world = world_size()
+    return None if world is None else (int(os.environ["RANK"]), world)
+
+
+def world_size() -> int | None:
+    """How many ranks the job has; None where this process is no rank."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def _arrival_s() -> float | None:
+    """How long the user lets ranks wait for each other, in seconds."""
+    given = os.environ.get(ARRIVAL_VARIABLE)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(
+            f"{ARRIVAL_VARIABLE} is '{given}': how long ranks wait for each other is a positive number of seconds"
+        )
+    return seconds
+
+
+def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
+    """The team of devices that are not there: all of them in this process.
+
+    Raises:
+        RequestError: this is one of several ranks, or a backend is named.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RequestError(
+            f"target 'simulator' has all its devices in one process and this is one of {os.environ['WORLD_SIZE']} "
+            "ranks: start the script without torchrun"
+        )
+    if backend is not None:
+        raise RequestError(f"backend '{backend}' moves nothing between devices that are simulated: leave it out")
+    return ThreadTeam(mesh_in_simulator(mesh).pipeline)
+
+
+def mesh_in_simulator(mesh: MeshWish) -> Mesh:
+    """The mesh of devices that are simulated, of which one replica trains.
+
+    Raises:
+        RequestError: it has several.
+    """
+    return _of_one_replica(
+        mesh,
+        "target 'simulator' has no ranks: write such as pp=4",
+        lambda found: (
+            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe "
+            "simulate tells what a step of all of them takes"
+        ),
+    )

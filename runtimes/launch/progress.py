@@ -1,0 +1,92 @@
+"""What planning is doing, shown to those who wait: one line that moves on a terminal, one line a phase elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from ...core.errors import RequestError
+
+Progress = Callable[[str, int, int], None]
+"""Called with the phase, and where the phase counts its parts with how many are done and how many there are; 0 and 0
+where it does not."""
+
+
+class Report(Protocol):
+    """What planning calls when it begins a phase or a part of one."""
+
+    def __call__(self, phase: str, done: int = 0, total: int = 0) -> None: ...
+
+
+def silent(phase: str, done: int = 0, total: int = 0) -> None:
+    """For ranks but the first, and for those who want no progress."""
+
+
+@contextmanager
+def shown(progress: bool | Progress, first: bool) -> Iterator[Report]:
+    """Show phases while planning, on standard error.
+
+    Args:
+        progress: True shows them, False does not; a function is called with them.
+        first: whether this process is the one that reports for all.
+
+    Raises:
+        RequestError: it is none of these.
+    """
+    check_progress(progress)
+    if not first or progress is False:
+        yield silent
+    elif progress is not True:
+        yield lambda phase, done=0, total=0: progress(phase, done, total)
+    elif sys.stderr.isatty():
+        with _line() as report:
+            yield report
+    else:
+        yield _lines()
+
+
+def check_progress(progress: object) -> None:
+    """Refuse what is neither a truth value nor a function."""
+    if not isinstance(progress, bool) and not callable(progress):
+        raise RequestError(f"progress is {progress!r}: give True, False, or a function of phase, done and total")
+
+
+@contextmanager
+def _line() -> Iterator[Report]:
+    """A line of a terminal, gone when planning ends: phase, part of how many, time so far and left."""
+    columns = (
+        TextColumn("panpipe: {task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[part]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(table_column=Column(no_wrap=True)),
+    )  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None, part="")
+        last = 0
+
+        def report(phase: str, done: int = 0, total: int = 0) -> None:
+            nonlocal last
+            if not total or total != last:  # what is counted together is one bar, from whose pace the time left follows
+                bar.reset(task, total=total or None)
+            last = total
+            part = f"{min(done + 1, total)} of {total}" if total else ""
+            bar.update(task, description=phase, completed=done, total=total or None, part=part)
+
+        yield report
+
+
+def _lines() -> Report:
+    """A line for each phase, with the seconds since the first."""
+    start, last = time.monotonic(), ""
+
+    def report(phase: str, done: int = 0, total: int = 0) -> None:
+        nonlocal last
+        if phase != last:
+            print(f"panpipe: {time.monotonic() - start:5.1f} s  {phase}", file=sys.stderr, flush=True)
+            last = phase
+
+    return report

@@ -1,0 +1,1 @@
+"""Optimizers of stages, their state, gradient sums and the update of a step."""

@@ -1,0 +1,207 @@
+"""What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...backends.contract import Backend
+from ...core.errors import RequestError
+from ..devices.compute import compute_device
+from ..launch.team import Team
+from .buckets import Bucket, Reduction, buckets_of
+from .optimizer_state import NamedState
+from .optimizers import (
+    OptimizerFactory,
+    SchedulerFactory,
+    check_groups,
+    check_separable,
+    join_optimizer,
+    options_of,
+    stage_optimizer,
+    stage_scheduler,
+)
+
+
+class StageState:
+    """Parameters, buffers, gradients and optimizer of one stage.
+
+    Args:
+        parameters: by qualified name; the user's own tensors, or a replica of a tied weight.
+        buffers: by qualified name.
+        optimizer: makes the stage's optimizer; None for a stage that is only run.
+        replicated: whether its gradients are summed over replicas of the pipeline.
+        device: where the stage runs; by default where its tensors are.
+        scheduler: makes the scheduler of its optimizer, which is stepped with it; None for none.
+    """
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None,
+        replicated: bool = False,
+        device: torch.device | None = None, scheduler: SchedulerFactory | None = None,
+    ) -> None:  # fmt: skip
+        self.parameters = parameters
+        self.device = device or compute_device([*parameters.values(), *buffers.values()])
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self._replicated = replicated
+        self.buffers = buffers
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._trained = {name for name, p in parameters.items() if p.requires_grad}
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, or None; made when it is first asked for, because a stage that is rehearsed needs none."""
+        trained = list(self.trained.items())
+        return stage_optimizer(self._make_optimizer, trained) if self._make_optimizer is not None and trained else None
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Its parameters that are not frozen."""
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    @cached_property
+    def scheduler(self) -> LRScheduler | None:
+        """The scheduler of the optimizer, or None."""
+        if self._make_scheduler is None or self.optimizer is None:
+            return None
+        return stage_scheduler(self._make_scheduler, self.optimizer)
+
+    @cached_property
+    def named(self) -> NamedState | None:
+        """The optimizer's state by the names of parameters; None without an optimizer."""
+        if self._make_optimizer is None or self.optimizer is None:
+            return None
+        return NamedState(self.optimizer, self._make_optimizer, self.parameters)
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter was trained when the optimizer was made, or joined since."""
+        return name in self._trained
+
+    def join(self, name: str) -> None:
+        """Train a parameter that was frozen, from now on.
+
+        It joins the group of the optimizer that the user's function would put it into.
+
+        Raises:
+            RequestError: the optimizer's groups or its scheduler cannot take it.
+        """
+        self._trained.add(name)
+        self._gradients.clear()
+        for cached in ("_buckets", "named"):
+            vars(self).pop(cached, None)
+        if self._make_optimizer is None or "optimizer" not in vars(self):
+            return
+        if self.optimizer is None and self._make_scheduler is None:
+            del self.optimizer  # made when it is asked for
+            return
+        join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
+
+    @property
+    def gradient_buffers(self) -> list[Tensor]:
+        """The memory of all gradients that were asked for yet."""
+        if self._replicated:
+            return [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
+        return list(self._gradients.values())
+
+    @cached_property
+    def _buckets(self) -> list[Bucket]:
+        return buckets_of(self.parameters.values())
+
+    def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
+        """Where a parameter's gradient is added up, step after step.
+
+        Memory that stays: gradients that came and went between saved tensors would leave holes among these, a quarter
+        of the peak on one worker of the benchmark GPT.
+        """
+        if parameter not in self._gradients and self._replicated:
+            for bucket in self._buckets:
+                self._gradients |= bucket.gradients
+        if parameter not in self._gradients:
+            self._gradients[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        return self._gradients[parameter]
+
+    def clear_gradients(self) -> None:
+        """Leave all parameters without a gradient, until the next one is added."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def reduce_gradients(self, replicas: Backend) -> Reduction:
+        """Begin to sum the gradients over all replicas.
+
+        Args:
+            replicas: the device's end to them.
+        """
+        return Reduction(self._buckets, replicas)
+
+    def divide_gradients(self, divisor: Tensor | float) -> None:
+        """Divide all gradients, by a number or a scalar tensor where they are."""
+        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
+        if held and not (on_host and divisor == 1):
+            torch._foreach_div_(held, float(divisor) if on_host else divisor)
+
+    def multiply_gradients(self, factor: Tensor) -> None:
+        """Multiply all gradients by a scalar."""
+        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if held:
+            torch._foreach_mul_(held, factor.to(held[0].device))
+
+    @property
+    def leaves_out_itself(self) -> bool:
+        """Whether the optimizer takes ``found_inf`` as ``torch.amp.GradScaler.step`` gives it, and nothing here hangs
+        upon whether it stepped: fused ones leave out a step without the host's knowing."""
+        return getattr(self.optimizer, "_step_supports_amp_scaling", False) and self.scheduler is None
+
+    def step(self, found_inf: Tensor | None = None) -> None:
+        """Step the optimizer, and its scheduler behind it: an update that is left out moves no learning rate.
+
+        Args:
+            found_inf: a scalar where the stage is, not 0 if the optimizer shall leave its step out; only for one that
+                `leaves_out_itself`.
+        """
+        if self.optimizer is not None:
+            if found_inf is None:
+                self.optimizer.step()
+            else:
+                _step_unless(self.optimizer, found_inf)
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+
+def _step_unless(optimizer: Any, found_inf: Tensor) -> None:
+    """Step with the attributes that ``torch.amp.GradScaler.step`` gives an optimizer whose gradients are unscaled."""
+    optimizer.grad_scale, optimizer.found_inf = None, found_inf
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
+
+def make_optimizers(
+    states: Mapping[int, StageState], trained: Sequence[Mapping[str, nn.Parameter]], make: OptimizerFactory, team: Team
+) -> None:
+    """Make the optimizers and schedulers of all stages; where one cannot be made, all processes fail.
+
+    Args:
+        states: of the stages of this process, by index.
+        trained: of every stage the parameters that are trained, on meta or not.
+        make: makes an optimizer.
+        team: the devices.
+
+    Raises:
+        RequestError: the user's functions make what a pipeline cannot have.
+    """
+    failure, groups = None, dict[int, list[dict[str, str]]]()
+    try:
+        check_separable(make, trained)
+        for index, state in states.items():
+            if state.optimizer is not None and state.scheduler is not None:
+                groups[index] = options_of(state.optimizer)
+    except RequestError as error:
+        failure = error
+    team.agree(failure)
+    told = team.everywhere(lambda _: groups)
+    check_groups({index: options for found in told for index, options in found.items()})

@@ -1,0 +1,1 @@
+"""Automatic planning on the machine at hand, its budget, and its cache."""

@@ -1,0 +1,120 @@
+"""What automatic planning may spend: evaluations and repeats, which follow from the problem, and at most some seconds.
+
+Counts decide, so that the same request plans alike on a fast machine and on a slow one. A limit in seconds is a cap: it
+ends what counts would go on with, and what it cut is recorded and reported. Clocks of ranks differ: one rank reads
+its own, and all of them do as it decides.
+"""
+
+import time
+from collections.abc import Callable
+
+from attrs import define, field
+
+from ...core.errors import RequestError
+from ..launch.team import Team
+
+CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
+"""Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
+LEAST_EVALUATIONS = 2_000
+"""Evaluations of a search at least, for however many actions."""
+DEFAULT_S, DEFAULT_STEPS = 10.0, 8
+"""Where no limit is given: planning takes at most this many seconds, or as long as this many steps of training."""
+
+
+@define(eq=False)
+class Budget:
+    """What may be spent on one automatic plan.
+
+    Args:
+        team: the devices; the rank of the first one reads the clock.
+        seconds: the most that planning may take, counted from when the budget is made; None for no limit.
+        clock: seconds from any start.
+        cut: what the limit shortened so far, each once; complete on the rank of the first device alone.
+    """
+
+    team: Team
+    seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    cut: list[str] = field(factory=list)
+    _start: float = field(init=False)
+    _grows: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, team: Team, seconds: float | None) -> "Budget":
+        """The budget of a request: a limit that is given, or the default, which grows with the step."""
+        if seconds is not None:
+            return cls(team, seconds)
+        budget = cls(team, DEFAULT_S)
+        budget._grows = True
+        return budget
+
+    def expect_step(self, step_s: float) -> None:
+        """Let the default limit follow from the length of a training step, in seconds; the same on every rank."""
+        if self._grows and self.seconds is not None:
+            self.seconds = max(self.seconds, DEFAULT_STEPS * step_s)
+
+    def __attrs_post_init__(self) -> None:
+        check_seconds(self.seconds)
+        self._start = self.clock()
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left by this rank's own clock; None without a limit. Only for what one rank does for all."""
+        return None if self.seconds is None else max(self.seconds - (self.clock() - self._start), 1e-3)
+
+    def cut_evaluations(self, microbatches: int) -> int:
+        """Evaluations of one search for cuts, on a step of this many microbatches."""
+        return self._evaluations(CUT_ACTIONS, microbatches)
+
+    def order_evaluations(self, microbatches: int) -> int:
+        """Evaluations of one search for the orders of measured stages."""
+        return self._evaluations(ORDER_ACTIONS, microbatches)
+
+    def _evaluations(self, actions: int, microbatches: int) -> int:
+        return max(actions // (6 * self.team.size * microbatches), LEAST_EVALUATIONS)
+
+    def searched(self, what: str) -> None:
+        """Record that a search ended; where the time is over, that the limit cut it. On the rank that searched."""
+        if self.seconds is not None and self.clock() - self._start >= self.seconds:
+            self._shorten(what)
+
+    def allows(self, what: str, seconds: float = 0.0) -> bool:
+        """Whether there is time for ``what``, which takes about this many seconds: the same on every rank.
+
+        All ranks call this at the same time. A refusal is recorded.
+        """
+        return self.repeats(what, seconds, 1, least=0) == 1
+
+    def repeats(self, what: str, each_s: float, wanted: int, least: int = 1) -> int:
+        """How often something is repeated that takes about ``each_s`` seconds: the same on every rank.
+
+        All ranks call this at the same time, with any ``each_s``: that of the first device's rank counts.
+
+        Args:
+            what: for the report, such as ``"rehearsing"``.
+            each_s: seconds of one repeat.
+            wanted: repeats without a limit in seconds.
+            least: repeats that are done whatever the time.
+        """
+        if self.seconds is None:
+            return wanted
+        return self.team.decide(lambda: self._affordable(what, each_s, wanted, least))
+
+    def _affordable(self, what: str, each_s: float, wanted: int, least: int) -> int:
+        assert self.seconds is not None
+        left = self.seconds - (self.clock() - self._start)
+        affordable = 0 if left <= 0 else wanted if each_s <= 0 else int(left / each_s)
+        if affordable < wanted:
+            self._shorten(what)
+        return max(min(affordable, wanted), least)
+
+    def _shorten(self, what: str) -> None:
+        if what not in self.cut:
+            self.cut.append(what)
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Refuse a limit that is none."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 0 < seconds < float("inf")):
+        raise RequestError(f"plan_seconds is {seconds!r}: give a number of seconds above 0, or None for no limit")

@@ -1,0 +1,116 @@
+"""The plan that an earlier run made for the same request, and what makes two requests the same."""
+
+import functools
+import hashlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.cluster.cluster import cluster_json
+from ...core.errors import PanpipeError
+from ...core.plan.plan import Plan
+from ...core.plan.validation.validate import validate
+from ...core.plan.wording import plan_size
+from ..devices.machine import fingerprint
+from ..optimizer.optimizers import OptimizerFactory, state_share
+from .automatic import Planning
+from .plan_cache import PlanCache, cache_folder, versions
+
+
+class EarlierPlans:
+    """The cached plans of one request. All ranks make one at the same time; the first one reads and writes.
+
+    Args:
+        planning: what an automatic plan would be made from.
+        options: what else the plan depends on, by name; values are compared as they are written.
+        wanted: whether plans are cached at all.
+    """
+
+    def __init__(self, planning: Planning, options: Mapping[str, Any], wanted: bool) -> None:
+        self._planning = planning
+        self._cache = PlanCache(cache_folder() if wanted else None, planning.report)
+        self._key = _key(planning, options) if wanted else {}
+
+    def find(self) -> Plan | None:
+        """The plan, the same on every rank; None where it is to be made."""
+        return self._planning.team.decide(self._found)
+
+    def keep(self, plan: Plan) -> None:
+        """Keep a plan that was made."""
+        if self._planning.team.first:
+            self._cache.keep(self._key, plan)
+
+    def _found(self) -> Plan | None:
+        planning = self._planning
+        plan = self._cache.find(self._key)
+        if plan is None:
+            return None
+        try:
+            validate(plan)
+            if plan.graph_hash != planning.operators.graph.hash or plan.mesh != planning.team.mesh:
+                raise PanpipeError("it is for another model or mesh")
+        except PanpipeError as error:
+            planning.report(f"the cached plan cannot be used, planning anew: {error}")
+            return None
+        planning.report(
+            f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; plan_cache=False "
+            "plans anew)"
+        )
+        return plan
+
+
+def _key(planning: Planning, options: Mapping[str, Any]) -> dict[str, str]:
+    """What the plan depends on; the same for two requests that are planned alike."""
+    team, cluster = planning.team, planning.cluster
+    found: dict[str, Any] = {
+        "graph": planning.operators.graph.hash,
+        "shapes": planning.microbatch.shape,
+        "parameters": _parameters(planning),
+        "microbatches": planning.microbatches,
+        "mesh": team.mesh,
+        "backend": team.kind.name,
+        "schedules": [family.name for family in planning.families],
+        "other orders": planning.anneal,
+        "max_chunks": planning.max_chunks,
+        "recompute": planning.recompute,
+        "optimizer": _optimizer(planning.optimizer),
+        "cluster": None if cluster is None else _digest(cluster_json(cluster)),
+        "plan_seconds": planning.budget.seconds,
+        "machines": _machines(planning),
+        **options,
+        **versions(),
+    }
+    return {name: repr(value) for name, value in found.items()}
+
+
+def _machines(planning: Planning) -> list[tuple[str, int]]:
+    """Every device's machine, and which of them are the same one: hosts in the order in which ranks meet them."""
+    team = planning.team
+    found = team.everywhere(lambda device: (fingerprint(planning.where[device], team.threads), socket.gethostname()))
+    hosts = list(dict.fromkeys(host for _, host in found))
+    return [(machine, hosts.index(host)) for machine, host in found]
+
+
+def _parameters(planning: Planning) -> str:
+    named = [
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        for values in (planning.parameters, planning.buffers)
+        for name, tensor in values.items()
+    ]
+    return _digest(repr(named))
+
+
+def _optimizer(make: OptimizerFactory | None) -> str:
+    """An optimizer by its name, its settings but for numbers such as the learning rate, and its state's size."""
+    settings: dict[str, Any] = {}
+    inner: Any = make
+    while isinstance(inner, functools.partial):
+        settings = {**inner.keywords, **settings}
+        inner = inner.func
+    kept = {name: value for name, value in sorted(settings.items()) if isinstance(value, bool | str | None)}
+    name = f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__name__)}"
+    return f"{name} {kept} {state_share(make):g}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,141 @@
+"""Plans of earlier runs, on disk: a second run of the same request on the same machine does not plan again.
+
+A file a plan, named after what the plan was made for; JSON, written at once and whole. One rank reads and writes: the
+others run what it found. What cannot be read or written is no error: a line says so, and the plan is made anew.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from ...core.errors import RequestError, in_a_line
+from ...core.plan.plan import Plan, parse_plan, plan_json
+from ..launch.progress import Report
+
+FORMAT = "panpipe.cached-plan/1"
+VARIABLE = "PANPIPE_CACHE"
+"""The environment variable that names the folder; empty, nothing is cached."""
+MOST_FILES, MOST_BYTES = 256, 256 << 20
+"""What the folder may hold; beyond that those go that were not used for the longest time."""
+MOST_PLAN_BYTES = 64 << 20
+"""The largest file that is read."""
+ABANDONED_S = 3600.0
+"""Age at which a file that was never finished is removed."""
+
+
+@frozen
+class PlanCache:
+    """The folder of cached plans.
+
+    Args:
+        folder: None caches nothing.
+        report: called with a line about what went wrong.
+    """
+
+    folder: Path | None
+    report: Report
+
+    def find(self, key: Mapping[str, str]) -> Plan | None:
+        """The plan that was made for the same; None where there is none that can be read."""
+        if self.folder is None:
+            return None
+        path = self._path(key)
+        try:
+            if path.stat().st_size > MOST_PLAN_BYTES:
+                raise ValueError(f"it has more than {MOST_PLAN_BYTES >> 20} MiB")
+            cached = _read(path.read_text(encoding="utf-8"), str(path), key)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, RecursionError, RequestError) as error:
+            self.report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
+            return None
+        with suppress(OSError):  # a folder that may only be read: the plan counts all the same
+            os.utime(path)
+        return cached
+
+    def keep(self, key: Mapping[str, str], plan: Plan) -> None:
+        """Write a plan; a line says where that is not possible."""
+        if self.folder is None:
+            return
+        document = {"format": FORMAT, "key": dict(key), "plan": json.loads(plan_json(plan))}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write_whole(self._path(key), json.dumps(document, indent=1) + "\n")
+            _prune(self.folder)
+        except OSError as error:
+            self.report(f"the plan is not cached in '{self.folder}': {error.strerror or in_a_line(error)}")
+
+    def _path(self, key: Mapping[str, str]) -> Path:
+        assert self.folder is not None
+        digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+        return self.folder / f"plan-{digest[:40]}.json"
+
+
+def cache_folder() -> Path | None:
+    """``$PANPIPE_CACHE``, or ``panpipe`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None where the first is empty, or
+    where there is no home."""
+    own, shared = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME", "")
+    if own is not None:
+        return Path(own).expanduser() if own else None
+    if os.path.isabs(shared):  # the XDG specification ignores others
+        return Path(shared) / "panpipe"
+    try:
+        return Path.home() / ".cache" / "panpipe"
+    except RuntimeError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions that a plan depends on; of panpipe's sources, too, which change under one version while it is edited."""
+    root = Path(__file__).parent.parent
+    sources = [path for name in ("core", "backends", "runtimes", "simulators") for path in (root / name).rglob("*.py")]
+    states = sorted((str(path.relative_to(root)), *path.stat()[6:9:2]) for path in sources)
+    digest = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+    return {"panpipe": f"{version('panpipe')} {digest}", "torch": torch.__version__}
+
+
+def _read(text: str, origin: str, key: Mapping[str, str]) -> Plan:
+    document: Any = json.loads(text)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"it is no {FORMAT}")
+    if document["key"] != dict(key):
+        raise ValueError("it was made for something else")
+    plan = parse_plan(json.dumps(document["plan"]), origin)
+    if plan.prediction is None:
+        raise ValueError("its plan has no prediction")
+    return plan
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody ever reads a part of it."""
+    number, name = tempfile.mkstemp(prefix="plan-", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _prune(folder: Path) -> None:
+    """Remove what was not used for the longest time, and what was never finished."""
+    found = sorted(((path.stat(), path) for path in folder.glob("plan-*.json")), key=lambda each: -each[0].st_mtime)
+    held = 0
+    for count, (state, path) in enumerate(found, 1):
+        held += state.st_size
+        if count > MOST_FILES or held > MOST_BYTES:
+            path.unlink(missing_ok=True)
+    for path in folder.glob("plan-*.tmp"):
+        if time.time() - path.stat().st_mtime > ABANDONED_S:
+            path.unlink(missing_ok=True)

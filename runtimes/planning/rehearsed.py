@@ -1,0 +1,153 @@
+"""What rehearsed steps tell of stages and messages: a profile for every schedule of the same stages.
+
+A program's time is its mean over a step's microbatches, because a step is a sum and means add up where medians fall
+short; over steps it is a quantile. A program that was not rehearsed is as much slower or faster than it was known to be
+as the rest of its stage's backward.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy
+from attrs import evolve, frozen
+
+from ...core.actions import Kind
+from ...core.costs.costs import StageCosts
+from ...core.costs.message_times import MessageTimes, typical, with_message_times
+from ...core.plan.plan import Plan
+from ...core.search import Oracle
+from ...core.trace.trace import Trace
+
+Stages = tuple[tuple[str, ...], ...]
+
+
+@frozen
+class Rehearsal:
+    """One rehearsed step.
+
+    Args:
+        trace: of all devices.
+        messages: what messages cost the devices at their ends.
+        whole_s: seconds of the whole call on the rank of the first device: what the devices did, and around it cutting
+            the batch, comparing it between ranks and collecting the loss. None where only what devices did is known.
+        reference_s: seconds of the reference workload around the step: the mean of before and after.
+    """
+
+    trace: Trace
+    messages: MessageTimes
+    whole_s: float | None = None
+    reference_s: float = 1.0
+
+    @property
+    def step_s(self) -> float:
+        """What the step took, without optimizer steps, as whoever calls it sees it."""
+        return self.trace.step_s if self.whole_s is None else self.whole_s
+
+
+@frozen
+class RehearsedProfile:
+    """Costs of stages as rehearsed.
+
+    Args:
+        costs: by the operators of all stages, those of each; of programs alone.
+        messages: what a message costs the devices at its ends.
+    """
+
+    costs: Mapping[Stages, tuple[StageCosts, ...]]
+    messages: MessageTimes
+
+    def of(self, plan: Plan) -> tuple[StageCosts, ...]:
+        """Costs of a plan's stages with those of its messages, whatever its schedule and placement."""
+        return with_message_times(self.costs[_stages(plan)], plan.placement, plan.edges, self.messages)
+
+
+def rehearsed_profile(
+    rehearsed: Sequence[tuple[Plan, Sequence[StageCosts], Sequence[Rehearsal]]], quantile: float
+) -> RehearsedProfile:
+    """What rehearsals of plans, each of other stages, tell together.
+
+    Args:
+        rehearsed: a plan, what was known of its stages, and its steps; everything that no step tells stays.
+        quantile: of times over steps, between 0 and 1.
+    """
+    costs = {_stages(plan): rehearsed_costs(plan, known, [s.trace for s in seen], quantile)
+             for plan, known, seen in rehearsed}  # fmt: skip
+    return RehearsedProfile(costs, typical([one.messages for _, _, seen in rehearsed for one in seen], quantile))
+
+
+def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[float], oracle: Oracle) -> float:
+    """What rehearsed steps took ÷ what the times of their programs predict.
+
+    Programs vary from one microbatch to the next, and where one device waits for another the longer one counts: a step
+    takes longer than one whose programs take their means each time.
+
+    Args:
+        plan: that was rehearsed.
+        costs: what the rehearsal showed of its stages, with their messages.
+        steps_s: of the steps rehearsed, without optimizer steps, in seconds; the median counts.
+        oracle: predicts a step.
+    """
+    assert plan.prediction is not None
+    bare = tuple(evolve(cost, optimizer_s=0.0) for cost in costs)
+    predicted = oracle(evolve(plan, prediction=None, sync=False), bare, plan.prediction.cluster).step_s
+    return statistics.median(steps_s) / predicted if predicted > 0 else 1.0
+
+
+def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:
+    """Costs with all programs' times as many times as long."""
+    return tuple(
+        evolve(
+            cost,
+            forward_s=cost.forward_s * ratio,
+            backward_s=cost.full_backward_s * ratio,
+            backward_input_s=cost.backward_input_s * ratio,
+            backward_weight_s=cost.backward_weight_s * ratio,
+            recompute_s=None if cost.recompute_s is None else cost.recompute_s * ratio,
+        )
+        for cost in costs
+    )
+
+
+def rehearsed_costs(
+    plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace], quantile: float
+) -> tuple[StageCosts, ...]:
+    """Stage costs with times taken from traces of the plan itself, over microbatches and steps.
+
+    Args:
+        plan: the plan that was run.
+        costs: what was known of its stages.
+        traces: of steps that ran as planned.
+        quantile: of a program's times over steps, between 0 and 1.
+    """
+    series: dict[tuple[int, Kind], list[float]] = {}
+    for trace in traces:
+        step: dict[tuple[int, Kind], list[float]] = {}
+        for event in trace.events:
+            step.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
+        for program, times in step.items():
+            series.setdefault(program, []).append(statistics.fmean(times))
+    found = {program: float(numpy.quantile(times, quantile)) for program, times in series.items()}
+    again = plan.memory.recompute
+    return tuple(
+        _told(cost, stage.index, found, stage.index in again) for stage, cost in zip(plan.stages, costs, strict=True)
+    )
+
+
+def _told(cost: StageCosts, stage: int, found: Mapping[tuple[int, Kind], float], again: bool) -> StageCosts:
+    known = {Kind.B: cost.full_backward_s, Kind.I: cost.backward_input_s, Kind.W: cost.backward_weight_s}
+    seen = [kind for kind in known if (stage, kind) in found]
+    before = sum(known[kind] for kind in seen)
+    scale = sum(found[stage, kind] for kind in seen) / before if before > 0 else 1.0
+    times = {kind: found.get((stage, kind), known[kind] * scale) for kind in known}
+    return evolve(
+        cost,
+        forward_s=found.get((stage, Kind.F), cost.forward_s),
+        backward_s=times[Kind.B],
+        backward_input_s=times[Kind.I],
+        backward_weight_s=times[Kind.W],
+        recompute_s=found.get((stage, Kind.RECOMPUTE), cost.second_forward_s) if again else cost.recompute_s,
+    )
+
+
+def _stages(plan: Plan) -> Stages:
+    return tuple(stage.nodes for stage in plan.stages)

@@ -1,0 +1,1 @@
+"""Measuring operators, stages, messages and links on the machine at hand."""

@@ -1,0 +1,245 @@
+"""What messages between devices take: every pair and direction alone, and groups that send to all others at once.
+
+The same walk on every device, from the list of all measurements; whoever has no part in one waits for the next.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+
+import torch
+from attrs import field, frozen
+
+from ...backends.contract import Backend, Handle
+from ...core.cluster.links.shared import Group
+from ...core.errors import RequestError
+from ..devices.compute import Stopwatch, finished_s, transfer_s
+from ..launch.team import Team
+
+SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of messages that are sent alone."""
+TOGETHER_BYTES = 1 << 20
+"""Of a message among many; 1 MiB is past what latency decides."""
+TOGETHER_COUNT = 24
+ROUNDS = 4
+"""In which all sizes of a pair are measured, each a few times in a row."""
+IN_FLIGHT = 2
+"""Messages of a pair on their way, so that the rate is that of the link and not of its round trip."""
+_ACK_BYTES = 4
+
+
+@frozen
+class LinkMeasurements:
+    """What was measured.
+
+    Args:
+        alone: (sender, receiver) → size of a message → seconds from one to the other.
+        together: group → bytes/s from it to all other devices, each to each at once.
+    """
+
+    alone: Mapping[tuple[int, int], Mapping[int, float]]
+    together: Mapping[Group, float] = field(factory=dict)
+
+
+def measure_links(
+    team: Team, device: Callable[[int], torch.device], groups: Sequence[Group],
+    sizes: Sequence[int] = SIZES, repeats: int = 20,
+) -> LinkMeasurements:  # fmt: skip
+    """Measure every pair alone, and groups together.
+
+    Args:
+        team: the devices; two at least.
+        device: where the tensors of each are.
+        groups: that send to all others.
+        sizes: bytes of messages, multiples of 4: they are of float32, which every backend moves.
+        repeats: of each size, one at least; the lower quartile counts.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        RequestError: there is one device, or a size that is no multiple of 4.
+    """
+    if team.size < 2:
+        raise RequestError("1 device has no links: measure with two ranks at least, as in --ranks 2")
+    odd = next((size for size in sizes if size < 4 or size % 4), None)
+    if odd is not None:
+        raise RequestError(f"a message of {odd} bytes: sizes are multiples of 4, for messages of float32")
+
+    def work(number: int) -> tuple[dict[tuple[int, int], dict[int, float]], list[dict[int, list[float]]]]:
+        bench = _Bench(team.backend(number), device(number))
+        alone = {
+            pair: found
+            for pair in permutations(range(team.size), 2)
+            if (found := bench.alone(pair, sizes, repeats)) is not None
+        }
+        return alone, [bench.together(group) for group in groups]
+
+    found = team.everywhere(work)
+    pairs = {pair: times for alone, _ in found for pair, times in alone.items()}
+    totals = {
+        group: total_rate([arrivals for _, those in found for arrivals in those[place].values()])
+        for place, group in enumerate(groups)
+    }
+    return LinkMeasurements({pair: pairs[pair] for pair in sorted(pairs)}, totals)
+
+
+def rounds(repeats: int) -> list[int]:
+    """How often each size is measured in each round: all of them take turns, so that a disturbance of some length does
+    not fall upon all messages of one size."""
+    count = min(ROUNDS, repeats)
+    return [repeats // count + (number < repeats % count) for number in range(count)]
+
+
+def undisturbed(times: Sequence[float]) -> float:
+    """The lower quartile: what else runs on a machine makes messages slower and none faster, and half of them may be
+    hit; the least of all is a matter of luck."""
+    return sorted(times)[(len(times) - 1) // 4]
+
+
+def total_rate(flows: Sequence[Sequence[float]], message_bytes: int = TOGETHER_BYTES) -> float:
+    """Bytes/s of some flows while all of them were under way: until the first one was through.
+
+    Args:
+        flows: for each when its messages had arrived, from the common start.
+        message_bytes: of each message; one that arrived in part counts in part.
+    """
+    end = min(flow[-1] for flow in flows)
+    return sum(_arrived(flow, end) for flow in flows) * message_bytes / end
+
+
+def _arrived(flow: Sequence[float], end: float) -> float:
+    done = sum(1 for arrival in flow if arrival <= end)
+    if done == len(flow):
+        return float(done)
+    before = flow[done - 1] if done else 0.0
+    return done + (end - before) / (flow[done] - before)
+
+
+class _Bench:
+    """One device's part.
+
+    Args:
+        backend: its end of the transport.
+        device: where its tensors are.
+    """
+
+    def __init__(self, backend: Backend, device: torch.device) -> None:
+        self._backend, self._device = backend, device
+        self._told = False
+
+    def _tensor(self, size: int) -> torch.Tensor:
+        return torch.zeros(size // 4, device=self._device)
+
+    def meet(self) -> None:
+        """Return when all devices are here."""
+        here, others = self._backend.device, range(1, self._backend.devices)
+        if here == 0:
+            for handle in [self._backend.receive([self._tensor(_ACK_BYTES)], other) for other in others]:
+                handle.wait()
+            for handle in [self._backend.send([self._tensor(_ACK_BYTES)], other) for other in others]:
+                handle.wait()
+        else:
+            self._backend.send([self._tensor(_ACK_BYTES)], 0).wait()
+            self._backend.receive([self._tensor(_ACK_BYTES)], 0).wait()
+
+    def alone(self, pair: tuple[int, int], sizes: Sequence[int], repeats: int) -> dict[int, float] | None:
+        """One-way times of a pair's messages, at the sender: by the events around them; where there are none, a round
+        trip with a tiny answer, less half a tiny one."""
+        self.meet()
+        sender, receiver = pair
+        times: dict[int, list[float]] = {size: [] for size in (_ACK_BYTES, *sizes)}
+        for count in rounds(repeats):
+            for size, found in times.items():
+                if self._backend.device == sender:
+                    found.extend(self._round_trips(receiver, size, count))
+                elif self._backend.device == receiver:
+                    self._answer(sender, size, count)
+        if self._backend.device != sender:
+            return None
+        if self._told:
+            return {size: undisturbed(times[size]) for size in sizes}
+        half = undisturbed(times[_ACK_BYTES]) / 2
+        # Tiny messages differ by less than they vary: no message is faster than the half of a tiny round trip.
+        return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
+
+    def _answer(self, sender: int, size: int, count: int) -> None:
+        message, answer = [self._tensor(size)], [self._tensor(_ACK_BYTES)]
+        for _ in range(count + 1):
+            self._backend.receive(message, sender).wait()
+            self._backend.send(answer, sender).wait()
+
+    def _round_trips(self, receiver: int, size: int, count: int) -> list[float]:
+        message, answer, times = [self._tensor(size)], [self._tensor(_ACK_BYTES)], []
+        for _ in range(count + 1):
+            start = finished_s(self._device)
+            sent = self._backend.send(message, receiver)
+            self._backend.receive(answer, receiver).wait()
+            sent.wait()
+            round_trip = finished_s(self._device) - start
+            alone = transfer_s(sent, self._device)
+            self._told = alone is not None
+            times.append(round_trip if alone is None else alone)
+        return times[1:]  # the first one finds buffers and connections cold
+
+    def together(self, group: Group) -> dict[int, list[float]]:
+        """Send from a group to all others, in a thread for each pair, and on a stream of its own.
+
+        Returns:
+            At a receiver: sender → when each of its messages had arrived, in seconds from the start.
+        """
+        here = self._backend.device
+        others = [device for device in range(self._backend.devices) if (device in group) != (here in group)]
+        arrivals: dict[int, list[float]] = {}
+        flow = self._sends if here in group else self._receives
+        failures: list[BaseException] = []
+        self.meet()
+        start = time.perf_counter()
+
+        def body(peer: int) -> None:
+            try:
+                with Stopwatch(self._device).active():
+                    found = flow(peer, start)
+                if found:
+                    arrivals[peer] = found
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=body, args=(peer,), name=f"flow with {peer}") for peer in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return arrivals
+
+    def _sends(self, peer: int, start: float) -> list[float]:
+        message = [self._tensor(TOGETHER_BYTES)]
+        _flying(lambda: self._backend.send(message, peer), lambda: None)
+        return []
+
+    def _receives(self, peer: int, start: float) -> list[float]:
+        arrivals: list[float] = []
+        buffers = [[self._tensor(TOGETHER_BYTES)] for _ in range(IN_FLIGHT)]
+        turn = iter(range(TOGETHER_COUNT))
+        _flying(
+            lambda: self._backend.receive(buffers[next(turn) % IN_FLIGHT], peer),
+            lambda: arrivals.append(finished_s(self._device) - start),
+        )
+        return arrivals
+
+
+def _flying(begin: Callable[[], Handle], done: Callable[[], None]) -> None:
+    """Keep some messages on their way until all are through."""
+    handles: deque[Handle] = deque()
+    for _ in range(TOGETHER_COUNT):
+        if len(handles) == IN_FLIGHT:
+            handles.popleft().wait()
+            done()
+        handles.append(begin())
+    for handle in handles:
+        handle.wait()
+        done()

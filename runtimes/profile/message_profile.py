@@ -1,0 +1,78 @@
+"""Measuring what messages take of the devices at their ends, while these compute.
+
+A transport that moves bytes with the processor takes the time from whoever computes there: over gloo a message of
+2 MiB makes each end's program 1 to 2 ms longer (two workers on two cores), of which the calls that send and receive
+show a part alone. So the same work is timed with messages beside it and without, in turns.
+"""
+
+import statistics
+from collections.abc import Mapping
+
+import torch
+
+from ...backends.contract import Backend
+from ...core.costs.message_times import FREE, MessageLine
+from ..devices.compute import finished_s
+from ..launch.team import Team
+
+SIZES = (1 << 16, 1 << 21)
+"""Bytes of the messages that the line is fitted to."""
+ROUNDS = 5
+"""How often each is sent while the work runs, in turns with the work alone; the median difference counts."""
+PRODUCTS = 4
+"""Products of 512 × 512 that run while messages are sent: 10 ms on one core."""
+
+
+def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:
+    """What a message costs each of its ends on this machine, the same on every rank.
+
+    Nothing on GPUs, whose copy engines carry it, and for one device.
+
+    Args:
+        team: the devices.
+        where: device of this process → the torch device that it computes on.
+    """
+    if team.size == 1 or any(device.type != "cpu" for device in where.values()):
+        return FREE
+    told = [line for line in team.everywhere(lambda d: _line(team.backend(d))) if line is not None]
+    return team.decide(
+        lambda: MessageLine(
+            statistics.median(line.least_s for line in told), statistics.median(line.s_per_byte for line in told)
+        )
+    )
+
+
+def _line(backend: Backend) -> MessageLine | None:
+    """What a message between an even device and the next takes of this one; None without a partner."""
+    peer = backend.device ^ 1
+    if peer >= backend.devices:
+        return None
+    small, large = SIZES
+    first, second = (_seconds(backend, peer, size) for size in SIZES)
+    slope = max(second - first, 0.0) / (large - small)
+    return MessageLine(max(first - slope * small, 0.0), slope)
+
+
+def _seconds(backend: Backend, peer: int, size: int) -> float:
+    """How much longer work takes beside one message there and one back, for each of the two."""
+    here = torch.device("cpu")
+    message, answer = [torch.zeros(size // 4)], [torch.empty(size // 4)]
+    matrix = torch.randn(512, 512)
+    longer = []
+    for _ in range(1 + ROUNDS):
+        start = finished_s(here)
+        _work(matrix)
+        alone = finished_s(here) - start
+        start = finished_s(here)
+        handles = [backend.receive(answer, peer), backend.send(message, peer)]
+        _work(matrix)
+        beside = finished_s(here) - start
+        for handle in handles:
+            handle.wait()
+        longer.append(beside - alone)
+    return statistics.median(longer[1:]) / 2
+
+
+def _work(matrix: torch.Tensor) -> None:
+    for _ in range(PRODUCTS):
+        torch.mm(matrix, matrix)

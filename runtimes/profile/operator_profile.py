@@ -1,0 +1,226 @@
+"""Measuring what every operator of a training step costs on the device at hand.
+
+Operators that do the same work, such as those of equal layers, have one time: the median over a few of them. It takes a
+part of the time, and makes equal layers equally long.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor, fx
+
+from ...core.capture.export.operators import Operators
+from ...core.capture.graph.randomness import KeyedRandom, random_key
+from ...core.capture.graph.storages import storage_sizes
+from ...core.capture.programs.stage import aimed
+from ...core.capture.regions.modes import ModalInterpreter
+from ...core.capture.values.stand_ins import stand_in_for
+from ...core.costs.analytic.alone import LoneOperator
+from ...core.costs.graph import OpGraph, OpNode
+from ..devices.compute import Stopwatch, compute_device
+from ..programs.stage_run import constant_on
+
+Values = Mapping[str, Tensor]
+Span = tuple[Any, Any]
+"""Two moments of a stopwatch."""
+TIMED = 3
+"""Of operators that do the same work, how many are timed: what disturbs one for a moment does not disturb them all."""
+
+
+def materialised(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor itself, or a stand-in where it has no data."""
+    return stand_in_for(tensor, device) if tensor.is_meta else tensor.detach().to(device)
+
+
+def profile_operators(
+    operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int = 5,
+    device: torch.device | None = None,
+) -> OpGraph:  # fmt: skip
+    """Time every operator of one microbatch: F, and its backward towards inputs and towards parameters.
+
+    Args:
+        operators: the captured step's operators.
+        parameters, buffers: by qualified name; may be on meta. An operator's parameters have stand-ins for the time
+            that it is measured, no longer: all of them together may be more than there is memory for.
+        leaves: one real microbatch, flattened.
+        repeats: how often each kind of work is timed; the median counts.
+        device: that runs them, of the type that the step was captured for; by default where the model is.
+
+    Returns:
+        The graph with times and saved bytes filled in.
+    """
+    device = device or compute_device([*parameters.values(), *buffers.values()])
+    watch = Stopwatch(device)
+    with watch.active():
+        runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
+        saved = [runner.time(node) for node in operators.graph.nodes]
+        nodes = tuple(runner.timed(node, size) for node, size in zip(operators.graph.nodes, saved, strict=True))
+    return evolve(operators.graph, nodes=nodes)
+
+
+class _OperatorTimer:
+    def __init__(
+        self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int,
+        device: torch.device, watch: Stopwatch,
+    ) -> None:  # fmt: skip
+        step = operators.step
+        self._watch = watch
+        self._operators = operators
+        self._keys = {node.name: LoneOperator(operators, node.name).key for node in operators.graph.nodes}
+        counts = Counter(self._keys.values())
+        self._left = {key: min(count, TIMED) for key, count in counts.items()}
+        self._repeats = {key: -(-repeats // timed) for key, timed in self._left.items()}
+        self._spans: dict[Hashable, tuple[list[Span | None], ...]] = {key: ([], [], []) for key in counts}
+        self._device = device
+        interpreter = ModalInterpreter if device.type == "cpu" else partial(_Aimed, device)
+        self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
+        self._key = random_key(0, 0, 0)
+        self._seen: set[int] = set()
+        self._parameters = {placeholder: parameters[name] for placeholder, name in step.parameters.items()}
+        self._last_reader = {
+            source: op.name
+            for op in operators.graph.nodes
+            for member in operators.members[op.name]
+            for source in (operators.nodes[member], *operators.nodes[member].all_input_nodes)
+        }
+        env = self._interpreter.env
+        for node in step.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in step.buffers:
+                    env[node] = materialised(buffers[step.buffers[node.name]], self._device).clone()
+                elif node.name in step.constants:
+                    env[node] = constant_on(step.constants[node.name], device)
+                elif node.name in step.batch:
+                    leaf = leaves[step.batch[node.name]]
+                    env[node] = leaf.to(device) if isinstance(leaf, Tensor) else leaf
+            elif node.op == "get_attr":
+                env[node] = step.modules[str(node.target)]
+        self._seen.update(storage_sizes(env.values()))
+        with torch.no_grad():
+            for node in step.graph.nodes:
+                if node.name in operators.local:
+                    env[node] = self._interpreter.run_node(node)
+
+    def _run(self, members: Sequence[str]) -> None:
+        with KeyedRandom(self._key):
+            for name in members:
+                node = self._operators.nodes[name]
+                self._interpreter.env[node] = self._interpreter.run_node(node)
+
+    def time(self, op: OpNode) -> int:
+        """Run an operator, timed where its kind of work is not timed enough yet; the bytes that it saves."""
+        key = self._keys[op.name]
+        repeats = self._repeats[key] if self._left[key] > 0 else 0
+        self._left[key] -= 1
+        members = self._operators.members[op.name]
+        env, nodes = self._interpreter.env, [self._operators.nodes[name] for name in members]
+        inside = set(nodes)
+        sources = [s for s in dict.fromkeys(s for n in nodes for s in n.all_input_nodes) if s not in inside]
+        activations = [s for s in sources if s.name in self._operators.owner]
+        parameters = [s for s in sources if s.name in self._parameters]
+        for s in parameters:
+            own = materialised(self._parameters[s.name], self._device)
+            env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
+        known = self._seen | storage_sizes(env[s] for s in parameters).keys()
+        saved: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            saved.append(tensor)
+            return tensor
+
+        # One run that is not timed warms caches up and shows what is saved.
+        for repeat in range(repeats + 1):
+            for s in activations:
+                env[s] = _leaf(env[s])
+            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
+            start = self._watch.now()
+            with torch.enable_grad(), hooks:
+                self._run(members)
+            times: list[Span | None] = [(start, self._watch.now())]
+            if repeats:
+                times += self._backward(nodes, activations, parameters, env)
+            if repeat:
+                for kind, value in zip(self._spans[key], times, strict=True):
+                    kind.append(value)
+        for node in nodes:
+            env[node] = _detached(env[node])
+        fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
+        for node in [*parameters, *(n for n in (*sources, *nodes) if self._done(n, op))]:
+            env.pop(node, None)
+        # What is gone leaves its identity to others.
+        self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
+        return sum(fresh.values())
+
+    def timed(self, op: OpNode, saved_bytes: int) -> OpNode:
+        """The operator with the times of its kind of work."""
+        forward, towards_inputs, towards_weights = self._spans[self._keys[op.name]]
+        return evolve(
+            op, forward_s=self._median(forward), backward_input_s=self._median(towards_inputs),
+            backward_weight_s=self._median(towards_weights), saved_bytes=saved_bytes,
+        )  # fmt: skip
+
+    def _median(self, spans: Sequence[Span | None]) -> float:
+        """Of all repeats; only now does anybody wait for the device."""
+        return statistics.median(0.0 if span is None else self._watch.between(*span) for span in spans)
+
+    def _done(self, node: fx.Node, op: OpNode) -> bool:
+        """Whether this was the last operator that reads an activation."""
+        return node.name in self._operators.owner and self._last_reader[node] == op.name
+
+    def _backward(
+        self, nodes: list[fx.Node], activations: list[fx.Node], parameters: list[fx.Node], env: dict[fx.Node, Any]
+    ) -> list[Span | None]:
+        inside = set(nodes)
+        outputs = [
+            t for n in nodes if not set(n.users) <= inside or not n.users for t in _flat(env[n]) if t.requires_grad
+        ]
+        outputs = [t for t in outputs if t.grad_fn is not None]
+        wanted = [
+            [t for s in activations for t in _flat(env[s]) if t.requires_grad],
+            [env[s] for s in parameters if env[s].requires_grad],
+        ]
+        if not outputs:
+            return [None, None]
+        gradients = [torch.ones_like(t) for t in outputs]
+        times: list[Span | None] = []
+        for i, towards in enumerate(wanted):
+            start = self._watch.now()
+            if towards:
+                torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
+            times.append((start, self._watch.now()) if towards else None)
+        return times
+
+
+class _Aimed(ModalInterpreter):
+    """Runs a captured graph on another device of the type that it was captured for."""
+
+    def __init__(self, device: torch.device, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._device = device
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, aimed(args, self._device), aimed(kwargs, self._device))
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _flat(v)] if isinstance(value, tuple | list) else []
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.requires_grad or value.is_floating_point())
+    return type(value)(_leaf(v) for v in value) if isinstance(value, tuple | list) else value
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(_detached(v) for v in value) if isinstance(value, tuple | list) else value

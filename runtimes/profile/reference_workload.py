@@ -1,0 +1,57 @@
+"""The reference workload: fixed arithmetic and memory traffic, by which the machine's speed at a moment is known.
+
+A machine that others share, or that gets warm, is 10 to 20 % faster or slower a few minutes later. A step that takes
+longer than predicted then says little about the prediction. So the same small workload is timed around what is profiled
+and around what is measured, on all devices at once: what it takes now ÷ what it took then is the drift. A prediction
+times the drift is what it would have been, had it been made now.
+"""
+
+import statistics
+from collections.abc import Mapping
+
+import torch
+
+from ..devices.compute import Stopwatch
+from ..launch.team import Team
+
+PASSES = 16
+"""Passes of a reading: about 0.1 s of a CPU. Their mean counts, as a step takes the sum of its slow and fast moments:
+over 40 steps of a GPT-2 on two shared cores, step ÷ reading varied by 10 % with means, by 12 % with medians, and the
+steps themselves by 20 %."""
+PRODUCTS, SUMS = 2, 6
+"""Matrix products and sums of a pass."""
+SIZES = {"cpu": (512, 4 << 20), "cuda": (4096, 64 << 20)}
+"""Type of device → rows and columns of the products' operands, and bytes of the sums', which are more than a core's own
+cache, or a GPU's: each of the two some milliseconds."""
+
+
+def reference_s(team: Team, passes: int = PASSES) -> float:
+    """Seconds of a pass of the reference workload at this moment, the same on every rank.
+
+    All devices run it at the same time, as they compute at the same time in a step. All ranks call this together.
+
+    Args:
+        team: the devices.
+        passes: how many; the mean over them and over the devices is returned.
+    """
+    team.everywhere(lambda _: None)  # or a rank that comes early would find the machine idle
+    where = team.where or dict.fromkeys(team.local, torch.device("cpu"))
+    return statistics.fmean(team.everywhere(lambda device: _reading(where, device, passes)))
+
+
+def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> float:
+    here = where[device]
+    watch = Stopwatch(here)
+    with watch.active(), torch.no_grad():
+        rows, size = SIZES[here.type] if here.type in SIZES else SIZES["cpu"]
+        matrix = torch.full((rows, rows), 1 / rows, device=here)
+        total, terms = (torch.zeros(size // 4, device=here) for _ in range(2))
+        spans = []
+        for _ in range(1 + passes):  # the first one touches the memory
+            start = watch.now()
+            for _ in range(PRODUCTS):
+                torch.mm(matrix, matrix)
+            for _ in range(SUMS):
+                total.add_(terms)
+            spans.append((start, watch.now()))
+        return statistics.fmean(watch.between(*span) for span in spans[1:])

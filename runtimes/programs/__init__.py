@@ -1,0 +1,1 @@
+"""Compiled programs of stages, bound to the tensors that they run on."""

@@ -1,0 +1,83 @@
+"""A captured step compiled for a plan: the programs of some stages, for one shape of microbatch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from attrs import frozen
+
+from ...core.capture.export.operators import Operators
+from ...core.capture.programs.programs import StagePrograms, stage_programs
+from ...core.capture.programs.stage import boundaries, stage_graph
+from ...core.errors import RequestError
+from .stage_compiler import StageCompiler
+from .stage_run import Layout
+
+
+@frozen
+class Compiled:
+    """Programs for one shape of microbatch.
+
+    Args:
+        operators: the captured step.
+        stages: names of the operators of every stage.
+        layout: the tensors of every message between stages.
+        programs: by stage index.
+    """
+
+    operators: Operators
+    stages: Sequence[Sequence[str]]
+    layout: Layout
+    programs: dict[int, StagePrograms]
+
+    def stage_of(self, result: str) -> int:
+        """The stage that computes a part of the step's result, by the name of its node."""
+        owner = self.operators.owner.get(result)
+        if owner is None:  # every stage could compute it; the loss's does
+            return self.stage_of(self.operators.step.outputs.home)
+        return next(i for i, names in enumerate(self.stages) if owner in names)
+
+
+Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], StagePrograms]
+"""Programs of one captured step by (operators of every stage, index, device)."""
+
+
+def compile_stages(
+    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
+    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    known: Programs | None = None,
+) -> Compiled:  # fmt: skip
+    """Derive the programs of some stages of a plan.
+
+    Args:
+        operators: the captured step.
+        stages: names of the operators of every stage.
+        wanted: indices of the stages to compile.
+        where: the device of each; by default the one that the step was captured for.
+        compiler: compiles what they are made of; None where operators run one by one.
+        known: programs of this captured step and compiler, which are not derived again; new ones are added.
+
+    Raises:
+        RequestError: the stages do not cover the step's operators, or one of them cannot become programs.
+    """
+    if any(not stage for stage in stages):
+        empty = next(i for i, stage in enumerate(stages) if not stage)
+        raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
+    return compile_any(operators, stages, wanted, where, compiler, known)
+
+
+def compile_any(
+    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
+    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    known: Programs | None = None,
+) -> Compiled:  # fmt: skip
+    """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
+    layout = boundaries(operators, stages)
+    aim = where or {}
+    programs = {} if known is None else known
+    names = tuple(map(tuple, stages))
+    keys = {i: (names, i, aim.get(i)) for i in wanted}
+    for i, key in keys.items():
+        if key not in programs:
+            graph = stage_graph(operators, stages, i, aim.get(i))
+            programs[key] = stage_programs(graph) if compiler is None else compiler.programs(graph, i)
+    return Compiled(operators, stages, layout, {i: programs[key] for i, key in keys.items()})

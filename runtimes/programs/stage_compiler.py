@@ -1,0 +1,243 @@
+"""Compiling what stage programs are made of, by Inductor or any other backend of ``torch.compile``.
+
+What is compiled are groups of operators between products, attention and other kernels of their own (`fusing`). Equal
+groups, of whatever layer, program, stage or cut, are compiled once. A group that its backend cannot compile, or does
+not compute as it was asked to, runs as it is, and a line says so.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, fx
+
+from ...core.capture.graph.storages import storage_of
+from ...core.capture.programs.fusing import Call, Fusion
+from ...core.capture.programs.programs import StagePrograms, stage_programs
+from ...core.capture.programs.stage import StageGraph
+from ...core.errors import RequestError
+
+Compile = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
+"""A backend of ``torch.compile``: takes a graph and examples of its inputs, and returns a function of such inputs."""
+
+INDUCTOR = "inductor"
+_OURS = "panpipe"
+
+
+@frozen
+class CompilerChoice:
+    """How a user wants stages compiled.
+
+    Args:
+        name: for people.
+        compile: the backend.
+    """
+
+    name: str
+    compile: Compile
+
+    @classmethod
+    def of(cls, wanted: "str | Compile | None") -> "CompilerChoice | None":
+        """What a user gave as ``compile``.
+
+        Raises:
+            RequestError: it names no backend of ``torch.compile``, or is neither a name nor a function.
+        """
+        if wanted is None:
+            return None
+        if callable(wanted):
+            return cls(getattr(wanted, "__name__", type(wanted).__name__), wanted)
+        from torch._dynamo.backends.registry import list_backends, lookup_backend
+
+        known = sorted(set(list_backends(exclude_tags=())) - {_OURS})
+        if not isinstance(wanted, str) or wanted not in known:
+            usual = ", ".join(name for name in sorted(list_backends()) if name != _OURS)
+            raise RequestError(
+                f"compile is {wanted!r}: it names a backend of torch.compile, or is a function of a graph and example "
+                f"inputs; known are {usual}"
+            )
+        return cls(wanted, _inductor(1) if wanted == INDUCTOR else lookup_backend(wanted))
+
+    def check(self, device_type: str) -> None:
+        """Refuse Inductor where what it calls is not there.
+
+        Args:
+            device_type: of the devices that stages are compiled for.
+
+        Raises:
+            RequestError: there is no C++ compiler, or on GPUs no Triton.
+        """
+        if self.name != INDUCTOR:
+            return
+        if device_type == "cuda":
+            from torch.utils._triton import has_triton
+
+            if not has_triton():
+                raise RequestError(
+                    "compile='inductor' needs Triton for GPUs and PyTorch finds none that works here: pip install "
+                    "triton, or leave compile out"
+                )
+            return
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception as error:
+            raise RequestError(
+                "compile='inductor' needs a C++ compiler and none is found here: install g++, name another one in the "
+                "environment variable CXX, or leave compile out"
+            ) from error
+
+    def with_threads(self, threads: int) -> "CompilerChoice":
+        """The same for programs that run on so many threads each."""
+        return CompilerChoice(self.name, _inductor(threads)) if self.name == INDUCTOR else self
+
+
+def _inductor(threads: int) -> Compile:
+    def compile_graph(graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+        from torch import _inductor
+
+        # Loops are split for the threads that a stage has; and no pool of processes outlives a rank that is killed.
+        options = {"cpp.threads": threads, "compile_threads": 1}
+        found: Callable[..., Any] = _inductor.compile(graph, examples, options)  # type: ignore[arg-type]
+        return found
+
+    return compile_graph
+
+
+@define(eq=False)
+class StageCompiler:
+    """Makes functions of groups of operators, each once.
+
+    Args:
+        choice: of the backend.
+
+    Attributes:
+        made: by what a group is, the function for it.
+        failures: of these that run as they are, why.
+    """
+
+    choice: CompilerChoice
+    made: dict[str, Call] = field(factory=dict)
+    failures: dict[str, str] = field(factory=dict)
+    _told: set[str] = field(factory=set)
+
+    def programs(self, stage: StageGraph, index: int) -> StagePrograms:
+        """Programs of a stage, compiled; what does not compile is said in one line.
+
+        Args:
+            stage: its graph.
+            index: its number, for people.
+        """
+        left: dict[str, Fusion] = {}
+
+        def call_of(fusion: Fusion) -> Call:
+            graph = fusion.graph()
+            key = signature(fusion, graph)
+            if key not in self.made:
+                self.made[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
+            if key in self.failures:
+                left[key] = fusion
+            return self.made[key]
+
+        found = stage_programs(stage, call_of)
+        if left:
+            self._tell(index, left)
+        return found
+
+    def _compiled(self, fusion: Fusion, key: str, module: fx.GraphModule) -> Call:
+        """A backend's function, tried once: what is still to be loaded is, before a step is timed."""
+        examples = [_example(node.meta["val"]) for node in fusion.inputs]
+        try:
+            with torch.no_grad():
+                compiled = self.choice.compile(module, list(examples))
+                results, expected = compiled(*examples), module.forward(*examples)
+            _check(examples, results, expected)
+        except Exception as error:
+            self.failures[key] = str(error).strip().partition("\n")[0] or type(error).__name__
+            return module.forward
+        return _guarded(compiled, module.forward, self.choice.name)
+
+    def _tell(self, stage: int, left: dict[str, Fusion]) -> None:
+        key, fusion = next(iter(left.items()))
+        names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
+        shown = names if len(names) < 100 else f"{names[:100]}…"
+        more = f" and {len(left) - 1} more groups of operators" if len(left) > 1 else ""
+        line = f"stage {stage} runs {shown}{more} as they are: {self.choice.name} does not compile them: "
+        line += self.failures[key]
+        if line not in self._told:
+            self._told.add(line)
+            warnings.warn(line, stacklevel=2)
+
+
+def signature(fusion: Fusion, graph: fx.Graph) -> str:
+    """What a group is, whatever its nodes are called: operators and arguments, and how its inputs lie in memory.
+
+    Args:
+        fusion: the group.
+        graph: its own graph.
+    """
+    number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
+    given = (node.meta["val"] for node in fusion.inputs)
+    lines = [f"{v.dtype} {tuple(v.shape)} {v.stride()} {v.device}" for v in given]
+    for node in graph.nodes:
+        args = fx.map_arg((node.args, node.kwargs), lambda n: _Name(number[n]))
+        lines.append(f"{number[node]} {node.op if node.op != 'call_function' else node.target} {args}")
+    return "\n".join(lines)
+
+
+class _Name(str):
+    """The number of a node; no constant looks like it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _example(value: Tensor) -> Tensor:
+    """A tensor as a fake one says: of ones, or of zeros where numbers may be places in something."""
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.fill_(1 if value.is_floating_point() else 0)
+
+
+def _check(given: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) -> None:
+    """Refuse results that are not what the group itself returns: where tensors lie is part of that."""
+    found = list(results) if isinstance(results, list | tuple) else [results]
+    if len(found) != len(expected):
+        raise ValueError(f"it returns {len(found)} tensors and not {len(expected)}")
+    for one, other in zip(found, expected, strict=True):
+        if not isinstance(one, Tensor) or _layout(one) != _layout(other):
+            what = _layout(one) if isinstance(one, Tensor) else type(one).__name__
+            raise ValueError(f"it returns {what} and not {_layout(other)}")
+    taken = [storage_of(tensor) for tensor in (*given, *found)]
+    if len(set(taken)) < len(taken):
+        raise ValueError("what it returns shares memory with what it is given, or with another result")
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}, on {tensor.device}"
+
+
+def _guarded(compiled: Callable[..., Any], plain: Call, name: str) -> Call:
+    """The function; where a tensor does not lie in memory as it was traced, the group as it is.
+
+    Inductor looks at that before it computes anything. Batches may come with other strides than the example's.
+    """
+    told = False
+
+    def call(*given: Tensor) -> Sequence[Tensor]:
+        nonlocal told
+        try:
+            return compiled(*given)  # type: ignore[no-any-return]
+        except AssertionError as error:
+            if not told:
+                told = True
+                why = str(error).partition("\n")[0]
+                warnings.warn(f"some operators run as they are: what {name} compiled is for other strides: {why}",
+                              stacklevel=2)  # fmt: skip
+            return plain(*given)
+
+    return call

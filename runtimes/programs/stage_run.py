@@ -1,0 +1,195 @@
+"""A stage's programs bound to its tensors: what one device runs for one microbatch shape."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.capture.programs.code import no_sink
+from ...core.capture.programs.programs import StagePrograms
+from ...core.capture.programs.stage import Boundary
+from ..optimizer.state import StageState
+from .bound import BoundBackward, zeros
+
+Layout = dict[tuple[int, int], tuple[Boundary, ...]]
+
+
+class StageRun:
+    """One stage, ready to run.
+
+    Between F and the backward of a microbatch it holds the saved tensors and nothing else; one that recomputes them
+    holds what it needs for that, until it does.
+
+    Args:
+        index: the stage.
+        programs: its programs.
+        layout: the tensors of every message between stages.
+        state: parameters and buffers.
+        constants: values of the captured constants, by placeholder.
+        loss: node name of the loss.
+        recompute: whether saved tensors are made again in front of the backward instead of kept.
+        gradients: whether a backward follows; without, nothing is held.
+    """
+
+    def __init__(
+        self, index: int, programs: StagePrograms, layout: Layout, state: StageState,
+        constants: dict[str, Tensor], loss: str, recompute: bool = False, gradients: bool = True,
+    ) -> None:  # fmt: skip
+        inputs = programs.inputs
+        self.index = index
+        self.programs = programs
+        self.state = state
+        self._device = state.device
+        self._static: list[Any] = [
+            *(state.parameters[name] for name in inputs.parameters),
+            *(state.buffers[name] for name in inputs.buffers),
+            *(constant_on(constants[name], state.device) for name in inputs.constants),
+        ]
+        self._kept = len(inputs.boundary)
+        self.batch, self._random = inputs.batch, inputs.random
+        self._forward = programs.forward_alone if recompute else programs.forward
+        self._saves = gradients and not recompute
+        self._again = programs.recompute if recompute else None
+        self._inputs: dict[int, list[Tensor]] = {}
+        incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
+        outgoing = {dst: boundary for (src, dst), boundary in layout.items() if src == index}
+        self.sources = [
+            next(
+                (src, [b.name for b in tensors].index(wanted.name))
+                for src, tensors in incoming.items()
+                if wanted in tensors
+            )
+            for wanted in inputs.boundary
+        ]
+        self.senders = tuple(dict.fromkeys(src for src, _ in self.sources))
+        position = {boundary.name: i for i, boundary in enumerate(programs.outputs)}
+        self.outgoing = {dst: [position[b.name] for b in tensors] for dst, tensors in outgoing.items()}
+        # Gradients of an output are summed from its last reader to its first, as autograd does in one process.
+        self.tangents = {
+            position[b.name]: [
+                (dst, [g.name for g in outgoing[dst] if g.differentiable].index(b.name))
+                for dst in sorted(outgoing, reverse=True)
+                if b in outgoing[dst]
+            ]
+            for b in programs.outputs
+            if b.differentiable
+        }
+        self.receivers = tuple(dict.fromkeys(dst for sources in self.tangents.values() for dst, _ in sources))
+        place = {boundary.name: i for i, boundary in enumerate(inputs.boundary)}
+        self.returned = {
+            src: [place[b.name] for b in tensors if b.differentiable]
+            for src, tensors in incoming.items()
+            if any(b.differentiable for b in tensors)
+        }
+        self._forward_messages = {src: [(b.shape, b.dtype) for b in tensors] for src, tensors in incoming.items()}
+        self._backward_messages = {
+            dst: [(b.shape, b.dtype) for b in tensors if b.differentiable] for dst, tensors in outgoing.items()
+        }
+        position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
+        returned = list(self.returned.values())
+        self._backward, self._backward_input, self._backward_weight = (
+            None
+            if program is None
+            else BoundBackward(
+                program, inputs, self._static, position_of_loss, state.gradient_buffer, returned, self._device
+            )
+            for program in (programs.backward, programs.backward_input, programs.backward_weight)
+        )
+        second = programs.backward_weight
+        self._kept_for_weight = frozenset(second.saved) if second is not None else frozenset()
+        ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
+        self._ends = ends[0], ends[0] + ends[1], sum(ends)
+        self._saved: dict[int, list[Any]] = {}
+        self._created: dict[int, list[Any]] = {}
+        self._foreign = {t.untyped_storage()._cdata for t in self._static}
+
+    def message(self, forward: bool, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor in the message that this stage gets from stage ``peer``."""
+        return self._forward_messages[peer] if forward else self._backward_messages[peer]
+
+    def forward(
+        self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """F. Returns the outputs, and the parts of the step's result computed here."""
+        given = self._given(boundary, leaves, key)
+        boundary.clear()
+        if self._again is not None:
+            # F overwrites a buffer, and with it what a second run would read.
+            self._inputs[microbatch] = [given[i] if i < self._kept else given[i].clone() for i in self._again.inputs]
+        values = self._forward(given, no_sink)
+        outputs, results, mutated = self._ends
+        if mutated > results:
+            for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
+                self._static[place - self._kept].copy_(value)
+        if self._saves:
+            self._saved[microbatch] = values[mutated:]
+        return values[:outputs], values[outputs:results]
+
+    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
+        """RECOMPUTE: the saved tensors take the place of what was kept for it. Writes no buffer."""
+        assert self._again is not None
+        given = self._given([None] * self._kept, leaves, key)
+        kept = self._inputs.pop(microbatch)
+        for i, place in enumerate(self._again.inputs):
+            given[place] = kept[i]
+        kept.clear()  # each goes with its last use
+        self._saved[microbatch] = self._again.run(given, no_sink)
+
+    def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
+        """What F reads, in order."""
+        given = boundary + self._static
+        if self.batch:
+            given += [leaves[i] for i in self.batch]
+        if self._random:
+            given.append(key)
+        return given
+
+    def held(self, microbatch: int) -> list[Any]:
+        """The saved tensors of a microbatch, or what is kept to make them."""
+        return self._inputs.get(microbatch, []) + self._saved.get(microbatch, []) + self._created.get(microbatch, [])
+
+    @property
+    def persistent(self) -> set[int]:
+        """Storages that live for the whole of training."""
+        return self._foreign
+
+    def backward(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        """B. Returns the messages of gradients, one for each stage in ``returned``."""
+        saved, program = self._saved.pop(microbatch), self._backward
+        if program is None:
+            boundary, device = self.programs.inputs.boundary, self._device
+            return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
+        return program.run(saved, [], tangents, seed, leaves, key)[0]
+
+    def backward_input(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        """I. A stage that has no program of its own for it does the whole backward here or in W, whichever is right:
+        here where gradients go back, in W where none does."""
+        program = self._backward_input
+        if program is None:
+            if self.returned:
+                return self.backward(microbatch, tangents, seed, leaves, key)
+            self._created[microbatch] = [tangents]
+            return []
+        saved = self._saved[microbatch]
+        messages, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        keep = self._kept_for_weight
+        self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
+        return messages
+
+    def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
+        """W."""
+        created, program = self._created.pop(microbatch, []), self._backward_weight
+        if program is not None:
+            program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
+        elif microbatch in self._saved:
+            self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
+
+
+def constant_on(value: Any, device: torch.device) -> Any:
+    """A captured constant where the stage runs; one of the host stays there, as the captured graph has it."""
+    moves = isinstance(value, Tensor) and value.device.type == device.type
+    return value.to(device) if moves else value

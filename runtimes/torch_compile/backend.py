@@ -1,0 +1,270 @@
+"""The backend that ``torch.compile`` finds by its name: each graph becomes a pipeline of its own."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import field, fields, frozen
+from torch import Tensor, fx, nn
+
+from ...core.errors import RequestError
+from ..batch.recent import Recent
+from .cutting import Stage, cut
+from .running import Pass, Work
+from .seen import Seen, see, tensors_of
+
+_PROBES = (13, 11)
+"""Sizes of a batch that the graph is tried with beside that of a microbatch: what holds for both holds for any."""
+_SHAPES = 16
+"""Shapes of arguments of which the cut is kept."""
+_OF_MODULES = ("._modules[", "._parameters[", "._buffers[")
+_said: set[str] = set()
+
+
+def _whole(instance: "Options", attribute: Any, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(f"option {attribute.name} is {value!r}: it is a whole number from 1")
+
+
+@frozen
+class Options:
+    """``options`` of ``torch.compile``.
+
+    Args:
+        devices: threads, and stages.
+        microbatches: that a batch is cut into, along dimension 0.
+    """
+
+    devices: int = field(default=2, validator=_whole)
+    microbatches: int = field(default=4, validator=_whole)
+
+
+def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
+    """What ``torch.compile(model, backend="panpipe", options={"devices": 2, "microbatches": 4})`` calls for each graph.
+
+    The batch is cut into microbatches, along dimension 0 of the model's own arguments, which go through stages on
+    threads. The loss is outside, so all forwards run before all backwards. Outputs and gradients are those of the
+    microbatches one after another: BatchNorm takes its statistics from each, and random numbers are drawn for each.
+
+    Everything around the call is the user's: autocast, a GradScaler, clipping, accumulation over several backwards,
+    optimizers, schedulers, hooks on parameters, ``model.eval()`` and ``torch.no_grad()``. Under autocast each
+    microbatch's gradient of a weight has the lower precision, and their sum has the weight's. Dropout draws other
+    numbers than eager PyTorch, fixed by ``torch.manual_seed`` alike, also where a checkpoint computes again.
+
+    What cannot be done is refused in one line, by a `RequestError` of the compiled model's call or of its backward:
+    a model that is not on the CPU, outputs without a row for each sample, in-place writes of an argument, a second
+    backward through one call (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
+
+    Returns:
+        What runs the graph. Options that are unknown or no whole numbers from 1 are refused by its call: Dynamo buries
+        what is raised while it compiles.
+    """
+    try:
+        return _GraphPipeline(graph, _options(options or {}))
+    except RequestError as error:
+        return partial(_refuse, str(error))
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    known = [one.name for one in fields(Options)]
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        raise RequestError(f"there is no option '{unknown}' of backend 'panpipe': known are {', '.join(known)}")
+    return Options(**given)
+
+
+def _refuse(reason: str, *arguments: Any) -> None:
+    raise RequestError(reason)
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(f"panpipe: {text}", stacklevel=2)
+
+
+class _GraphPipeline:
+    """A graph of Dynamo's, called like it.
+
+    Args:
+        graph: the graph; parameters and buffers are among its arguments.
+        options: of the user.
+    """
+
+    def __init__(self, graph: fx.GraphModule, options: Options) -> None:
+        self._graph, self._options = graph, options
+        self._arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        (output,) = (node for node in graph.graph.nodes if node.op == "output")
+        self._outputs = tensors_of(output)
+        self._given = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
+        self._works: Recent[Any, Work | tuple[()]] = Recent(_SHAPES)
+        # Dynamo clears what it knows of the arguments when it is through with compiling.
+        self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
+        self._symbols = [_symbol(node) for node in self._arguments]
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        key = tuple(
+            (tuple(one.shape), one.dtype, one.requires_grad) if isinstance(one, Tensor) else one for one in arguments
+        )
+        work = self._works.use(key)
+        if work is None:
+            work = self._work(arguments) or ()
+            self._works.keep(key, work)
+        if not isinstance(work, Work):
+            return tuple(self._graph(*arguments))
+        gradients = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+        # One draw of the user's generator: what torch.manual_seed fixes stays fixed, and calls differ.
+        drawn = int(torch.randint(1 << 62, ())) if work.random else 0
+        run = Pass(work, arguments, gradients, (drawn, 0))
+        tensors = [one if isinstance(one, Tensor) else None for one in arguments]
+        made = _Pipelined.apply(run, *tensors) if gradients else run.forward()  # type: ignore[no-untyped-call]
+        values = dict(zip(work.outputs, made, strict=True)) | dict(zip(self._arguments, arguments, strict=True))
+        return tuple(values[one] if isinstance(one, fx.Node) else one for one in self._outputs)
+
+    def _work(self, arguments: Sequence[Any]) -> Work | None:
+        """What runs arguments of these shapes; None where there is nothing to cut."""
+        data = [
+            place
+            for place, value in enumerate(arguments)
+            if isinstance(value, Tensor) and value.ndim and place not in self._foreign
+        ]
+        if not data or not self._given:
+            return None
+        elsewhere = next(
+            (one.device for one in arguments if isinstance(one, Tensor) and one.device.type != "cpu"), None
+        )
+        if elsewhere is not None:
+            # Autograd runs a device's backward in a thread of its own, which would wait here for those of the stages.
+            raise RequestError(
+                f"the model is on {elsewhere} and backend='panpipe' has its stages on threads of the CPU: move model "
+                "and batch to the CPU, or use panpipe.pipeline"
+            )
+        samples = arguments[data[0]].shape[0]
+        batched = {place for place in data if arguments[place].shape[0] == samples}
+        sizes = _sizes(samples, self._options.microbatches)
+        if not sizes:
+            return None
+        numbers = self._numbers(batched)
+        probes = [next(size for size in _PROBES if size != sizes[0])] if len(sizes) > 1 else []
+        seen = {size: self._see(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
+        stages = cut(self._graph, seen[sizes[0]], self._options.devices)
+        written = [p for p in batched if seen[sizes[0]][self._arguments[p]].storage in _writes(seen[sizes[0]])]
+        if written:
+            raise RequestError(
+                f"the model writes its argument '{self._name(written[0])}' in place and panpipe hands it microbatches: "
+                "let it work on a copy, as x.clone() is"
+            )
+        _say_once(
+            "the loss is outside of a compiled model, so all forwards run before all backwards, and every stage holds "
+            "the saved tensors of all microbatches; panpipe.pipeline takes the loss inside, and holds less"
+        )
+        self._tell_of_stages(stages)
+        random = any(one.draws for one in seen[sizes[0]].values())
+        return Work(stages, sizes, seen, frozenset(batched | numbers), self._given, random)
+
+    def _tell_of_stages(self, stages: Sequence[Stage]) -> None:
+        if len(stages) < self._options.devices:
+            _say_once(
+                f"a graph has places to cut for {len(stages)} of {self._options.devices} stages: in-place writes and "
+                "contexts such as autocast stay whole, and every graph break begins another graph"
+            )
+
+    def _see(
+        self, arguments: Sequence[Any], batched: set[int], numbers: set[int], size: int, samples: int
+    ) -> dict[fx.Node, Seen]:
+        """Every node for so many samples, with outputs that have as many."""
+        given = [size if place in numbers else value for place, value in enumerate(arguments)]
+        shapes = {place: (size, *arguments[place].shape[1:]) for place in batched}
+        try:
+            seen = see(self._graph, given, shapes)
+        except RequestError:
+            raise
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RequestError(f"{self._no_microbatches(batched, size, samples)}: {reason}; {_FIX}") from error
+        for node in self._given:
+            shape = seen[node].shape
+            if not shape and seen[node].tensor:
+                raise RequestError(
+                    f"the compiled model gives '{node.name}', a scalar, as a loss is: panpipe gives outputs of a batch "
+                    "along dimension 0, and cannot tell a mean from a sum; compute it outside of the compiled model, "
+                    "or use panpipe.pipeline, which takes the loss inside"
+                )
+            if not seen[node].tensor or shape[0] != size:
+                what = f"has shape {shape}" if seen[node].tensor else "is no tensor"
+                raise RequestError(f"{self._no_microbatches(batched, size, samples)}: '{node.name}' {what}; {_FIX}")
+        return seen
+
+    def _no_microbatches(self, batched: set[int], size: int, samples: int) -> str:
+        names = ", ".join(f"'{self._name(place)}'" for place in sorted(batched))
+        return f"the compiled graph, cut along dimension 0 of {names}, runs {samples} samples and not {size}"
+
+    def _name(self, place: int) -> str:
+        return str(self._arguments[place].name).removeprefix("l_").removesuffix("_")
+
+    def _numbers(self, batched: set[int]) -> set[int]:
+        """Places of the numbers that are the size of the batch, as Dynamo names sizes."""
+        sizes = {self._symbols[place] for place in batched}
+        return {
+            place
+            for place, symbol in enumerate(self._symbols)
+            if symbol is not None and symbol in sizes and place not in batched
+        }
+
+
+_FIX = (
+    "its code holds the size of the batch, or an output has another dimension 0: compile with dynamic=True, or mark it "
+    "with torch._dynamo.mark_dynamic(x, 0), and give outputs of a batch; panpipe.pipeline does without"
+)
+
+
+class _Pipelined(torch.autograd.Function):
+    """A pass as one operator of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Pass, *tensors: Tensor | None) -> Any:
+        ctx.run = run
+        ctx.set_materialize_grads(False)
+        made = tuple(run.forward())
+        seen = run.work.seen[run.work.sizes[0]]
+        ctx.mark_non_differentiable(
+            *(value for node, value in zip(run.work.outputs, made, strict=True) if not seen[node].differentiable)
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # which create_graph=True means; gradients would silently be constants
+            raise RequestError(
+                "create_graph=True asks for gradients that can be differentiated, and those of a compiled pipeline "
+                "cannot: call the model as it was before torch.compile where a penalty on gradients is computed"
+            )
+        return (None, *ctx.run.backward(gradients))
+
+
+def _of_module(node: fx.Node) -> bool:
+    """Whether an argument is a parameter, a buffer or a global, and not what the user gives the model."""
+    known = node.meta.get("grapharg")
+    name = str(getattr(getattr(known, "source", None), "name", ""))
+    parameter = isinstance(getattr(known, "example", None), nn.Parameter)
+    return parameter or name.startswith("G[") or any(part in name for part in _OF_MODULES)
+
+
+def _symbol(node: fx.Node) -> str | None:
+    """Dynamo's name of a number, or of the size of a tensor's dimension 0; None for a size that it holds fast."""
+    value = node.meta.get("example_value")
+    if isinstance(value, Tensor) and value.ndim:
+        value = value.shape[0]
+    return str(value) if isinstance(value, torch.SymInt) else None
+
+
+def _sizes(samples: int, microbatches: int) -> list[int]:
+    """Samples of each microbatch, larger ones first; fewer microbatches where there are not so many samples."""
+    count = min(samples, microbatches)
+    return [samples // count + (number < samples % count) for number in range(count)] if count else []
+
+
+def _writes(seen: Mapping[fx.Node, Seen]) -> set[int]:
+    return {storage for one in seen.values() for storage in one.written}

@@ -1,0 +1,181 @@
+"""Cutting a graph of Dynamo's into stages: where that may be, where it is best, and the stages as graphs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import fx
+
+from ...core.cluster.catalog import find_device
+from .recomputing import CHECKPOINT, checkpointed
+from .seen import Seen, tensors_of
+
+_OPENING = ("_enter_autocast", "_vmap_increment_nesting", "_grad_increment_nesting", "_saved_tensors_hooks_disable")
+_CLOSING = ("_exit_autocast", "_vmap_decrement_nesting", "_grad_decrement_nesting", "_saved_tensors_hooks_enable")
+
+
+@frozen(eq=False)
+class Stage:
+    """A part of the graph.
+
+    Args:
+        module: takes the arguments, then the tensors of earlier stages; gives a tuple.
+        arguments: places of the graph's arguments that it reads.
+        incoming: nodes of earlier stages that it reads, all tensors.
+        outgoing: nodes that it gives: to later stages, or out of the graph.
+        first_draw: ordinal of its first random operator in the whole graph.
+    """
+
+    module: fx.GraphModule
+    arguments: tuple[int, ...]
+    incoming: tuple[fx.Node, ...]
+    outgoing: tuple[fx.Node, ...]
+    first_draw: int
+
+
+def cut(graph: fx.GraphModule, seen: Mapping[fx.Node, Seen], stages: int) -> list[Stage]:
+    """Cut a graph into stages of like cost, in its own order.
+
+    Args:
+        graph: the graph.
+        seen: of its nodes, for a microbatch.
+        stages: how many are wanted; fewer come where there are not so many places to cut.
+    """
+    nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+    costs = [_cost(seen[node]) for node in nodes]
+    allowed = [place for place in range(1, len(nodes)) if place not in _forbidden(graph, nodes, seen)]
+    places = _even(costs, allowed, stages)
+    bounds = [0, *places, len(nodes)]
+    return _stages(graph, seen, [nodes[a:b] for a, b in pairwise(bounds)])
+
+
+def _cost(seen: Seen) -> float:
+    """Seconds on a core at its peak; only their proportions count."""
+    core = find_device("cpu-core")
+    return seen.flops / core.peak_flops_per_s["fp32"] + 2 * seen.bytes / core.peak_memory_bytes_per_s
+
+
+def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], seen: Mapping[fx.Node, Seen]) -> set[int]:
+    """Places in front of which no stage may begin: inside a context such as autocast, between an operator of several
+    results and the nodes that take them apart, as messages are single tensors, and between the first use of a tensor
+    and the last one, if it is written in place."""
+    found: set[int] = set()
+    depth, gradients = 0, True
+    uses: dict[int, list[int]] = {}
+    written: set[int] = set()
+    position = {node: place for place, node in enumerate(nodes)}
+    for place, node in enumerate(nodes):
+        if depth or not gradients:
+            found.add(place)
+        if seen[node].several:
+            found.update(range(place + 1, max((position.get(user, place) for user in node.users), default=place) + 1))
+        name = getattr(node.target, "__name__", str(node.target))
+        depth += (name in _OPENING) - (name in _CLOSING)
+        if node.target is torch._C._set_grad_enabled:
+            gradients = bool(node.args[0])
+        written |= seen[node].written
+        for one in (node, *node.all_input_nodes):
+            if seen[one].tensor:
+                uses.setdefault(seen[one].storage, []).append(place)
+    # What was written is read as it is at the end of its stage: only writes must stay with what came before them.
+    arguments = {seen[node].storage for node in graph.graph.nodes if node.op == "placeholder" and seen[node].tensor}
+    for storage in written:
+        places = uses.get(storage, [])
+        writes = [place for place in places if storage in seen[nodes[place]].written]
+        if writes:
+            found.update(range(places[0] + 1, (places[-1] if storage in arguments else writes[-1]) + 1))
+    return found
+
+
+def _even(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[int]:
+    """The places that leave the least of the largest stage; by bisection over what a stage may cost."""
+    if not allowed or stages < 2:
+        return []
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    def within(limit: float) -> list[int]:
+        places: list[int] = []
+        start = 0
+        while sums[-1] - sums[start] > limit and len(places) < stages - 1:
+            fitting = [place for place in allowed if place > start and sums[place] - sums[start] <= limit]
+            later = [place for place in allowed if place > start]
+            if not later:
+                break
+            start = fitting[-1] if fitting else later[0]
+            places.append(start)
+        return places
+
+    def largest(places: Sequence[int]) -> float:
+        return max(sums[b] - sums[a] for a, b in pairwise([0, *places, len(costs)]))
+
+    low, high = 0.0, sums[-1]
+    best = within(high * (1 - 1e-9))
+    for _ in range(60):
+        limit = (low + high) / 2
+        places = within(limit)
+        if largest(places) <= limit * (1 + 1e-12):
+            high = limit
+        else:
+            low = limit
+        if largest(places) < largest(best):
+            best = places
+    return best
+
+
+def _stages(graph: fx.GraphModule, seen: Mapping[fx.Node, Seen], parts: Sequence[Sequence[fx.Node]]) -> list[Stage]:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    home = {node: number for number, part in enumerate(parts) for node in part}
+    given = {node for node in tensors_of(output) if isinstance(node, fx.Node) and node in home}
+    drafts = [_draft(part, number, home, seen) for number, part in enumerate(parts)]
+    stages, draws = [], 0
+    for number, (part, (copied, incoming)) in enumerate(zip(parts, drafts, strict=True)):
+        read = {node for _, others in drafts[number + 1 :] for node in others}
+        outgoing = tuple(node for node in part if node in read or node in given)
+        wanted = [place for place, node in enumerate(arguments) if any(node in n.all_input_nodes for n in copied)]
+        module = _module(graph, copied, [arguments[place] for place in wanted], incoming, outgoing)
+        stages.append(Stage(module, tuple(wanted), incoming, outgoing, draws))
+        draws += sum(seen[node].draws for node in part)
+    return stages
+
+
+def _draft(
+    part: Sequence[fx.Node], number: int, home: Mapping[fx.Node, int], seen: Mapping[fx.Node, Seen]
+) -> tuple[list[fx.Node], tuple[fx.Node, ...]]:
+    """The nodes of a stage with the numbers and attributes of earlier ones that it reads, and the tensors it reads."""
+    copied: dict[fx.Node, None] = {}
+    incoming: dict[fx.Node, None] = {}
+
+    def want(node: fx.Node) -> None:
+        for one in node.all_input_nodes:
+            if one not in home or home[one] == number or one in copied:
+                continue
+            if seen[one].tensor and one.op != "get_attr":
+                incoming[one] = None
+            else:
+                want(one)
+                copied[one] = None
+
+    for node in part:
+        want(node)
+        copied[node] = None
+    return list(copied), tuple(incoming)
+
+
+def _module(
+    graph: fx.GraphModule, nodes: Sequence[fx.Node], arguments: Sequence[fx.Node], incoming: Sequence[fx.Node],
+    outgoing: Sequence[fx.Node],
+) -> fx.GraphModule:  # fmt: skip
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {node: made.placeholder(node.name) for node in (*arguments, *incoming)}
+    copy: Callable[[Any], fx.Node] = copies.__getitem__
+    for node in nodes:
+        copies[node] = made.node_copy(node, copy)
+        if node.target is CHECKPOINT:
+            copies[node].target = checkpointed
+    made.output(tuple(copies[node] for node in outgoing))
+    return fx.GraphModule(graph, made)

@@ -1,0 +1,154 @@
+"""Averages of the weights over training, kept by each process for what it holds; and visits to parameters there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import RequestError
+from ..batch.held_elsewhere import HeldElsewhere
+from ..optimizer.state import StageState
+
+AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
+"""The new average, from the average, the parameter, and the number of updates before: ``avg_fn`` of torch's
+AveragedModel."""
+Visit = Callable[[str, nn.Parameter], Any]
+"""Called with the name of a parameter and the parameter."""
+
+
+class WeightAverage:
+    """The average of all parameters over the updates of a pipeline; `Pipeline.ema` makes one.
+
+    It begins as the values that parameters have, and every update that is not skipped moves it:
+    ``average.lerp_(parameter, 1 - decay)``, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does.
+
+    Args:
+        model: the user's module.
+        states: of the stages of this process, by index.
+        decay: of the average.
+        buffers: whether buffers of floating numbers are averaged, and others copied; else evaluation has the present
+            ones.
+        function: another average than that of ``decay``.
+        swapped: called around `applied`: with True before, with False after.
+        save: writes the weights that parameters have then.
+
+    Attributes:
+        decay: of the average.
+        updates: that it has taken in.
+        tensors: the averages of what this process holds, by name.
+    """
+
+    def __init__(
+        self, model: nn.Module, states: Mapping[int, StageState], decay: float, buffers: bool,
+        function: AverageFunction | None, swapped: Callable[[bool], None], save: Callable[[str | Path], None],
+    ) -> None:  # fmt: skip
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
+            raise RequestError(f"decay is {decay!r}: the share of the average that stays is a number from 0 to 1")
+        if function is not None and not callable(function):
+            raise RequestError(f"function is {function!r}: give a function (average, parameter, updates) -> average")
+        self.decay, self.updates = float(decay), 0
+        self._model, self._states, self._function = model, states, function
+        self._swapped, self._save = swapped, save
+        self._buffers = buffers
+        self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
+
+    def _sources(self) -> dict[str, Tensor]:
+        """What is averaged, by name: what this process holds of the model."""
+        return held_here(self._model, self._buffers)
+
+    def update(self) -> None:
+        """Take in the parameters as they are."""
+        averages, sources = [], []
+        with torch.no_grad():
+            for name, source in self._sources().items():
+                average = self.tensors[name]
+                if not (source.is_floating_point() or source.is_complex()):
+                    average.copy_(source)
+                elif self._function is not None:
+                    average.copy_(self._function(average, source.detach(), self.updates))
+                else:
+                    averages.append(average)
+                    sources.append(source.detach())
+            if averages:
+                torch._foreach_lerp_(averages, sources, 1 - self.decay)
+        self.updates += 1
+
+    def applied(self) -> AbstractContextManager[None]:
+        """A context in which the model computes with the averages: for evaluation; every rank enters it.
+
+        Training is refused within. Parameters have their own values again afterwards, to the last bit.
+        """
+        return self._applied()
+
+    @contextmanager
+    def _applied(self) -> Iterator[None]:
+        self._swapped(True)
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+            self._swapped(False)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the averages as `Pipeline.save` writes the weights: for ``weights=folder``. Every rank calls this."""
+        with self.applied():
+            self._save(folder)
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for name, source in self._sources().items():
+                average = self.tensors[name]
+                value = source.detach().clone()
+                source.copy_(average)
+                average.copy_(value)
+        equal_copies(self._model, self._states)
+
+
+def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
+    """Parameters of a model, and its buffers if asked for, that have values in this process; each once."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    if buffers:
+        found |= dict(model.named_buffers())
+    return {name: t for name, t in found.items() if not isinstance(t, HeldElsewhere) and not t.is_meta}
+
+
+def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, key: tuple[int, ...]) -> dict[str, Any]:
+    """Call a function with every parameter that this process holds.
+
+    Random numbers are drawn from a stream of the parameter's own, so that every process that holds it draws the same.
+
+    Args:
+        model: the user's module.
+        states: of the stages of this process.
+        function: called with name and parameter, without gradients; it may change the parameter in place.
+        key: of its random numbers.
+
+    Returns:
+        Name → what the function returned.
+    """
+    found: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, HeldElsewhere) or parameter.is_meta:
+            continue
+        devices = [parameter.device] if parameter.device.type == "cuda" else []
+        seed = int.from_bytes(blake2b(f"{key}{name}".encode(), digest_size=8).digest(), "little") >> 1
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(seed)
+            found[name] = function(name, parameter)
+    equal_copies(model, states)
+    return found
+
+
+def equal_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
+    """Give further copies of tied weights, and of buffers, in this process the values of the model's own tensors."""
+    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.no_grad():
+        for state in states.values():
+            for name, tensor in (*state.parameters.items(), *state.buffers.items()):
+                if tensor is not own[name] and not own[name].is_meta:
+                    tensor.copy_(own[name])

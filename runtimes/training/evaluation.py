@@ -1,0 +1,232 @@
+"""Forwards without backwards: evaluation, and whatever else a model is asked for a batch.
+
+    step or function, modes of the modules
+      │ captured again, without gradients                          (core/capture/export/step.py)
+      ▼ the plan's cut carried over                                (core/capture/export/carry_over.py)
+    stages of forwards alone, on the parameters that are trained
+      │ an order of forwards alone, lowered, validated             (core/plan/forward_order.py)
+      ▼
+    the same executors as in training
+
+Nothing is changed by it: no parameter, no gradient, no buffer, no count of steps. Random numbers are drawn from streams
+of their own. It follows the modes that modules are in, as plain PyTorch does.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.capture.batch.row_trace import RowTracer
+from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.carry_over import Cut
+from ...core.capture.export.step import capture_step
+from ...core.capture.graph.outputs import ResultRows
+from ...core.capture.regions.breaks import StepFunction
+from ...core.errors import RequestError
+from ...core.plan.derive import forward_only
+from ...core.plan.plan import Plan
+from ...core.plan.wording import module_text
+from ...core.trace.trace import Trace
+from ..batch.batch_agreement import BatchAgreement
+from ..batch.held_elsewhere import as_meta_tensors
+from ..batch.microbatches import Microbatch, Shape
+from ..batch.modes import ModuleModes
+from ..batch.recent import Recent
+from ..batch.shapes import Shapes
+from ..engine.batch_results import BatchResults
+from ..engine.executor import StepInputs, StepRecord
+from ..engine.joined_rows import JoinedRows
+from ..engine.prepared import Preparations, Prepared
+from ..engine.workers import Order, Workers
+from ..launch.team import Team
+from ..optimizer.state import StageState
+from ..optimizer.update import Ending
+from ..programs.stage_compiler import StageCompiler
+from .variants import Variants
+
+KEPT = 4
+"""Functions and modes that programs are kept for; of each those for some shapes."""
+
+
+@frozen
+class Evaluated:
+    """What forwards gave.
+
+    Args:
+        loss: the mean over the batch; None of a function that returns rows.
+        metrics: the other parts of the step's result, likewise.
+        rows: what such a function returned.
+        records: device of this process → what it did.
+        plan: that ran.
+        trace: of the clock that the devices ran under, if they did.
+        remark: a line for the user where a shape is new.
+    """
+
+    loss: Tensor | None
+    metrics: dict[str, float]
+    rows: Any
+    records: dict[int, StepRecord]
+    plan: Plan
+    trace: Trace | None
+    remark: str | None
+
+
+@frozen
+class Forwards:
+    """What is run for a batch.
+
+    Args:
+        function: the step, or a function of model and batch.
+        rows: whether it returns tensors with a row for each sample, and no loss.
+        everywhere: whether every process gets them.
+        trace: whether every action is recorded.
+    """
+
+    function: StepFunction
+    rows: bool = False
+    everywhere: bool = True
+    trace: bool = field(default=False, kw_only=True)
+
+
+class Evaluator:
+    """Runs forwards on the stages of a pipeline.
+
+    Args:
+        model: the user's module.
+        plan: of training.
+        cut: its, for what is captured here.
+        states: stage index → what this process keeps of it.
+        team: the devices.
+        workers: those of this process.
+        where: local stage → the device that it runs on.
+        seed: of all random numbers.
+        max_shapes: for how many shapes of microbatches programs of a function are kept.
+        compiler: compiles what stage programs are made of.
+        changed: called where anything of the model changed.
+
+    Attributes:
+        seed: of all random numbers.
+        count: evaluations so far, by which their random numbers differ; with the seed it is part of training's state.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, cut: Cut, states: Mapping[int, StageState], team: Team, workers: Workers,
+        where: Mapping[int, torch.device], seed: int, max_shapes: int,
+        compiler: StageCompiler | None = None, changed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._changed = changed
+        self._model, self._plan, self._cut = model, plan, cut
+        self._states, self._team, self._workers, self._where = states, team, workers, where
+        self.seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
+        self._modes = ModuleModes(model)
+        self._forward_plan: Plan | None = None
+        self._kept: Recent[Any, Variants] = Recent(KEPT)
+        self.count = 0
+
+    def run(self, asked: Forwards, pieces: list[Microbatch]) -> Evaluated:
+        """Run forwards on a batch.
+
+        Args:
+            asked: what to run.
+            pieces: the batch's microbatches.
+
+        Raises:
+            RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
+            WorkerError: a worker stopped.
+        """
+        self._check_agreed()
+        variants = self._variants(asked)
+        agree = partial(BatchAgreement, self._team, self._workers.queues, pieces)
+        prepared, agreement, remark = variants.of(pieces, agree)
+        devices = {device: queue.device for device, queue in self._workers.queues.items()}
+        joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
+        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers, agreement)
+
+        def before_end(device: int, record: StepRecord) -> None:
+            results.announce(device, record)
+            if joined is not None:
+                joined.announce(device, self._team.backend(device))
+
+        def after(device: int) -> None:
+            results.collect(device)
+            if joined is not None:
+                joined.collect(device)
+
+        inputs = self._inputs(prepared, pieces, joined)
+        try:
+            order = Order(Ending.KEEP, asked.trace, asked.trace)
+            records, clocked = self._workers.run(prepared, inputs, order, before_end, after)
+            agreement.refuse("nothing was changed")
+        except BaseException:
+            variants.forget()  # the mail of forwards that broke off is no start for the next
+            raise
+        self.count += 1
+        results.say()
+        loss, metrics = (None, {}) if joined is not None else results.loss_and_metrics()
+        rows = None if joined is None else joined.result()
+        return Evaluated(loss, metrics, rows, records, prepared.plan, clocked, remark)
+
+    def _variants(self, asked: Forwards) -> Variants:
+        """Of a function in the modes that modules are in now."""
+        key = asked.function, asked.rows, self._modes.now()
+        found = self._kept.use(key)
+        if found is None:
+            if self._forward_plan is None:
+                self._forward_plan = forward_only(self._plan)
+            found = Variants(self._model, asked.function, partial(self._variant, asked), self._changed)
+            self._kept.keep(key, found)
+        return found
+
+    def _variant(self, asked: Forwards) -> tuple[Shapes, Preparations]:
+        assert self._forward_plan is not None
+        capture = partial(self._captured, asked)
+        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
+        return shapes, Preparations(self._forward_plan, shapes, self._states, self._model)
+
+    def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
+        kind = next(iter(self._where.values())).type if self._where else "cpu"
+        with as_meta_tensors(self._model):
+            rows = None
+            if asked.rows:
+                found = RowTracer(self._model, asked.function, batch, False).trace(shape.dims.by_name, shape.dims.lists)
+                rows = ResultRows(shape.samples, found.results if found.runs else None)
+            return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
+
+    def _check_agreed(self) -> None:
+        """Refuse ranks whose modules are in different modes: each would run a part of another model."""
+        if len(self._team.local) == self._team.size:
+            return
+        digest = float(crc32(bytes(self._modes.now())) & 0xFFFFF)  # small enough for sums of squares to be exact
+
+        def added_up(device: int) -> list[float]:
+            queue = self._workers.queues[device]
+            sums = torch.tensor([digest, digest**2], dtype=torch.float64, device=queue.device)
+            self._team.backend(device).all_reduce(sums).wait()
+            first, second = queue.read(sums).tolist()
+            return [float(first), float(second)]
+
+        ((total, squares),) = self._team.run_local(added_up).values()
+        if self._team.size * squares == total**2:  # all are the mean
+            return
+        modes = self._team.in_replica(lambda _: self._modes.now())
+        first = self._team.replica * self._team.size
+        for device, other in enumerate(modes):
+            name = self._modes.first_other(modes[0], other)
+            if name is not None:
+                raise RequestError(
+                    f"{module_text(name)} is in another mode on rank {self._team.rank(first + device)} than on rank "
+                    f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
+                )
+
+    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], joined: JoinedRows | None) -> StepInputs:
+        # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
+        first, index = self._team.replica * self._plan.microbatches, -1 - self.count
+        return StepInputs(
+            pieces, prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
+            taken=None if joined is None else joined.take,
+        )  # fmt: skip

@@ -1,0 +1,148 @@
+"""What users change of a model between steps: parameters that are frozen or unfrozen, buffers that are assigned.
+
+The stages hold the user's own tensors. A frozen parameter gets no gradient, so that its optimizer skips it, as in one
+process; one that is unfrozen joins its stage's optimizer. A parameter that is replaced is refused: in one process, too,
+its optimizer would go on with the old one.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ...core.errors import RequestError
+from ...core.plan.plan import Plan
+from ..optimizer.state import StageState
+from ..weights import places, tensor_at
+
+
+class KnownTensors:
+    """The parameters and buffers that a model has.
+
+    Args:
+        model: the user's module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._buffers = {
+            name: (place.module, place.leaf, tensor)
+            for name, held in places(model).items()
+            for place in held
+            if not isinstance(tensor := tensor_at(place), nn.Parameter)
+        }
+
+    def refuse_replaced_parameters(self, model: nn.Module) -> None:
+        """Refuse a model that has another parameter under a name.
+
+        Raises:
+            RequestError: by name.
+        """
+        now = dict(model.named_parameters(remove_duplicate=False))
+        for name, known in self._parameters.items():
+            if name in now and now[name] is not known:
+                raise RequestError(
+                    f"parameter '{name}' was replaced by another one ({tuple(now[name].shape)}): the optimizer of its "
+                    "stage holds the old one; write into it under torch.no_grad() with .copy_() (load_state_dict "
+                    "without assign=True does), or build another pipeline"
+                )
+
+    def write_back_buffers(self, model: nn.Module) -> bool:
+        """Write what was assigned to buffers into the tensors that the stages hold, and put these in their places.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            RequestError: a buffer has another shape or dtype than before.
+        """
+        found = False
+        for name, (module, leaf, known) in self._buffers.items():
+            now = module._buffers.get(leaf)
+            if now is known or now is None:
+                continue
+            if (now.shape, now.dtype) != (known.shape, known.dtype):
+                raise RequestError(
+                    f"buffer '{name}' was assigned {now.dtype} {tuple(now.shape)} and was {known.dtype} "
+                    f"{tuple(known.shape)}: a buffer keeps its shape and dtype; allocate it large enough"
+                )
+            if not known.is_meta:
+                known.copy_(now)
+            module._buffers[leaf] = known
+            found = True
+        return found
+
+
+class TiedHere:
+    """Tied weights that several stages of this process hold: what is written into the user's reaches the others.
+
+    Args:
+        parameters: stage → name → parameter; the first stage's is the user's own.
+    """
+
+    def __init__(self, parameters: Mapping[int, Mapping[str, nn.Parameter]]) -> None:
+        held: dict[str, list[nn.Parameter]] = {}
+        for _, own in sorted(parameters.items()):
+            for name, parameter in own.items():
+                held.setdefault(name, []).append(parameter)
+        self._held = [same for same in held.values() if len(same) > 1]
+        self.note()
+
+    def note(self) -> None:
+        """All of them are equal now."""
+        self._states = [_state(first) for first, *_ in self._held]
+
+    def follow(self) -> None:
+        """Write what was written into the user's since they were equal."""
+        for (first, *others), state in zip(self._held, self._states, strict=True):
+            if _state(first) != state:
+                with torch.no_grad():
+                    for other in others:
+                        other.copy_(first)
+        if self._held:
+            self.note()
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    return parameter._version, parameter.data_ptr()
+
+
+def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState], whole_update: bool) -> bool:
+    """Freeze and unfreeze the parameters of stages as the model's are.
+
+    Args:
+        model: the user's module.
+        plan: which stages read what.
+        states: of the stages here.
+        whole_update: whether the update needs all stages at once: for a global norm or a scaler.
+
+    Returns:
+        Whether a parameter was unfrozen whose gradient has no memory yet.
+
+    Raises:
+        RequestError: one was unfrozen where that cannot be followed.
+    """
+    tied = {weight.name for weight in plan.tied}
+    held = Counter(name for stage in plan.stages for name in stage.parameters)
+    now = dict(model.named_parameters())
+    joined = False
+    for state in states.values():
+        for name, parameter in state.parameters.items():
+            wanted = now[name].requires_grad if name in now else parameter.requires_grad
+            if parameter.requires_grad is not wanted:
+                parameter.requires_grad_(wanted)
+            if not wanted or state.trains(name):
+                continue
+            reason = (
+                "several stages read it, and the plan sums no gradients for it" if held[name] > 1 and name not in tied
+                else "clip_norm= or scaler= was set up without it" if whole_update else None
+            )  # fmt: skip
+            if reason is not None:
+                raise RequestError(
+                    f"parameter '{name}' was unfrozen and {reason}: build the pipeline with all parameters that are "
+                    "ever trained unfrozen, and freeze them after that"
+                )
+            state.join(name)
+            joined = True
+    return joined

@@ -1,0 +1,163 @@
+"""The stages of a plan that live in this process, and the values of what they hold.
+
+vacant ──▶ stand-ins, while the plan is rehearsed ──▶ vacant ──▶ values, for good; optimizers are made of them
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ...core.capture.values.stand_ins import stand_in
+from ...core.plan.plan import Plan
+from ..batch.held_elsewhere import as_meta_tensors
+from ..launch.team import Team
+from ..optimizer.optimizers import OptimizerFactory
+from ..optimizer.replicas import begin_equal
+from ..optimizer.state import StageState, make_optimizers
+from ..optimizer.training import Training
+from ..programs.compiled import Compiled
+from ..weights import Weights, weights_from
+from ..weights.vacant import occupy, vacate
+from .followed import KnownTensors, TiedHere, follow_trained
+from .ownership import equal_replicas, install, own_tensors, release_others
+
+
+class LocalStages:
+    """What this process keeps of its stages between steps.
+
+    Args:
+        model: the user's module.
+        plan: where stages are.
+        team: the devices.
+        compiled: the programs of the stages here.
+        where: stage here → the device that it runs on.
+        optimizer: makes each stage's optimizer; None to leave gradients to the caller.
+        training: makes schedulers of them, if anything does.
+        seed: of values that are neither given nor in the model.
+
+    Attributes:
+        states: by stage.
+        tied: weights that several of them hold.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, team: Team, compiled: Compiled, where: Mapping[int, torch.device],
+        optimizer: OptimizerFactory | None, training: Training, seed: int,
+    ) -> None:  # fmt: skip
+        self._model, self._plan, self._team, self._optimizer, self._seed = model, plan, team, optimizer, seed
+        self._own = own = own_tensors(model, compiled.programs, where)
+        self._read = frozenset(compiled.operators.graph.parameters)
+        self._written = frozenset(compiled.operators.step.mutated_buffers)
+        self._loaded = False
+        self._known = KnownTensors(model)
+        self.tied = TiedHere({})
+        self._whole_update = training.needs_all_stages
+        self.states = {
+            i: StageState(
+                own.parameters[i],
+                {name: own.buffers[i][name] for name in programs.inputs.buffers},
+                optimizer,
+                team.replicas > 1,
+                where[i],
+                training.scheduler,
+            )
+            for i, programs in compiled.programs.items()
+        }
+
+    def load(self, weights: Weights) -> None:
+        """Give the stages their values, and let go of the parameters that other processes own.
+
+        Args:
+            weights: where values come from, for what is on meta; a checkpoint has them for everything.
+        """
+        with as_meta_tensors(self._model):
+            self._load(weights)
+
+    def _load(self, weights: Weights) -> None:
+        occupy(self._without_memory())
+        weights.fill(self._own.held, self._own.vacant)
+        install(self._model, self._own.vacant)
+        self.copy_buffers()
+        equal_replicas(self._plan, self._own.parameters, self._team)
+        begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
+        self._loaded = True
+        self._make_optimizers()
+        if len(self._team.local) < self._team.size:
+            kept = set(self._own.held)
+            if 0 in self._team.local:  # of every replica
+                kept |= {name for name, _ in self._model.named_parameters()} - self._read
+            release_others(self._model, kept, self._written - kept, self._holders())
+        self._known, self.tied = KnownTensors(self._model), TiedHere(self._own.parameters)
+
+    def follow_model(self) -> bool:
+        """Hold what the model holds now, where it was changed between steps.
+
+        Returns:
+            Whether what is bound to gradients has to be bound again.
+
+        Raises:
+            RequestError: a parameter was replaced, or unfrozen where that cannot be followed.
+        """
+        if not self._loaded:
+            return False
+        self._known.refuse_replaced_parameters(self._model)
+        if self._known.write_back_buffers(self._model):
+            self.copy_buffers()
+        return follow_trained(self._model, self._plan, self.states, self._whole_update)
+
+    def have_values(self) -> None:
+        """Give the stages values, where they have none yet: those of the model, drawn where it has none."""
+        if not self._loaded:
+            self.load(weights_from(None, self._model, self._seed))
+
+    def copy_buffers(self) -> None:
+        """Give copies of buffers the values of those that they are of."""
+        self._own.copy_buffers()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """For steps that change nothing: buffers are put back, and no gradient stays.
+
+        What has no values yet has stand-ins within, and no memory afterwards.
+        """
+        if not self._loaded:
+            occupy(self._without_memory())
+            for tensor in self._without_memory():
+                stand_in(tensor.detach())
+        buffers = [(b, b.clone()) for state in self.states.values() for b in state.buffers.values()]
+        yield
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        for state in self.states.values():
+            state.clear_gradients()
+        if not self._loaded:  # another plan's pipeline comes next
+            vacate(self._without_memory())
+
+    def _holders(self) -> dict[str, str]:
+        """Who has each parameter, in words: of a tied weight the rank of its first stage."""
+        found: dict[str, str] = {}
+        for stage in self._plan.stages:
+            rank = self._team.rank(self._team.replica * self._team.size + stage.device)
+            for name in stage.parameters:
+                found.setdefault(name, f"rank {rank}")
+        first = self._team.rank(self._team.replica * self._team.size)  # it has what no stage reads
+        return dict.fromkeys((name for name, _ in self._model.named_parameters()), f"rank {first}") | found
+
+    def _make_optimizers(self) -> None:
+        """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
+        if self._optimizer is not None:
+            parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self._plan.stages]
+            make_optimizers(self.states, trained, self._optimizer, self._team)
+
+    def _tensors_on(self, device: int) -> list[Tensor]:
+        """Parameters and buffers of a device's stages."""
+        states = [self.states[stage.index] for stage in self._plan.stages_on(device)]
+        return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
+
+    def _without_memory(self) -> list[Tensor]:
+        """What takes memory while this pipeline rehearses, and for good when it gets its values."""
+        gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
+        return [*self._own.without_memory, *gradients]

@@ -1,0 +1,143 @@
+"""Prepared steps by the Python values that the step reads: where one changes, the step is captured again.
+
+    values read now ──▶ seen before? ──▶ its programs
+                            └─ no ──▶ captured anew, the plan's cut carried over          (shapes.py)
+
+Going back to values that were seen before captures nothing. Ranks whose values changed compare what changed before they
+go on: one that captures alone would wait for the others.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from attrs import define
+from torch import nn
+
+from ...core.capture.python.reads import Reads
+from ...core.errors import RequestError
+from ..batch.batch_agreement import BatchAgreement, Change
+from ..batch.microbatches import Microbatch
+from ..batch.recent import Recent
+from ..batch.shapes import Shapes
+from ..engine.prepared import Preparations, Prepared
+
+KEPT = 8
+"""Variants of a step whose programs are kept, each for some shapes."""
+_OFTEN = 3
+"""Captures because of one value, after which a line says what they cost."""
+
+Make = Callable[[], tuple[Shapes, Preparations]]
+"""Makes what keeps the programs of one variant."""
+Agree = Callable[[bool, Change | None], BatchAgreement]
+"""Begins to compare a batch between ranks: whether its programs are known here, and which value changed."""
+
+
+@define(eq=False)
+class _Variant:
+    """The step with some values.
+
+    Args:
+        reads: the values.
+        shapes, preparations: its programs.
+        ready: whether any of them could be captured yet.
+    """
+
+    reads: Reads
+    shapes: Shapes
+    preparations: Preparations
+    ready: bool = False
+
+
+class Variants:
+    """Programs of a step by the values that it reads.
+
+    Args:
+        model: the user's module.
+        step: the user's function.
+        make: makes what keeps the programs of one variant.
+        changed: called where anything of the model changed, before its values are read again.
+    """
+
+    def __init__(self, model: nn.Module, step: Any, make: Make, changed: Callable[[], None] = lambda: None) -> None:
+        self._model, self._step, self._make, self._changed = model, step, make, changed
+        self._kept: Recent[Hashable, _Variant] = Recent(KEPT)
+        self._now = _Variant(Reads(model, step), *make(), ready=True)
+        self._kept.keep(self._now.reads.key, self._now)
+        self._captured: dict[str, int] = {}
+
+    @property
+    def preparations(self) -> Preparations:
+        """Prepared steps of the step as it was used last."""
+        return self._now.preparations
+
+    @property
+    def shapes(self) -> Shapes:
+        """The programs of the step as it was used last."""
+        return self._now.shapes
+
+    def of(self, pieces: Sequence[Microbatch], agree: Agree) -> tuple[Prepared, BatchAgreement, str | None]:
+        """What a step of these microbatches needs, with the values that it reads now.
+
+        Args:
+            pieces: the microbatches.
+            agree: begins the comparison of this batch between ranks.
+
+        Returns:
+            It, the comparison, and a line for the user where a shape is new or a value changes again and again.
+
+        Raises:
+            RequestError: it cannot be captured with these values, or the plan cannot run it, or another rank has
+                another batch or other values.
+        """
+        if self._now.reads.unchanged():
+            kept = self._now.preparations
+            agreement = agree(kept.known(pieces), None)
+            prepared, remark = kept.of(pieces, agreement)
+            return prepared, agreement, remark
+        self._changed()
+        reads, before = Reads(self._model, self._step), self._now
+        found = self._kept.use(reads.key)
+        if found is None:
+            found = _Variant(reads, *self._make())
+        found.reads = reads  # the same values, perhaps in other objects
+        places = list(reads.others(before.reads))
+        place = places[0] if places else None
+        change = None if place is None else Change(reads.digest(places), _change(place, before.reads, reads))
+        agreement = agree(change is None and found.preparations.known(pieces), change)
+        if change is not None:
+            agreement.refuse_before()
+        try:
+            prepared, remark = found.preparations.of(pieces, agreement)
+        except RequestError as error:
+            if found.ready or place is None:
+                raise
+            raise RequestError(
+                f"{_change(place, before.reads, reads)}, and the step captured again: {error}"
+            ) from error
+        self._now = found
+        if found.ready:
+            return prepared, agreement, remark
+        found.ready = True
+        self._kept.keep(reads.key, found)
+        return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
+
+    def forget(self) -> None:
+        """Free prepared steps, with what a step that broke off left in them."""
+        for key in self._kept:
+            variant = self._kept.use(key)
+            assert variant is not None
+            variant.preparations.forget()
+
+    def _remark(self, place: str, before: Reads, now: Reads) -> str | None:
+        self._captured[place] = self._captured.get(place, 0) + 1
+        if self._captured[place] != _OFTEN:
+            return None
+        return (
+            f"{_change(place, before, now)}: the step is captured again for each new value, {_OFTEN} times so far, and "
+            "programs are kept for a few: give it with the batch as a tensor of one row a sample, or make it a buffer "
+            "and write into it between steps"
+        )
+
+
+def _change(place: str, before: Reads, now: Reads) -> str:
+    return f"{now.line(place)}: the step reads '{place}', which was {before.text(place)} and is {now.text(place)}"
