@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .core.plan.plan import plan_json as plan_json
     from .core.plan.plan import read_plan as read_plan
     from .core.plan.validation.validate import validate as validate
-    from .core.report import Check as Check
-    from .core.report import Checked as Checked
-    from .core.report import ReportFacts as ReportFacts
-    from .core.report import write_report as write_report
+    from .core.report.facts import Check as Check
+    from .core.report.facts import Checked as Checked
+    from .core.report.facts import ReportFacts as ReportFacts
+    from .core.report.page import write_report as write_report
     from .core.schedules.problem import Schedule as Schedule
     from .core.schedules.problem import ScheduleProblem as ScheduleProblem
     from .core.schedules.registry import families as families
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from .simulators.run import simulate as simulate
 
 _HOME = {
-    "Check": "core.report",
-    "Checked": "core.report",
+    "Check": "core.report.facts",
+    "Checked": "core.report.facts",
     "InfeasibleError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",
     "Plan": "core.plan.plan",
-    "ReportFacts": "core.report",
+    "ReportFacts": "core.report.facts",
     "RequestError": "core.errors",
     "Schedule": "core.schedules.problem",
     "ScheduleProblem": "core.schedules.problem",
@@ -66,7 +66,7 @@ _HOME = {
     "score": "core.schedules.scored",
     "simulate": "simulators.run",
     "validate": "core.plan.validation.validate",
-    "write_report": "core.report",
+    "write_report": "core.report.page",
     "write_trace": "core.trace.perfetto",
 }
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do

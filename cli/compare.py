@@ -50,7 +50,7 @@ def compare(
     if not comparison.same_plan:
         note("the two traces ran different plans: only actions of equal names are compared")
     if report is not None:
-        from ..core.report import report_html
+        from ..core.report.page import report_html
 
         write_text(report, report_html(plan=ran, predicted=traces[0], measured=traces[1]))
         note(f"written to {report}")

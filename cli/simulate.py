@@ -122,7 +122,8 @@ def simulate(
         write_text(trace, trace_json({"": result.trace}))
         note(f"written to {trace}")
     if report is not None:
-        from ..core.report import ReportFacts, report_html
+        from ..core.report.facts import ReportFacts
+        from ..core.report.page import report_html
 
         facts = ReportFacts(idle=idle_of(result))
         write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))

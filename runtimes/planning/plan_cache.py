@@ -97,7 +97,7 @@ def cache_folder() -> Path | None:
 
 def versions() -> dict[str, str]:
     """Versions that a plan depends on; of panpipe's sources, too, which change under one version while it is edited."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     sources = [path for name in ("core", "backends", "runtimes", "simulators") for path in (root / name).rglob("*.py")]
     states = sorted((str(path.relative_to(root)), *path.stat()[6:9:2]) for path in sources)
     digest = hashlib.sha256(repr(states).encode()).hexdigest()[:16]

@@ -20,6 +20,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ..python.reads import Reads
 from ..values.containers import flatten_batch, one_level
 from ..values.sparse_tensors import refuse_sparse_tensors
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
@@ -78,7 +79,8 @@ def find_batch_dims(
         return known
     refuse_sparse_tensors(model, nesting.plain(leaves))
     kinds = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-    key = kinds, nesting, known, microbatches == 1, gradients
+    modes = tuple(module.training for module in model.modules())
+    key = kinds, nesting, known, microbatches == 1, gradients, modes, hash(Reads(model, step).key)
     for of_model, of_step, other, found in _recent:
         if of_model() is model and of_step() is step and other == key:
             return found

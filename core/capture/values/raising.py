@@ -18,7 +18,7 @@ from torch import nn
 from .user_lines import is_own, is_user_code
 
 _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
-_RUN_STEPS = {str(Path(__file__).with_name(name)) for name in ("breaks.py", "row_trace.py")}
+_RUN_STEPS = {str(Path(__file__).parents[1] / name) for name in ("regions/breaks.py", "batch/row_trace.py")}
 """Files of the functions that run a user's step."""
 _SKIPPED = ("CACHE", "TO_BOOL", "COPY_FREE_VARS", "NOP", "NOT_TAKEN", "PRECALL", "EXTENDED_ARG", "RESUME")
 """Instructions between a value that is asked for and the jump that asks, and ones that do nothing."""

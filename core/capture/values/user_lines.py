@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import TracerBase
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _OWN_CODE = tuple(

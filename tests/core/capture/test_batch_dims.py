@@ -401,3 +401,27 @@ def test_containers_are_put_together_again(batch: Any) -> None:
 def test_unknown_classes_are_refused_by_name(leaf: Any, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         flatten_batch({"x": leaf})
+
+
+class EitherLayout(nn.Module):
+    """Normalises over the dimension that a flag leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.sequence_first = nn.Linear(3, 2), False
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.softmax(0 if self.sequence_first else 1).square().mean()
+
+
+def test_what_was_found_does_not_hold_after_a_flag_that_the_step_reads_has_changed():
+    model, batch = EitherLayout(), torch.randn(6, 5, 3)
+    first = find_batch_dims(model, either_step, batch)
+    model.sequence_first = True
+    second = find_batch_dims(model, either_step, batch)
+    assert (first.leaves, second.leaves) == ((("batch", 0),), (("batch", 1),))
+
+
+def either_step(model, batch):
+    return model(batch)
