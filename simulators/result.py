@@ -21,7 +21,7 @@ from .tracing import build_trace
 @frozen(slots=False, eq=False)
 class SimulationResult:
     """One simulated step. Times in seconds, sizes in bytes, tuples by device: over a data dimension by rank
-    (``panpipe.core.plan.Mesh``).
+    (``panpipe.core.cluster.mesh.Mesh``).
 
     Args:
         plan, costs: what was simulated.

@@ -69,7 +69,7 @@ def test_a_package_that_raises_keeps_no_command_from_its_own(tmp_path):
     )
     script = """
 from panpipe.backends.registry import find_backend
-from panpipe.core.catalog import find_device
+from panpipe.core.cluster.catalog import find_device
 from panpipe.core.schedules.registry import find_family
 print(find_backend("gloo").name, find_device("H100").name, find_family("1f1b").name)
 """

@@ -17,6 +17,8 @@ import panpipe
 import pytest
 import torch
 from panpipe.backends.streams import CudaStreams
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.diagnose.reference import reference_step
@@ -93,8 +95,8 @@ def even_pipeline(
     """A pipeline on one GPU with a plan made by hand, warm."""
     batch = batch_of(width, rows, dtype)
     piece = {"x": batch["x"][: rows // MICROBATCHES].to("cuda:0")}
-    capture, operators = panpipe.core.capture.step.capture_step, panpipe.core.capture.operators.operators_of
-    plan = even_plan(operators(capture(layers(width, count, dtype), step, piece, device="cuda")), stages, MICROBATCHES)
+    captured = capture_step(layers(width, count, dtype), step, piece, device="cuda")
+    plan = even_plan(operators_of(captured), stages, MICROBATCHES)
     pipe = panpipe.pipeline(
         layers(width, count, dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
         share_devices=True, **options,

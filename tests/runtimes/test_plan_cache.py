@@ -183,7 +183,7 @@ def test_progress_prints_one_line_a_phase_when_piped(capsys):
 
 def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
     code = (
-        "from panpipe.runtimes.progress import shown\n"
+        "from panpipe.runtimes.launch.progress import shown\n"
         "with shown(True, True) as report:\n"
         "    report('measuring')\n"
         "    for done in range(3): report('rehearsing', done, 3)\n"

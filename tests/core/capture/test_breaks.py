@@ -187,7 +187,7 @@ def test_a_model_without_values_is_captured_like_one_with(step):
 
 
 def test_a_tail_of_a_model_too_large_for_stand_ins_is_refused_with_the_line(monkeypatch):
-    monkeypatch.setattr("panpipe.core.capture.breaks._STAND_INS", 100)
+    monkeypatch.setattr("panpipe.core.capture.regions.breaks._STAND_INS", 100)
     with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in branching_step: .* needs a value .* meta device"):
         capture_step(Around().to("meta"), branching_step, batch(2))
 

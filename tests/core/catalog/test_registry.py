@@ -124,7 +124,7 @@ def plugged(monkeypatch):
     def install(**added):
         for name, plugin in added.items():
             monkeypatch.setattr(registry, name, plugin, raising=False)
-        points = [EntryPoint(name, f"panpipe.core.catalog.registry:{name}", registry.GROUP) for name in added]
+        points = [EntryPoint(name, f"panpipe.core.cluster.catalog.registry:{name}", registry.GROUP) for name in added]
         points.append(EntryPoint("absent", "no_such_module_here:DEVICE", registry.GROUP))
         monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == registry.GROUP else [])
         catalogue.cache_clear()
