@@ -49,7 +49,7 @@ def panpipe_step(batch: torch.Tensor) -> Any:
     from panpipe.core.capture.export.step import capture_step
     from panpipe.core.schedules.problem import ScheduleProblem
     from panpipe.core.schedules.registry import find_family
-    from panpipe.core.search.problem import assemble
+    from panpipe.core.search.problem.assemble import assemble
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

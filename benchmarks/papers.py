@@ -30,7 +30,7 @@ from panpipe.core.costs.costs import stage_costs, stage_edges
 from panpipe.core.costs.graph import OpGraph
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.assemble import assemble
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
 from recording import machine, record

@@ -58,7 +58,7 @@ from panpipe.core.plan.plan import Plan, Prediction, plan_json
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
-from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.options import options, schedule_problem
 from panpipe.core.trace.compare import peak_memory
 from panpipe.runtimes.batch.microbatches import split_batch

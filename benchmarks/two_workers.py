@@ -27,6 +27,8 @@ import torch.multiprocessing as mp
 from recording import machine, record
 
 PORT = 29670
+PLAN_S = 300.0
+"""Seconds for automatic plans: enough to compare them by running them."""
 WARM_UP = 2
 """Steps that are not timed, after the level of memory is taken."""
 
@@ -86,7 +88,7 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     known = Path(plan)
     pipe = pp.pipeline(
         gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, schedule=schedule,
-        plan=known if known.exists() else "auto", plan_cache=False, progress=False,
+        plan=known if known.exists() else "auto", plan_cache=False, progress=False, plan_seconds=PLAN_S,
     )  # fmt: skip
     dist.barrier()
     if rank == 0 and not known.exists():

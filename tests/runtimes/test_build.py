@@ -7,7 +7,7 @@ from attrs import evolve
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.core.search.problem import assemble
+from panpipe.core.search.problem.assemble import assemble
 from torch import nn
 
 from ..support.cuts import captured, even_plan

@@ -20,8 +20,7 @@ from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.finish import draft
-from panpipe.core.search.problem import assemble
-from panpipe.core.search.problem.assemble import with_replicas
+from panpipe.core.search.problem.assemble import assemble, with_replicas
 from panpipe.core.search.problem.setting import FixedStages, Setting, one_setting
 
 RATE, LATENCY = 4.0, 0.5
