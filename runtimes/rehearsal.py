@@ -8,9 +8,9 @@ workers on two cores). So candidates are measured, and so that another run choos
    of stages among those predicted to be about as fast (`core/search/suggestions/preference`).
 2. They take turns of one step, so that a machine whose speed drifts is as fast for one as for the next. Steps of one
    turn are pairs.
-3. After ``LEAST`` turns whatever pairs show to be slower than another is left out (`core/paired`), and so is a dearer
-   plan whose gain is below the noise that all turns together would leave. It ends with one plan, or after ``TURNS``,
-   or with the budget.
+3. After ``LEAST_TURNS`` turns whatever pairs show to be slower than another is left out (`core/paired`), and so is a
+   dearer plan whose gain is below the noise that all turns together would leave. It ends with one plan, or after
+   ``TURNS``, or with the budget.
 4. Of what is left, the plan with less memory stays, then the one with fewer stages, then the simpler schedule. But it
    is 1F1B unless pairs show that another one is faster, or, where that needs less memory, as fast to ``AS_FAST``: on a
    machine too loaded to show anything, nothing is chosen that may be slower.
@@ -33,20 +33,20 @@ from ..core.search import Oracle
 from ..core.search.problem.score import with_costs
 from ..core.search.suggestions.preference import preference, worth_rehearsing
 from .pipeline import Pipeline
-from .planning.automatic import PLAIN, Planning, step_s
+from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 
 CANDIDATES = 2
 """Plans that are measured against each other, at most."""
-LEAST, TURNS = 4, 8
-"""Turns of candidates: before any is left out, and at most."""
+TURNS = 8
+"""Turns of candidates, at most."""
 ERROR = 1 / 16
 """Most probability of leaving a plan out that is not slower: what four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN, ENOUGH = 2, 8, 5
+ALONE, SEEN, ENOUGH = 2, 8, 6
 """Steps of the plan chosen, without other candidates in turn: the first two numbers at least and in all, where there is
-time; five in all whatever the time, as an interval needs as many."""
+time; six in all whatever the time: of as many, no single disturbed one is a bound of the median."""
 LEVEL = 0.9
 """Probability that the median step of training lies within the predicted interval."""
 TYPICAL = 0.5
@@ -103,7 +103,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     plain = planning.plain(plans)
     wanted = worth_rehearsing(plans, plain, order, CANDIDATES)
     if plain and len(wanted) > 1:  # each runs once to warm up
-        turns_s = (1 + LEAST) * sum(map(step_s, wanted))
+        turns_s = (1 + LEAST_TURNS) * sum(map(step_s, wanted))
         if not planning.budget.allows(_comparison(wanted, plain[0], turns_s), turns_s):
             wanted = plain
     candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
@@ -140,7 +140,7 @@ def _in_turns(planning: Planning, candidates: Sequence[Candidate]) -> list[Candi
         planning.report("rehearsing in turns", turn, TURNS)
         for place in range(len(left)):
             left[(turn + place) % len(left)].rehearse(1)
-        if turn + 1 >= LEAST:
+        if turn + 1 >= LEAST_TURNS:
             left = undecided(left, PLAIN)
     return left
 

@@ -58,6 +58,8 @@ RECUT = 2 * ALIKE
 """The same for another cut once stages were measured: the times of both are known no better than to ``ALIKE``, and the
 other one is compiled and measured, too."""
 
+LEAST_TURNS = 4
+"""Turns of rehearsed plans before any is left out; each has run once before."""
 PLAIN = "1f1b"
 """The schedule that is rehearsed in any case: what others have to be faster than."""
 
@@ -140,8 +142,10 @@ class Planning:
         for chunks in range(1, self.most_chunks + 1):
             if found and max(map(efficiency, found)) >= 1 - ALIKE:
                 break
-            # Stages of another cut take as long to compile and to time as those before: it is the same model.
-            if found and not self.budget.allows(f"{chunks} stages a device", took_s):
+            # Stages of another cut take as long to compile and to time as those before: it is the same model. Their
+            # plan is of use only where there is time left to compare it with another one.
+            compared_s = 2 * (1 + LEAST_TURNS) * min(map(step_s, found), default=0.0)
+            if found and not self.budget.allows(f"{chunks} stages a device", took_s + compared_s):
                 break
             begun = time.monotonic()
             try:
