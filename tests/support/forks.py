@@ -67,7 +67,8 @@ class Forks:
             ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
             if not ready:
                 self.stop()
-                said = "\n".join(Path(folder, f"{n}.err").read_text(errors="replace") for n in range(len(forks)))
+                errors = (Path(folder, f"{n}.err") for n in range(len(forks)))
+                said = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in errors)
                 raise subprocess.TimeoutExpired(list(forks[0].arguments), timeout_s, None, said.encode())
             codes = json.loads(self._process.stdout.readline() or "null")
             assert codes is not None, f"the process that forks ranks of {self._script} ended"
