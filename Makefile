@@ -44,8 +44,8 @@ lint: $(VENV)/ready
 format-check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 
-# An editable install maps the root folder to the package, which type checkers do not follow: check an installed copy. All of build goes
-# first: setuptools would install modules from there that the sources no longer have.
+# An editable install maps the root folder to the package, which type checkers do not follow: check an installed copy.
+# All of build goes first: setuptools would install modules from there that the sources no longer have.
 types: $(VENV)/ready
 	rm -rf build
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .

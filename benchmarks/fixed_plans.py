@@ -8,13 +8,13 @@ schedules, meshes, recomputation, clusters and the search. Nothing is measured o
 the code. Sums may round differently on another processor, so hashes are compared on one machine.
 """
 
+import argparse
 import contextlib
 import hashlib
 import io
 import itertools
 import json
 import random
-import sys
 from pathlib import Path
 
 import panpipe
@@ -75,7 +75,9 @@ def requests(folder: Path) -> dict[str, list[str]]:
 
 def main() -> None:
     """All of them."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the plans go")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, words in requests(folder).items():
         out = folder / f"{name}.json"

@@ -447,7 +447,7 @@ def summary(rows: Sequence[Row]) -> tuple[list[str], bool]:
         f"the {WARM_UP} steps that warm up: median error "
         f"{100 * statistics.median(abs(row.first_error) for row in rows):.1f} %, bias "
         f"{percent(statistics.median(row.first_error for row in rows))}, worst "
-        f"{percent(max((row.first_error for row in rows), key=abs))} (told apart, without a bound)",
+        f"{percent(max((row.first_error for row in rows), key=abs))} (reported separately, without a bound)",
         "busy time against processor time: median "
         f"{100 * statistics.median(abs(row.busy_error) for row in rows):.1f} % on the device where it is worse",
         f"other processes took {100 * max(row.foreign for row in rows):.0f} % of the machine while a model was "

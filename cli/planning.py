@@ -89,7 +89,7 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
-    """The best plan, and the others beside it: ``plan.json``, ``plan.2.json`` and so on."""
+    """The best plan, and the others in the same folder: ``plan.json``, ``plan.2.json`` and so on."""
     paths = [out, *(out.with_suffix(f".{number}{out.suffix}") for number in range(2, len(plans) + 1))]
     check_writable(*paths)
     for path, plan in zip(paths, plans, strict=True):

@@ -1,6 +1,6 @@
 """Compile what the search runs, before somebody waits for it: half a minute of one core, once after an installation.
 
-numba keeps the result beside the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.search.compiling``.
+numba keeps the result next to the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.search.compiling``.
 """
 
 from itertools import pairwise

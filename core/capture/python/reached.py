@@ -36,7 +36,6 @@ _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"
 
 _LEAVES = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout,
            torch.memory_format, torch.Size, numpy.generic, range, slice, Path)  # fmt: skip
-_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
 _MANY, _MOST = 4096, 50_000
 """Entries of a container above which values are compared by a digest; and above which objects in it are compared by

@@ -176,7 +176,7 @@ def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
-    """Whether no size depends on values: packed sequences have such sizes, and no stand-ins to try a call with."""
+    """Whether no size depends on values; with sizes that do, as of packed sequences, no call can be tried."""
     return all(type(size) is int for shape in shapes for size in shape or ())
 
 
