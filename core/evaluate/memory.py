@@ -1,0 +1,192 @@
+"""The memory rule: what an action of each kind allocates and frees, when, in which memory, and how large it is.
+
+Everything that accounts for memory reads this table: validation, residency, the simulator's timelines, reports, and
+the searches. A microbatch's saved tensors have four sizes over its life on a stage::
+
+                F              RECOMPUTE           I             W
+    nothing ────────▶ saved ───────────────────────────▶ kept ────────▶ nothing
+        │                        ▲     │
+        └─────▶ input ───────────┘     └─────── B ─────────────────────▶ nothing
+          (the stage recomputes)
+
+F and RECOMPUTE allocate at their start, because they write the tensors while they run; backwards free at their end.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from attrs import frozen
+
+from ..actions import COMPUTE_KINDS, Kind
+from ..costs.costs import StageCosts
+
+
+class Moment(StrEnum):
+    """When an action changes memory."""
+
+    START = "start"
+    END = "end"
+
+
+class Memory(StrEnum):
+    """Which memory changes."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+class Use(StrEnum):
+    """What the bytes are for."""
+
+    SAVED = "saved"
+    COMMUNICATION = "communication"
+    WORKSPACE = "workspace"
+
+
+class Size(StrEnum):
+    """How many bytes: a field of ``StageCosts``, or what the stage's messages add up to."""
+
+    SAVED = "saved_bytes"
+    INPUT = "input_bytes"
+    KEPT = "kept_bytes"
+    WORKSPACE = "workspace_bytes"
+    MESSAGE = "message_bytes"
+    """The send's or the receive's own message."""
+    READ = "read_bytes"
+    """All messages that this action reads: from other devices, and from stages of its own device."""
+    PASSED = "passed_bytes"
+    """All messages that this action leaves to stages of its own device."""
+    OFFLOADED = "offloaded_bytes"
+    """The part of the saved tensors that the memory policy copies to the host."""
+
+
+@frozen
+class Change:
+    """One change of memory by one action.
+
+    Args:
+        moment: at the action's start or end.
+        use: what the bytes are for.
+        size: how many.
+        sign: 1 allocates, −1 frees.
+        memory: where.
+    """
+
+    moment: Moment
+    use: Use
+    size: Size
+    sign: int
+    memory: Memory = Memory.DEVICE
+
+
+def _allocates(moment: Moment, use: Use, size: Size, memory: Memory = Memory.DEVICE) -> Change:
+    return Change(moment, use, size, 1, memory)
+
+
+def _frees(moment: Moment, use: Use, size: Size, memory: Memory = Memory.DEVICE) -> Change:
+    return Change(moment, use, size, -1, memory)
+
+
+_WORKSPACE = (
+    _allocates(Moment.START, Use.WORKSPACE, Size.WORKSPACE),
+    _frees(Moment.END, Use.WORKSPACE, Size.WORKSPACE),
+)
+_PASSED = _allocates(Moment.END, Use.COMMUNICATION, Size.PASSED)
+_GRADIENT_READ = _frees(Moment.END, Use.COMMUNICATION, Size.READ)
+_SENT = (
+    _allocates(Moment.START, Use.COMMUNICATION, Size.MESSAGE),
+    _frees(Moment.END, Use.COMMUNICATION, Size.MESSAGE),
+)
+_RECEIVED = (_allocates(Moment.START, Use.COMMUNICATION, Size.MESSAGE),)
+
+CHANGES: Mapping[Kind, tuple[Change, ...]] = {
+    # What F reads is one of its saved tensors from its start on.
+    Kind.F: (
+        _allocates(Moment.START, Use.SAVED, Size.SAVED),
+        _frees(Moment.START, Use.COMMUNICATION, Size.READ),
+        _PASSED,
+        *_WORKSPACE,
+    ),
+    Kind.B: (_frees(Moment.END, Use.SAVED, Size.SAVED), _GRADIENT_READ, _PASSED, *_WORKSPACE),
+    Kind.I: (
+        _frees(Moment.END, Use.SAVED, Size.SAVED),
+        _allocates(Moment.END, Use.SAVED, Size.KEPT),
+        _GRADIENT_READ,
+        _PASSED,
+        *_WORKSPACE,
+    ),
+    Kind.W: (_frees(Moment.END, Use.SAVED, Size.KEPT), *_WORKSPACE),
+    Kind.RECOMPUTE: (
+        _frees(Moment.START, Use.SAVED, Size.INPUT),
+        _allocates(Moment.START, Use.SAVED, Size.SAVED),
+        *_WORKSPACE,
+    ),
+    # A send ends when its message has arrived. A received message is freed by the action that reads it.
+    Kind.SEND_F: _SENT,
+    Kind.SEND_B: _SENT,
+    Kind.RECV_F: _RECEIVED,
+    Kind.RECV_B: _RECEIVED,
+    # A host slot is occupied from the start of the copy out to the end of the copy back.
+    Kind.OFFLOAD: (
+        _allocates(Moment.START, Use.SAVED, Size.OFFLOADED, Memory.HOST),
+        _frees(Moment.END, Use.SAVED, Size.OFFLOADED),
+    ),
+    Kind.RELOAD: (
+        _allocates(Moment.START, Use.SAVED, Size.OFFLOADED),
+        _frees(Moment.END, Use.SAVED, Size.OFFLOADED, Memory.HOST),
+    ),
+    Kind.REDUCE_GRAD: (),
+    Kind.REDUCE_TIED: (),
+    Kind.SYNC: (),
+    Kind.STEP: (),
+}
+"""The table, for stages that keep their saved tensors."""
+
+RECOMPUTING_FORWARD = (_allocates(Moment.START, Use.SAVED, Size.INPUT), *CHANGES[Kind.F][1:])
+"""F of a stage that recomputes: it keeps its inputs alone."""
+FORWARD_ONLY = (_frees(Moment.END, Use.COMMUNICATION, Size.READ), _PASSED, *_WORKSPACE)
+"""F of a plan without backwards: nothing is saved, and what F reads is freed when it ends."""
+
+
+def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False) -> tuple[Change, ...]:
+    """What an action changes.
+
+    Args:
+        kind: of the action.
+        recomputes: whether its stage does.
+        forward_only: whether its plan has no backwards.
+    """
+    if kind is Kind.F and forward_only:
+        return FORWARD_ONLY
+    if kind is Kind.F and recomputes:
+        return RECOMPUTING_FORWARD
+    return CHANGES[kind]
+
+
+def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]:
+    """What an action of a compute order changes: orders hold no RECOMPUTE, which belongs to its B or I there."""
+    if recomputes and kind in (Kind.B, Kind.I):
+        second = tuple(change for change in CHANGES[Kind.RECOMPUTE] if change.use is not Use.WORKSPACE)
+        return (*second, *CHANGES[kind])
+    return changes(kind, recomputes=recomputes)
+
+
+def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> dict[Kind, tuple[float, float]]:
+    """Per kind of a compute order: how much its actions change the saved tensors at their start, and at their end.
+
+    Args:
+        cost: of the actions' stage.
+        recomputes: whether it does.
+    """
+    return {
+        kind: (
+            _total(order_changes(kind, recomputes=recomputes), Moment.START, cost),
+            _total(order_changes(kind, recomputes=recomputes), Moment.END, cost),
+        )
+        for kind in COMPUTE_KINDS
+    }
+
+
+def _total(changes: tuple[Change, ...], moment: Moment, cost: StageCosts) -> float:
+    saved = (change for change in changes if change.use is Use.SAVED and change.moment is moment)
+    return sum((change.sign * float(getattr(cost, change.size)) for change in saved), 0.0)
