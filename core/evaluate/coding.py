@@ -3,19 +3,23 @@
 ``count`` is the number of microbatches of a step.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..actions import Action, Kind
+
+if TYPE_CHECKING:  # numpy takes longer to load than most schedules to build
+    import numpy as np
+    from numpy.typing import NDArray
 
 FORWARD, INPUT, WEIGHT, BOTH = range(4)
 """Kinds: F, I, W and the full backward."""
 KINDS = 4
-INFINITY = np.inf
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+INFINITY = float("inf")
+Floats: TypeAlias = "NDArray[np.float64]"
+Integers: TypeAlias = "NDArray[np.int64]"
 
 CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.W: WEIGHT, Kind.B: BOTH}
 KIND = {code: kind for kind, code in CODE.items()}
@@ -31,6 +35,8 @@ def encode(
         stages, count: how many stages and microbatches there are.
         split: write every B as I and W next to each other.
     """
+    import numpy as np
+
     rows: list[list[int]] = []
     for order in device_actions:
         row: list[int] = []

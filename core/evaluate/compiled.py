@@ -5,14 +5,33 @@ takes apart without a division. Messages are pure delays, one for every pair of 
 stages it skips.
 """
 
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..numba_cache import njit
-from .coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
+from .coding import BOTH, FORWARD, INFINITY, INPUT, KIND, KINDS, WEIGHT, Floats, Integers
+from .memory import Moment, Size, Use, order_changes
 
 UNKNOWN = -1
+START, END = range(2)
+"""Moments of an action."""
+
+
+def _saved_factors() -> Floats:
+    sizes = Size.SAVED, Size.INPUT, Size.KEPT
+    factors = np.zeros((2, 2, KINDS, len(sizes)))
+    for recomputes, kind in product((False, True), range(KINDS)):
+        for change in order_changes(KIND[kind], recomputes=recomputes):
+            if change.use is Use.SAVED:
+                moment = START if change.moment is Moment.START else END
+                factors[int(recomputes), moment, kind, sizes.index(change.size)] += change.sign
+    return factors
+
+
+SAVED_FACTORS = _saved_factors()
+"""The table of `memory` for compute orders: (keeps or recomputes, start or end, kind, saved or input or kept bytes)."""
 
 
 class StageArrays(NamedTuple):
@@ -24,9 +43,8 @@ class StageArrays(NamedTuple):
         optimizer: time of the optimizer step.
         reduce: time of the gradient reduction over the data dimension.
         state: bytes for all of training.
-        saved: bytes that F leaves.
-        made: bytes that the second forward makes beside ``saved``.
-        kept: bytes between I and W.
+        saved: bytes by which an action changes the saved tensors, at its start and at its end, (2, 4, stages): see
+            :func:`fill_saved`.
         workspace: bytes of a running action.
         forward_first: where the stages that a stage reads begin in the next two, (stages + 1).
         forward_from, forward_delay: source and delay of each edge, by reading stage.
@@ -39,8 +57,6 @@ class StageArrays(NamedTuple):
     reduce: Floats
     state: Floats
     saved: Floats
-    made: Floats
-    kept: Floats
     workspace: Floats
     forward_first: Integers
     forward_from: Integers
@@ -48,6 +64,21 @@ class StageArrays(NamedTuple):
     back_first: Integers
     back_from: Integers
     back_delay: Floats
+
+    @property
+    def after_forward(self) -> Floats:
+        """Bytes that a microbatch holds between its F and its backward."""
+        return np.asarray(self.saved[START, FORWARD])
+
+    @property
+    def after_input(self) -> Floats:
+        """Bytes that a microbatch holds between its I and its W."""
+        return np.asarray(-self.saved[END, WEIGHT])
+
+    @property
+    def made_again(self) -> Floats:
+        """Bytes that the second forward adds to them while B or I runs."""
+        return np.asarray(self.saved[START, BOTH])
 
 
 class Room(NamedTuple):
@@ -217,6 +248,23 @@ def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
     return float(room.free.max())
 
 
+@njit(inline="always")
+def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: float, kept: float) -> None:
+    """Fill ``saved`` of one stage from the table of `memory`.
+
+    Args:
+        out: :class:`StageArrays`.
+        stage: whose.
+        recomputes: whether it does.
+        saved, inputs, kept: bytes of a microbatch's saved tensors over its life, as in ``StageCosts``.
+    """
+    factors = SAVED_FACTORS[int(recomputes)]
+    for moment in range(2):
+        for kind in range(KINDS):
+            row = factors[moment, kind]
+            out.saved[moment, kind, stage] = row[0] * saved + row[1] * inputs + row[2] * kept
+
+
 @njit()
 def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> tuple[float, int]:
     """The most bytes that device ``d`` holds in this order, and the position of the action that needs them.
@@ -230,19 +278,11 @@ def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: 
     most, position = held, 0
     for i in range(length):
         kind, stage = order[i] & 3, stage_of[order[i] >> 2]
-        if kind == FORWARD:
-            held += costs.saved[stage]
+        held += costs.saved[START, kind, stage]
         need = held + costs.workspace[stage]
-        if kind in (INPUT, BOTH):
-            need += costs.made[stage]
         if need > most:
             most, position = need, i
-        if kind == INPUT:
-            held += costs.kept[stage] - costs.saved[stage]
-        elif kind == WEIGHT:
-            held -= costs.kept[stage]
-        elif kind == BOTH:
-            held -= costs.saved[stage]
+        held += costs.saved[END, kind, stage]
         if held > most:
             most, position = held, i
     return most, position

@@ -12,12 +12,12 @@ the searches. A microbatch's saved tensors have four sizes over its life on a st
 F and RECOMPUTE allocate at their start, because they write the tensors while they run; backwards free at their end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from attrs import frozen
 
-from ..actions import COMPUTE_KINDS, Kind
+from ..actions import COMPUTE_KINDS, Action, Kind
 from ..costs.costs import StageCosts
 
 
@@ -190,3 +190,25 @@ def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> dict[Kind, tup
 def _total(changes: tuple[Change, ...], moment: Moment, cost: StageCosts) -> float:
     saved = (change for change in changes if change.use is Use.SAVED and change.moment is moment)
     return sum((change.sign * float(getattr(cost, change.size)) for change in saved), 0.0)
+
+
+def held_bytes(
+    actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Collection[int] = ()
+) -> Iterator[tuple[float, float]]:
+    """The saved tensors that a device holds while each of its actions runs, and after it, in bytes.
+
+    Args:
+        actions: the device's compute order.
+        costs: per stage.
+        recompute: the stages that recompute.
+    """
+    table = {
+        stage: saved_bytes(costs[stage], recomputes=stage in recompute)
+        for stage in dict.fromkeys(action.stage for action in actions)
+    }
+    held = 0.0
+    for action in actions:
+        at_start, at_end = table[action.stage][action.kind]
+        running = held + at_start
+        held = running + at_end
+        yield running, held

@@ -4,21 +4,22 @@ An action starts when its device has ended the action in front of it and everyth
 is a pure delay. F reads the outputs of the stages before; B and I read the stage's own F and the gradients of the
 stages behind; W reads its own I. In this model the times follow from the orders alone, so one pass computes them.
 
-Saved tensors count from the start of F to the end of B. I frees ``freed_by_input`` and adds ``created_by_input`` at its
-end, and W frees the rest. A device runs one action at a time, so the peak follows from its order alone, too.
+What actions allocate and free is the table of `memory`. A device runs one action at a time, so the peak of its saved
+tensors follows from its order alone, too.
 
 A stage that recomputes runs its forward again directly in front of B or I, as soon as the device is free and without
-waiting for the gradient: B or I starts when both are there. It holds ``input_bytes`` from the start of F, and
-``saved_bytes`` from the start of that second forward. Orders hold no RECOMPUTE; it belongs to its B or I.
+waiting for the gradient: B or I starts when both are there. Orders hold no RECOMPUTE; it belongs to its B or I.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
 from attrs import frozen
 
-from ..actions import Action, Kind
+from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
 from ..errors import RequestError
+from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
+from .memory import saved_bytes
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -109,30 +110,20 @@ class Evaluator:
                 delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
                 self._gradient_from[edge.src].append((edge.dst, delay))
         again = [stage in frozenset(recompute) for stage in range(len(costs))]
-        # By kind (0 F, 1 B, 2 I, 3 W) and stage: the time, what the device computes before it waits, what is allocated
-        # at the start, what is freed at the end.
+        # By kind and stage: the time, what the device computes before it waits, and how an action changes the saved
+        # tensors at its start and at its end.
         self._time = (
             [cost.forward_s for cost in costs],
-            [cost.full_backward_s for cost in costs],
             [cost.backward_input_s for cost in costs],
             [cost.backward_weight_s for cost in costs],
+            [cost.full_backward_s for cost in costs],
         )
         nothing = [0.0 for _ in costs]
         second = [cost.second_forward_s if more else 0.0 for cost, more in zip(costs, again, strict=True)]
-        self._before = (nothing, second, second, nothing)
-        swapped = [cost.saved_bytes - cost.input_bytes if more else 0 for cost, more in zip(costs, again, strict=True)]
-        self._allocated = (
-            [cost.input_bytes if more else cost.saved_bytes for cost, more in zip(costs, again, strict=True)],
-            swapped,
-            swapped,
-            nothing,
-        )
-        self._freed = (
-            [0.0 for _ in costs],
-            [cost.saved_bytes for cost in costs],
-            [cost.freed_by_input_bytes - cost.created_by_input_bytes for cost in costs],
-            [cost.kept_bytes for cost in costs],
-        )
+        self._before = (nothing, second, nothing, second)
+        saved = [saved_bytes(cost, recomputes=more) for cost, more in zip(costs, again, strict=True)]
+        self._at_start = [[stage[KIND[kind]][0] for stage in saved] for kind in range(KINDS)]
+        self._at_end = [[stage[KIND[kind]][1] for stage in saved] for kind in range(KINDS)]
 
     def evaluate(self, device_actions: Sequence[Sequence[Action]]) -> Evaluation:
         """Time and memory of these orders. Errors as in ``evaluate``."""
@@ -164,7 +155,7 @@ class Evaluator:
         for device, order in enumerate(device_actions):
             row = []
             for action in order:
-                kind = _CODE.get(action.kind)
+                kind = CODE.get(action.kind)
                 stage = action.stage
                 if kind is None or action.microbatch is None:
                     raise RequestError(f"{action} stands in a compute order: it holds F, I, W and B alone")
@@ -232,26 +223,21 @@ class Evaluator:
         gives_output = [(outputs[stage], 2 * stage) for stage in stages]
         gives_gradient = [(gradients[stage], 2 * stage + 1) for stage in stages]
         gives_nothing: list[tuple[_Ends, int]] = [([None] * count, -1) for _ in stages]
-        reads = [forward, backward, backward, weight]
-        return reads, [gives_output, gives_gradient, gives_gradient, gives_nothing]
+        return [forward, backward, weight, backward], [gives_output, gives_gradient, gives_nothing, gives_gradient]
 
     def _peak(self, order: list[tuple[int, int, int]]) -> tuple[float, int]:
         """The most saved tensors that an order holds, and the position of the action that reaches it."""
-        freed, allocated = self._freed, self._allocated
+        at_start, at_end = self._at_start, self._at_end
         held = peak = 0.0
         where = 0
         for position, (kind, stage, _) in enumerate(order):
-            held += allocated[kind][stage]
+            held += at_start[kind][stage]
             if held > peak:
                 peak, where = held, position
-            held -= freed[kind][stage]
+            held += at_end[kind][stage]
             if held > peak:
                 peak, where = held, position
         return peak, where
-
-
-_CODE = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
-_KIND = "FBIW"
 
 
 def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
@@ -268,7 +254,7 @@ def _deadlock(
 ) -> str:
     """The cycle of waits: from a stuck device to the one that has yet to run what it waits for, until one recurs."""
     wanted = {
-        device: (name % 2, name // 2, microbatch)
+        device: (BOTH if name % 2 else FORWARD, name // 2, microbatch)
         for (name, microbatch), devices in waiting.items()
         for device in devices
     }
@@ -276,10 +262,11 @@ def _deadlock(
     path: list[int] = []
     while device not in path:
         path.append(device)
-        backward, stage, microbatch = wanted[device]
+        kind, stage, microbatch = wanted[device]
+        given = (INPUT, BOTH) if kind == BOTH else (kind,)
         owner = placement[stage]
         left = codes[owner][positions[owner] :] if owner < len(codes) else []
-        if not any((code[0] > 0) == backward and code[0] < 3 and code[1:] == (stage, microbatch) for code in left):
+        if not any(code[0] in given and code[1:] == (stage, microbatch) for code in left):
             reader = _text(codes[device][positions[device]])
             return (
                 f"{reader} on device {device} reads {_text(wanted[device])}, which no device computes: "
@@ -298,4 +285,4 @@ def _deadlock(
 
 def _text(code: tuple[int, int, int]) -> str:
     kind, stage, microbatch = code
-    return f"{stage}{_KIND[kind]}{microbatch}"
+    return f"{stage}{KIND[kind]}{microbatch}"

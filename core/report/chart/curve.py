@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
+from ...evaluate.memory import held_bytes
 from ...schedules.scored import Scored, costs_of
 
 FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
@@ -19,21 +20,15 @@ def memory_curve(
     Args:
         actions: the device's F, I, W and B in order.
         starts, ends: of each of them.
-        costs: per stage. F takes ``saved_bytes`` when it starts, B frees them when it ends; I frees a part and creates
-            what only W needs, W frees the rest.
+        costs: per stage.
     """
     curve = [(0.0, 0.0)]
-    held = 0.0
-    for action, start, end in zip(actions, starts, ends, strict=True):
-        cost = costs[action.stage]
-        by_input = cost.freed_by_input_bytes - cost.created_by_input_bytes
-        freed = {Kind.B: cost.saved_bytes, Kind.I: by_input, Kind.W: cost.saved_bytes - by_input}
-        held += cost.saved_bytes if action.kind is Kind.F else -freed[action.kind]
-        moment = start if action.kind is Kind.F else end
-        if curve[-1][0] == moment:
-            curve[-1] = (moment, held)
-        else:
-            curve.append((moment, held))
+    for start, end, (running, after) in zip(starts, ends, held_bytes(actions, costs), strict=True):
+        for moment, held in ((start, running), (end, after)):
+            if curve[-1][0] == moment:
+                curve[-1] = (moment, held)
+            elif curve[-1][1] != held:
+                curve.append((moment, held))
     return curve
 
 

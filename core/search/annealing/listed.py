@@ -99,14 +99,14 @@ class _Stages:
 
     def _spare(self, costs: StageArrays) -> Floats:
         """What is left for saved tensors, per device, beside all that does not depend on the order."""
-        state, beside = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made)[self._on].max(axis=1)
+        state, beside = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made_again)[self._on].max(axis=1)
         return np.asarray(self._setting.machine.limits - state - beside, dtype=float)
 
     def _is_short(self, cuts: Cuts) -> bool:
         """Whether some device lacks memory for as many microbatches as 1F1B holds."""
         costs = self._costs(cuts)
         flight = min(self._setting.devices, self._setting.microbatches)
-        return bool(np.any(flight * costs.saved[self._on].sum(axis=1) > self._spare(costs)))
+        return bool(np.any(flight * costs.after_forward[self._on].sum(axis=1) > self._spare(costs)))
 
     def _lean_cuts(self) -> Iterator[Cuts]:
         """Cuts that fit for as many microbatches in flight as may be, for half of them, and for one at a time."""
@@ -149,13 +149,13 @@ class _Stages:
             for edge in range(costs.forward_first[stage], costs.forward_first[stage + 1]):
                 if costs.forward_from[edge] == stage - 1:
                     hops[stage] = costs.forward_delay[edge]
-        used = costs.saved[self._on].sum(axis=1)
+        used = costs.after_forward[self._on].sum(axis=1)
         enough = HELD * setting.devices * used
         problem = ScheduleProblem(
             setting.devices, setting.microbatches, len(hops) // setting.devices, hop_s=float(hops[1:].mean())
             if len(hops) > 1 else 0.0,
         )  # fmt: skip
         return Instance(
-            problem, self._placement, self._on, times, costs.times[BOTH] + costs.again, hops, costs.saved, costs.kept,
-            np.minimum(self._spare(costs), enough),
+            problem, self._placement, self._on, times, costs.times[BOTH] + costs.again, hops, costs.after_forward,
+            costs.after_input, np.minimum(self._spare(costs), enough),
         )  # fmt: skip

@@ -138,7 +138,7 @@ class Walk:
         other = self.again()
         place, devices = other.best, range(self.setting.devices)
         costs = other._working(place).costs
-        gains = costs.saved / np.maximum(costs.times[FORWARD], 1e-300)
+        gains = costs.after_forward / np.maximum(costs.times[FORWARD], 1e-300)
         stages_on = [np.flatnonzero(place.placement == device) for device in devices]
         queues = [list(stages[np.argsort(-gains[stages], kind="stable")]) for stages in stages_on]
         short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...costs.costs import StageCosts, StageEdge
 from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
-from ...evaluate.compiled import StageArrays
+from ...evaluate.compiled import StageArrays, fill_saved
 from ...numba_cache import njit
 from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
 
@@ -27,7 +27,7 @@ def stage_room(edges: int, stages: int) -> StageArrays:
         return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
 
     return StageArrays(
-        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), floats(), floats(), floats(), floats(),
+        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), np.zeros((2, KINDS, stages)), floats(),
         *edge_arrays(), *edge_arrays(),
     )  # fmt: skip
 
@@ -41,8 +41,7 @@ def fill_fixed(
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
         out.again[s] = cost.second_forward_s if recompute[s] else 0.0
         out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
-        out.saved[s] = cost.input_bytes if recompute[s] else cost.saved_bytes
-        out.made[s], out.kept[s] = cost.saved_bytes - out.saved[s], cost.kept_bytes
+        fill_saved(out, s, bool(recompute[s]), float(cost.saved_bytes), float(cost.input_bytes), float(cost.kept_bytes))
         least, each = machine.reduce[:, placement[s]]
         out.reduce[s] = least + cost.gradient_bytes * each if cost.gradient_bytes else 0.0
     forward = sorted((e.dst, e.src, e.bytes) for e in edges)
@@ -88,7 +87,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out: :class:`StageArrays`, filled.
     """
     stages = placement.shape[0]
-    stage_of, gradients = np.empty(cuts[stages], dtype=np.int64), np.zeros(stages)
+    stage_of, gradients, saved = np.empty(cuts[stages], dtype=np.int64), np.zeros(stages), np.zeros(stages)
     for s in range(stages):
         low, high = cuts[s], cuts[s + 1]
         stage_of[low:high] = s
@@ -99,8 +98,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out.times[BOTH, s] = out.times[INPUT, s] + out.times[WEIGHT, s]
         out.optimizer[s] = sums[OPTIMIZER, high] - sums[OPTIMIZER, low]
         out.state[s] = sums[STATE, high] - sums[STATE, low]
-        out.saved[s] = out.kept[s] = sums[SAVED, high] - sums[SAVED, low]
-        out.made[s] = out.again[s] = 0.0
+        saved[s] = sums[SAVED, high] - sums[SAVED, low]
         parameters = sums[PARAMETERS, high] - sums[PARAMETERS, low]
         gradients[s] = min(parameters, max(out.state[s] - parameters, 0.0))
         level = 0
@@ -121,10 +119,8 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out.reduce[s] = 0.0
         if gradients[s] > 0:
             out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
-        if recompute[s]:
-            out.again[s] = again[s]
-            out.saved[s] = received[s]
-            out.made[s] = out.kept[s] - received[s]
+        out.again[s] = again[s] if recompute[s] else 0.0
+        fill_saved(out, s, recompute[s], saved[s], received[s], saved[s])
 
 
 @njit()

@@ -1,8 +1,8 @@
 """The oracle for operator graphs: longest path with pure delays, and memory without communication buffers."""
 
-from ...actions import Kind
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
+from ...evaluate.memory import held_bytes
 from ...evaluate.reduction import reduction_time, step_ends, sync_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...plan.plan import Plan
@@ -56,19 +56,7 @@ def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> li
 
 def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> float:
     """The most that saved tensors and the running action's workspace take together."""
-    held = peak = 0.0
-    for action in plan.device_actions[device]:
-        cost, kind = costs[action.stage], action.kind
-        again = action.stage in plan.memory.recompute
-        if kind is Kind.F:
-            held += cost.input_bytes if again else cost.saved_bytes
-        elif again and kind is not Kind.W:
-            held += cost.saved_bytes - cost.input_bytes
-        peak = max(peak, held + cost.workspace_bytes)
-        if kind is Kind.B:
-            held -= cost.saved_bytes
-        elif kind is Kind.I:
-            held += cost.created_by_input_bytes - cost.freed_by_input_bytes
-        elif kind is Kind.W:
-            held -= cost.kept_bytes
-    return peak
+    actions = plan.device_actions[device]
+    held = held_bytes(actions, costs, plan.memory.recompute)
+    needs = (now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True))
+    return max(needs, default=0.0)
