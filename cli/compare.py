@@ -30,6 +30,9 @@ def compare(
         Path | None,
         typer.Option(help="Write an HTML report of both here.", metavar="FILE.html", show_default=False),
     ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw both here, action over action.", metavar="FILE.svg", show_default=False)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON alone, with every action.")] = False,
 ) -> None:
     """Lay a predicted trace over a measured one, action by action.
@@ -37,6 +40,7 @@ def compare(
     Errors are predicted ÷ measured − 1: above 0 the prediction was too slow or too large.
     """
     check_writable(report)
+    check_writable(svg)
     if plan is not None and report is None:
         raise RequestError(f"--plan {plan} is for the report: give --report FILE.html as well")
     traces = read_trace(predicted), read_trace(measured)
@@ -54,6 +58,11 @@ def compare(
 
         write_text(report, report_html(plan=ran, predicted=traces[0], measured=traces[1]))
         note(f"written to {report}")
+    if svg is not None:
+        from ..core.report.chart import comparison_svg
+
+        write_text(svg, comparison_svg(*traces, title=predicted.stem if ran is None else ran.schedule))
+        note(f"written to {svg}")
     if json:
         print_json(as_plain(comparison))
     else:

@@ -122,9 +122,19 @@ def test_bad_traces_are_one_line_and_status_2(files, capsys, tmp_path, make, mes
         assert captured.err.count("\n") == 1
 
 
+def test_the_picture_shows_both(files, capsys, tmp_path):
+    picture = tmp_path / "both.svg"
+    assert main(["compare", *files, "--svg", str(picture)]) == 0
+    text = picture.read_text(encoding="utf-8")
+    assert text.startswith("<svg ")
+    assert "0B0, predicted: 1 to 2" in text
+    assert "0B0, measured: 1 to 3" in text
+
+
+@pytest.mark.parametrize("option", ["--report", "--svg"])
 @pytest.mark.parametrize("where", ["none/report.html", "."])
-def test_a_report_that_cannot_be_written(files, capsys, tmp_path, where):
-    assert main(["compare", *files, "--report", str(tmp_path / where)]) == 2
+def test_a_report_that_cannot_be_written(files, capsys, tmp_path, where, option):
+    assert main(["compare", *files, option, str(tmp_path / where)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("panpipe: cannot write '")

@@ -1,0 +1,171 @@
+"""A predicted and a measured step as one SVG: two lanes a device, and below them the saved tensors of both."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from attrs import frozen
+
+from ...actions import Kind
+from ...trace.compare import compare
+from ...trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
+from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis
+from .layout import CHARACTER, NARROW, Axis
+
+LEFT, RIGHT, TOP, MARGIN = 132.0, 150.0, 104.0, 16.0
+"""Pixels around the charts."""
+LANE, BETWEEN_LANES, BETWEEN_DEVICES = 22.0, 2.0, 16.0
+"""Pixels: height of a lane, between the two lanes of a device, and between devices."""
+MEMORY, BETWEEN_CHARTS = 44.0, 62.0
+"""Pixels: height of a device's memory, and between the two charts."""
+OTHER = "#8a929b"
+"""Colour of what is neither F, B, I nor W: recomputation, reductions, the optimizer step."""
+MEASURED_STYLE = f".other rect{{fill:{OTHER}}}.measured{{fill:none;stroke:#1c2127;stroke-width:1.2}}"
+
+
+@frozen
+class Step:
+    """One of the two steps, in the unit that is drawn.
+
+    Args:
+        name: ``predicted`` or ``measured``.
+        trace: the step.
+        scale: what a second is in the unit.
+    """
+
+    name: str
+    trace: Trace
+    scale: float
+
+    def computing(self, device: int) -> list[TraceEvent]:
+        """What the device computed, in order."""
+        return [event for event in self.trace.events if event.device == device and event.queue == COMPUTE_QUEUE]
+
+    def saved(self, device: int) -> list[tuple[float, float]]:
+        """(moment, bytes of saved tensors held from then on), starting with nothing."""
+        samples = [s for s in self.trace.memory if s.device == device and s.kind == "saved"]
+        return [(0.0, 0.0), *((sample.time_s * self.scale, sample.bytes) for sample in samples)]
+
+
+def comparison_svg(predicted: Trace, measured: Trace, title: str) -> str:
+    """The picture of a step as it was predicted and as it was measured. The same input gives the same bytes.
+
+    Args:
+        predicted, measured: traces of the same plan.
+        title: the heading.
+    """
+    longest = max(predicted.step_s, measured.step_s)
+    unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1e3)
+    steps = Step("predicted", predicted, scale), Step("measured", measured, scale)
+    devices = max(predicted.devices, measured.devices)
+    axis = Axis(longest * scale, NARROW)
+    gantt = devices * (2 * LANE + BETWEEN_LANES + BETWEEN_DEVICES)
+    memory_top = TOP + gantt + BETWEEN_CHARTS
+    memory = devices * (MEMORY + BETWEEN_DEVICES)
+    width, height = px(LEFT + axis.width + RIGHT), px(memory_top + memory + MARGIN)
+    kinds, chunks = _kinds(steps), _chunks(steps, devices)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">',
+        f"<title>{escape(title)}</title><style>{STYLE}{MEASURED_STYLE}"
+        f"{colours(kinds, 1 + max(chunks.values(), default=0))}</style>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        *_head(title, steps, kinds),
+        f'<g transform="translate({px(LEFT)} {px(TOP)})">',
+        *time_axis(axis, gantt),
+        f'<text class="s e" x="-10" y="-8">{unit}</text>',
+        *(line for device in range(devices) for line in _lanes(steps, device, chunks, axis)),
+        "</g>",
+        f'<g transform="translate({px(LEFT)} {px(memory_top)})">',
+        '<text class="s" y="-24">saved tensors: filled as predicted, line as measured</text>',
+        *time_axis(axis, memory),
+        *_memory(steps, devices, axis),
+        "</g></svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _kinds(steps: Sequence[Step]) -> list[Kind]:
+    used = {event.action.kind for step in steps for event in step.trace.events}
+    return [kind for kind in HUES if kind in used]
+
+
+def _chunks(steps: Sequence[Step], devices: int) -> dict[int, int]:
+    """Stage → which of its device's stages it is, from 0."""
+    found = {}
+    for device in range(devices):
+        stages = sorted({event.action.stage for step in steps for event in step.computing(device) if _drawn(event)})
+        found.update({stage: chunk for chunk, stage in enumerate(stages)})
+    return found
+
+
+def _drawn(event: TraceEvent) -> bool:
+    """Whether the action is F, B, I or W."""
+    return event.action.kind in HUES
+
+
+def _head(title: str, steps: tuple[Step, Step], kinds: Sequence[Kind]) -> Iterator[str]:
+    predicted, measured = (step.trace for step in steps)
+    compared = compare(predicted, measured)
+    text = f"step predicted {predicted.step_s:.4g} s, measured {measured.step_s:.4g} s"
+    if compared.step.error is not None:
+        text += f": {compared.step.error:+.1%}"
+    if compared.corrected is not None and compared.corrected.error is not None:
+        text += f"; corrected for the machine's drift ({compared.drift:+.1%}): {compared.corrected.error:+.1%}"
+    yield f'<text class="t" x="{px(LEFT)}" y="30">{escape(title)}</text>'
+    yield f'<text class="s" x="{px(LEFT)}" y="49">{text}</text>'
+    x = LEFT
+    names = [(class_name(kind, 0), f"{kind.value} {NAMES[kind]}") for kind in kinds]
+    for name, label in (*names, ("other", "recomputation, reductions, optimizer step")):
+        yield f'<g class="{name}"><rect x="{px(x)}" y="60" width="11" height="11"/></g>'
+        yield f'<text x="{px(x + 16)}" y="70">{label}</text>'
+        x += 16 + CHARACTER * len(label) + 16
+
+
+def _lanes(steps: Sequence[Step], device: int, chunks: dict[int, int], axis: Axis) -> Iterator[str]:
+    """A device's two lanes."""
+    top = device * (2 * LANE + BETWEEN_LANES + BETWEEN_DEVICES)
+    yield f'<text x="{px(12 - LEFT)}" y="{px(top + LANE + BETWEEN_LANES / 2 + 4)}">device {device}</text>'
+    for row, step in enumerate(steps):
+        y = top + row * (LANE + BETWEEN_LANES)
+        events = step.computing(device)
+        yield f'<text class="s e" x="-10" y="{px(y + LANE / 2 + 4)}">{step.name}</text>'
+        yield f'<rect class="lane" y="{px(y)}" width="{px(axis.width)}" height="{px(LANE)}"/>'
+        yield from (_action(event, step, chunks, axis, y) for event in events)
+        busy = sum(event.end_s - event.start_s for event in events if _drawn(event))
+        idle = 1 - busy / step.trace.step_s if step.trace.step_s else 0.0
+        yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(y + LANE / 2 + 4)}">{idle:.1%} bubble</text>'
+
+
+def _action(event: TraceEvent, step: Step, chunks: dict[int, int], axis: Axis, y: float) -> str:
+    action = event.action
+    start, end = event.start_s * step.scale, event.end_s * step.scale
+    left, width = axis.x(start), max(axis.x(end) - axis.x(start) - 0.6, 0.4)
+    label = str(action.microbatch) if _drawn(event) else ""
+    written = (
+        f'<text class="m" x="{px(left + width / 2)}" y="{px(y + LANE / 2 + 3.6)}">{label}</text>'
+        if label and width >= CHARACTER * len(label) + 1
+        else ""
+    )
+    name = class_name(action.kind, chunks[action.stage]) if _drawn(event) else "other"
+    return (
+        f'<g class="{name}"><title>{action}, {step.name}: {start:.5g} to {end:.5g}</title><rect x="{px(left)}" '
+        f'y="{px(y)}" width="{px(width)}" height="{px(LANE)}"/>{written}</g>'
+    )
+
+
+def _memory(steps: tuple[Step, Step], devices: int, axis: Axis) -> Iterator[str]:
+    curves = [[step.saved(device) for step in steps] for device in range(devices)]
+    most = max((held for pair in curves for curve in pair for _, held in curve), default=0.0) or 1.0
+    for device, pair in enumerate(curves):
+        bottom = device * (MEMORY + BETWEEN_DEVICES) + MEMORY
+        yield f'<text x="{px(12 - LEFT)}" y="{px(bottom - MEMORY / 2 + 4)}">device {device}</text>'
+        yield f'<rect class="lane" y="{px(bottom - MEMORY)}" width="{px(axis.width)}" height="{px(MEMORY)}"/>'
+        peaks = []
+        for name, step, curve in zip(("held", "measured"), steps, pair, strict=True):
+            path = "".join(f"H{px(axis.x(time))}V{px(bottom - MEMORY * held / most)}" for time, held in curve)
+            end = px(axis.x(step.trace.step_s * step.scale))
+            close = f"V{px(bottom)}Z" if name == "held" else ""
+            yield f'<path class="{name}" d="M0 {px(bottom)}{path}H{end}{close}"/>'
+            peaks.append(f"{max(held for _, held in curve) / 1e6:.1f}")
+        for text, y in ((f"peak {peaks[0]} MB,", -2), (f"measured {peaks[1]} MB", 13)):
+            yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(bottom - MEMORY / 2 + y)}">{text}</text>'
