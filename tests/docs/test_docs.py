@@ -1,0 +1,124 @@
+"""The documentation: its Python and its commands run, its links lead somewhere, its make targets exist.
+
+A page's Python blocks run in order, in one namespace and in an empty folder, after what the page hides in a comment
+``<!-- setup … -->``. Of its shell blocks the lines that start with ``panpipe`` run. After ``<!-- slow -->`` a block
+runs in ``make test-slow`` alone, and after ``<!-- not run: why -->`` never.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from panpipe.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PART = re.compile(
+    r"<!-- setup\n(?P<setup>.*?)-->"
+    r"|(?:<!-- (?P<how>slow|not run: [^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+pytestmark = pytest.mark.filterwarnings("default")  # what a page shows may warn, as it would a reader
+
+
+@frozen
+class Block:
+    """A piece of a page that can run: ``language`` is ``python`` or ``sh``; ``how`` says whether it does."""
+
+    language: str
+    code: str
+    how: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for part in PART.finditer(text):
+        start = "setup" if part["setup"] else "code"
+        line = text.count("\n", 0, part.start(start)) + 1
+        found.append(Block(part["language"] or "python", part[start], part["how"] or "", line))
+    return found
+
+
+def run(page: Path, ones: list[Block]) -> None:
+    namespace = {"__name__": "__main__"}
+    for block in ones:
+        if block.language == "python":
+            # Blank lines in front: an error names the page's own line.
+            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+        elif block.language == "sh":
+            for line in block.code.replace("\\\n", " ").splitlines():
+                if line.startswith("panpipe "):
+                    assert main(shlex.split(line, comments=True)[1:]) == 0, f"{page.name}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_and_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(page, [block for block in blocks(page) if not block.how])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_everything_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(page, [block for block in blocks(page) if not block.how.startswith("not run")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if heading:
+            assert heading in headings(linked), f"{page.name} links to {target}"
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub forms them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_make_targets_and_scripts_exist(page):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for block in blocks(page):
+        if block.language != "sh":
+            continue
+        for line in block.code.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "make":
+                assert set(words[1:]) <= targets, f"{page.name}: {line}"
+            for word in words:
+                if re.match(r"(examples|benchmarks)/\w+\.py$", word):
+                    assert (ROOT / word).exists(), f"{page.name}: {line}"
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index
+
+
+def test_messages_of_the_troubleshooting_page_are_messages_of_the_package():
+    joined = re.compile(r"\"\s*\n\s*f?\"")  # a message over several lines
+    text = "".join(
+        joined.sub("", path.read_text(encoding="utf-8"))
+        for folder in ("core", "runtimes", "backends", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [
+        part for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for part in re.findall(r"`([^`]+)`", row)
+    ]
+    assert quoted
+    for message in quoted:
+        assert message in text, f"no message contains: {message}"
