@@ -88,8 +88,8 @@ CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
 REHEARSALS, REHEARSED, STEPS = 4, 4, 16
 """Turns of rehearsals of each cut, steps of a turn after one that does not count, and timed steps of each plan. On two
-cores that others share, the median of 8 steps, each divided by the reference readings around it, varied by 2.8 % (GPT-2)
-and 3.7 % (ResNet) from block to block, of 12 steps by 2.5 and 3.1 %, of 24 by 1.2 and 1.5 %."""
+cores that others share, medians of 8 steps, each divided by the reference readings around it, varied by 2.8 % (GPT-2)
+and 3.7 % (ResNet), of 12 steps by 2.5 and 3.1 %, of 24 by 1.2 and 1.5 %."""
 WARM_UP = 2
 """Steps of each plan before those that count."""
 MEDIAN, WORST, SAVED = 0.03, 0.10, 0.05
