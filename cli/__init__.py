@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..core.errors import PanpipeError
+from ..core.garbage import rare_collections
 
 COMMANDS = {
     "schedule": "Build a schedule for uniform stages and evaluate it.",
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     chosen = next((word for word in given if not word.startswith("-")), None)
     try:
-        status = _application(chosen)(args=given, prog_name="panpipe", standalone_mode=False)
+        with rare_collections():
+            status = _application(chosen)(args=given, prog_name="panpipe", standalone_mode=False)
     except PanpipeError as error:
         print(f"panpipe: {error}", file=sys.stderr)
         return error.exit_status

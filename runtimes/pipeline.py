@@ -40,7 +40,7 @@ from .optimizer.optimizers import OptimizerFactory
 from .optimizer.training import Training
 from .optimizer.update import Census, Ending
 from .planning.rehearsed import Rehearsal
-from .profile.reference_workload import reference_s
+from .profile.reference_workload import PASSES, passes_around, reference_s
 from .programs.compiled import Programs, compile_stages
 from .programs.stage_compiler import StageCompiler
 from .training.averages import WeightAverage
@@ -302,21 +302,29 @@ class Pipeline(Resumable):
 
     # One step
 
-    def rehearse(self, batch: Any, steps: int) -> list[Rehearsal]:
+    def rehearse(self, batch: Any, steps: int, warm_up: int = 0) -> list[Rehearsal]:
         """Run some steps that change nothing; what is seen of them is the same on every rank.
 
         Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
         would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
+
+        Args:
+            batch: a whole batch.
+            steps: that are recorded, each between two readings of the reference workload.
+            warm_up: steps before them, of which nothing is seen.
         """
-        count, seen = self.steps, list[Rehearsal]()
-        before = reference_s(self._team)
+        count, seen, prediction = self.steps, list[Rehearsal](), self.plan.prediction
+        passes = PASSES if prediction is None else passes_around(prediction.step_s)
         with self._stages.rehearsing():
+            for _ in range(warm_up):
+                self._run(batch, trace=True, ending=Ending.REDUCE)
+            before = reference_s(self._team, passes) if steps else 0.0
             for _ in range(steps):
                 start = time.perf_counter()
                 done = self._run(batch, trace=True, ending=Ending.REDUCE)
                 whole_s = self._team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
-                after = reference_s(self._team)
+                after = reference_s(self._team, passes)
                 around = (before + after) / 2
                 seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
                 before = after

@@ -44,11 +44,17 @@ ERROR = 1 / 16
 """Most probability of leaving a plan out that is not slower: what four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN, ENOUGH = 2, 8, 6
+ALONE, SEEN, ENOUGH = 2, 8, 5
 """Steps of the plan chosen, without other candidates in turn: the first two numbers at least and in all, where there is
-time; six in all whatever the time: of as many, no single disturbed one is a bound of the median."""
+time; the third in all whatever the time: with fewer, an interval is twice as wide as with eight."""
+LATER = 2
+"""How many times as many readings of the reference workload as steps are rehearsed a later comparison takes."""
 LEVEL = 0.9
 """Probability that the median step of training lies within the predicted interval."""
+FEWEST = 5
+"""Steps that an interval needs: bounds from four are twice as far apart as from eight."""
+STUDENT = (2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
+"""Quantiles of Student's t at ``(1 + LEVEL) / 2``, for as many values as ``FEWEST`` and each one more."""
 TYPICAL = 0.5
 """Quantile of a program's times over steps, for predicting."""
 
@@ -63,7 +69,7 @@ class Candidate:
     seen: list[Rehearsal] = field(factory=list)
 
     def rehearse(self, steps: int, skip: int = 0) -> None:
-        self.seen += self.pipe.rehearse(self.batch, skip + steps)[skip:]
+        self.seen += self.pipe.rehearse(self.batch, steps, skip)
 
     @property
     def times(self) -> list[float]:
@@ -200,11 +206,12 @@ def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float])
     """The plan with the interval that noise implies for the median step of training, and the machine's speed meanwhile.
 
     A step is predicted as the median of those that were rehearsed, each at the speed that the reference workload showed
-    around it. How far that is from the median of all steps is known from these alone: by bounds of Wilcoxon's
-    signed-rank test on their logarithms (`core/paired`), which assume a symmetric distribution and no certain one. More
-    steps narrow them. A later step is compared at the speed that the reference workload shows then, whose median is as
-    uncertain as that of the readings now. The two are independent, so that their squares are added. The spread of
-    single steps is no part of it: it is not what a median varies by.
+    around it. How far that is from the median of all steps is known from these alone: by the bounds of Student's t on
+    their logarithms, which are of use from five steps on. Ranks alone (`core/paired`) bound a median of five by the
+    outermost two. More steps narrow them. The noise of the readings is in these steps already: each was divided by its
+    own. A later step is compared at the speed that later readings show, of which there are more (``LATER``), and whose
+    noise is at most what steps and readings vary by now. The two are independent, so that their squares are added. The
+    spread of single steps is no part of it: it is not what a median varies by.
 
     Args:
         plan: with its prediction.
@@ -212,24 +219,27 @@ def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float])
         speeds: seconds of the reference workload around each of them.
 
     Returns:
-        The plan; without an interval where there are fewer than five steps or readings: bounds of this ``LEVEL`` need
-        as many.
+        The plan; without an interval where there are fewer than five steps or readings.
     """
     assert plan.prediction is not None
     reference = statistics.median(speeds)
     below, above = _reach(steps_s)
-    of_speeds = max(_reach(speeds)) ** 2
-    if not math.isfinite(below + above + of_speeds):
+    later = min(max(_reach(speeds)), max(below, above)) / math.sqrt(LATER)
+    if min(len(steps_s), len(speeds)) < FEWEST:
         return evolve(plan, prediction=evolve(plan.prediction, reference_s=reference))
     predicted_s = plan.prediction.step_s
-    low, high = (math.sqrt(reach**2 + of_speeds) for reach in (below, above))
+    low, high = (math.hypot(reach, later) for reach in (below, above))
     interval = predicted_s * math.exp(-low), predicted_s * math.exp(high)
     return evolve(plan, prediction=evolve(plan.prediction, interval_s=interval, reference_s=reference))
 
 
 def _reach(values: Sequence[float]) -> tuple[float, float]:
     """How far the true median may be below and above that of some values, as logarithms, with an error of half of what
-    ``LEVEL`` leaves for each."""
+    ``LEVEL`` leaves for each; infinite for fewer than ``FEWEST``."""
+    if len(values) < FEWEST:
+        return math.inf, math.inf
     logs = [math.log(value) for value in values]
-    found, median = difference(logs, (1 - LEVEL) / 2), statistics.median(logs)
-    return max(median - found.low, 0.0), max(found.high - median, 0.0)
+    mean, median = statistics.fmean(logs), statistics.median(logs)
+    quantile = STUDENT[min(len(logs), FEWEST + len(STUDENT) - 1) - FEWEST]
+    reach = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return max(median - mean + reach, 0.0), max(mean + reach - median, 0.0)

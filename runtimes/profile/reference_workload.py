@@ -18,6 +18,9 @@ PASSES = 16
 """Passes of a reading: about 0.1 s of a CPU. Their mean counts, as a step takes the sum of its slow and fast moments:
 over 40 steps of a GPT-2 on two shared cores, step ÷ reading varied by 10 % with means, by 12 % with medians, and the
 steps themselves by 20 %."""
+SHARE, PASS_S = 0.1, 6e-3
+"""About what share of a step a reading around it takes, and seconds of a pass on a core of a server: steps of a few
+milliseconds need no readings of 0.1 s. How many passes there are is no part of what is measured."""
 PRODUCTS, SUMS = 2, 6
 """Matrix products and sums of a pass."""
 SIZES = {"cpu": (512, 4 << 20), "cuda": (4096, 64 << 20)}
@@ -37,6 +40,11 @@ def reference_s(team: Team, passes: int = PASSES) -> float:
     team.everywhere(lambda _: None)  # or a rank that comes early would find the machine idle
     where = team.where or dict.fromkeys(team.local, torch.device("cpu"))
     return statistics.fmean(team.everywhere(lambda device: _reading(where, device, passes)))
+
+
+def passes_around(step_s: float) -> int:
+    """Passes of a reading next to a step of this many seconds."""
+    return max(1, min(PASSES, round(SHARE * step_s / PASS_S)))
 
 
 def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> float:

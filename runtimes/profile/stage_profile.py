@@ -4,6 +4,7 @@ All devices measure at the same time, because they share memory bandwidth and ca
 """
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ from .operator_profile import Values, materialised
 
 T = TypeVar("T")
 
+LEAST_REPEATS, LONG_S = 2, 0.5
+"""Runs of a stage's programs that are timed in any case, and seconds after which that is enough: what a long program
+takes varies less, and rehearsed steps measure it again."""
 OPTIMIZER_STEPS = 3
 """Steps that an optimizer is timed for, after one that makes its state."""
 
@@ -40,7 +44,7 @@ def profile_stages(
         parameters, buffers: by qualified name; may be on meta. They are not changed.
         leaves: one real microbatch.
         optimizer: makes an optimizer; None where the stages are not trained.
-        repeats: how often each is timed, after one run that is not.
+        repeats: how often each is timed at most, after one run that is not; long ones ``LEAST_REPEATS`` times.
         device: that runs them; by default where the model is.
 
     Returns:
@@ -108,7 +112,11 @@ def _stage_costs(
     halves = programs.backward_input is not None and programs.backward_weight is not None
     series = _Series(watch)
     with torch.no_grad():
-        for _ in range(repeats + 1):
+        for timed in range(repeats + 1):
+            if timed == 1:
+                begun = time.monotonic()
+            if timed > LEAST_REPEATS and time.monotonic() - begun > LONG_S:
+                break
             outputs, _results = series.time("F", run.forward, 0, list(boundary), leaves, key)
             tangents = {i: torch.ones_like(outputs[i]) for i in run.tangents}
             series.time("B", run.backward, 0, tangents, seed, leaves, key)

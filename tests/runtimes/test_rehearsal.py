@@ -16,8 +16,20 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning.automatic import efficiency
 from panpipe.runtimes.planning.budget import Budget
 from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
-from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner, with_interval
+from panpipe.runtimes.rehearsal import (
+    FEWEST,
+    LATER,
+    LEVEL,
+    PLAIN,
+    STUDENT,
+    Candidate,
+    best_rehearsed,
+    undecided,
+    winner,
+    with_interval,
+)
 from panpipe.simulators.oracle import simulated
+from scipy import stats
 
 from ..support.plans import orders, plan_of
 
@@ -87,7 +99,7 @@ STEADY = [0.02] * 6
 """Readings of the reference workload on a machine whose speed does not change."""
 
 
-@pytest.mark.parametrize("steps", [6, 8, 12])
+@pytest.mark.parametrize("steps", [5, 6, 8, 12])
 def test_the_interval_holds_the_median_step_at_least_as_often_as_it_says(steps):
     plan, hits, widths = predicted_plan([StageCosts(1, 1, 1)] * 2), 0, []
     source, predicted = random.Random(1), plan.prediction.step_s
@@ -108,7 +120,7 @@ def test_the_interval_holds_the_median_step_on_a_machine_whose_speed_drifts_from
         speeds = [math.exp(source.gauss(0, 0.05)) for _ in range(8)]
         now = [speed * math.exp(source.gauss(0, 0.02)) for speed in speeds]
         times = [speed * math.exp(source.gauss(0, 0.02)) for speed in speeds]
-        then = [math.exp(source.gauss(0, 0.02)) for _ in range(8)]
+        then = [math.exp(source.gauss(0, 0.02)) for _ in range(8 * LATER)]
         rehearsed = candidate("1f1b", times, now)
         found = with_interval(plan, rehearsed.steady, now).prediction
         scale = statistics.median(rehearsed.steady) * statistics.median(then) / statistics.median(now) / predicted
@@ -126,6 +138,19 @@ def test_the_interval_is_around_the_prediction_and_follows_the_noise():
     drifting = with_interval(plan, seen, [0.02, 0.024, 0.022, 0.019, 0.021]).prediction
     assert drifting.interval_s[0] < quiet.interval_s[0]
     assert quiet.reference_s == 0.0201
+
+
+def test_quantiles_of_students_t_are_those_of_scipy():
+    found = [stats.t.ppf((1 + LEVEL) / 2, FEWEST + more - 1) for more in range(len(STUDENT))]
+    assert pytest.approx(found, abs=5e-4) == STUDENT
+
+
+def test_the_noise_of_readings_is_counted_once_and_of_later_ones_at_most_as_that_of_steps():
+    plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
+    seen, drift = [1.0, 1.01, 1 / 1.01, 1.0, 1.005, 1 / 1.005], [0.02, 0.03, 0.02, 0.04, 0.02, 0.03]
+    alone, drifting = (with_interval(plan, seen, speeds).prediction.interval_s for speeds in (STEADY, drift))
+    reach = [math.log(high / plan.prediction.step_s) for _, high in (alone, drifting)]
+    assert reach[0] < reach[1] <= reach[0] * math.sqrt(1 + 1 / LATER) * 1.001
 
 
 def test_one_disturbed_step_of_six_does_not_bound_the_interval():
