@@ -75,7 +75,8 @@ def pipeline(
             of it, or some, may be on meta to begin with: construct it under ``panpipe.empty_weights()``, and each
             process takes memory for its own stages alone.
         step: ``step(model, batch) -> loss``; or ``(loss, weight)``, for means over something else than samples;
-            either may be followed by a dict of metrics.
+            either may be followed by a dict of metrics; or an object or a dict that has a ``loss``, such as a model's
+            output of transformers, whose other scalars are metrics.
         example_batch: a whole batch of one replica; every rank of it passes the same one: any nesting of tensors in
             dicts, lists, tuples, named tuples, dataclasses and mappings, such as the BatchEncoding of transformers; or
             a list of samples, which the step collates.

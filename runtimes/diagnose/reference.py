@@ -12,6 +12,7 @@ from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.graph.functions import without_checkpoints
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.results import plain_result
 from ...core.errors import RequestError
 from ..batch.losses import mean_loss
 from ..batch.microbatches import split_batch
@@ -98,6 +99,7 @@ def _restore(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 def _parts(result: Any) -> tuple[Any, Any]:
     """The loss, and the step's own weight or None."""
+    result = plain_result(result)
     if not isinstance(result, tuple | list):
         return result, None
     parts = [part for part in result if not isinstance(part, dict)]

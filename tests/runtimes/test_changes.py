@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..support.changing import WIDTH, Program, difference, names_a_line, refusal
+from ..support.registry import Registry
 
 NEAR = 1e-9
 pytestmark = [
@@ -49,18 +50,7 @@ def fit(model, batch):
     return F.mse_loss(model(batch["x"]), batch["y"])
 
 
-RIGHT = {}
-REFUSED = {}
-
-
-def right(make):
-    RIGHT[make.__name__] = make
-    return make
-
-
-def refused(make):
-    REFUSED[make.__name__] = make
-    return make
+right, refused = Registry(), Registry()
 
 
 # Numbers
@@ -990,13 +980,13 @@ SLOW = {
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in RIGHT.items()]
+    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in right.items()]
 )
 def test_what_changes_between_steps_equals_eager(make):
     assert difference(make) < NEAR
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("make", refused.values(), ids=list(refused))
 def test_what_cannot_be_followed_is_refused(make):
     message = refusal(make)
     assert "\n" not in message

@@ -115,6 +115,8 @@ class _Search:
             if self._keeps_apart(axis):
                 return self._farthest(axis, axes)
             if axis.leading and self._tracer.fails(dict(axis.dims), axis.lists):
+                if self._all_run_cut(axis):  # the step takes some sizes alone, such as divisors of a queue's length
+                    return axis
                 for other in filter(self._keeps_apart, _repaired(axis)):
                     return other
         for axis in axes:
@@ -132,14 +134,21 @@ class _Search:
 
     def _running(self, axes: Sequence[Axis]) -> list[Axis]:
         """Axes that the step runs with: as they are, or without some tensors, or with groups of samples."""
-        running = [axis for axis in axes if self._trace(axis).runs]
+        running = [axis for axis in axes if self._trace(axis).carries]
         if not running:
-            running = [other for axis in axes for other in _repaired(axis) if self._trace(other).runs]
+            running = [other for axis in axes for other in _repaired(axis) if self._trace(other).carries]
         if not running:
             groups = {axis: self._tracer.trace_groups(dict(axis.dims), axis.lists) for axis in axes if axis.leading}
-            self._traces |= {axis: trace for axis, trace in groups.items() if trace.runs}
+            self._traces |= {axis: trace for axis, trace in groups.items() if trace.carries}
             running = [axis for axis in groups if self._traces[axis].runs]
         return running
+
+    def _all_run_cut(self, axis: Axis) -> bool:
+        """Whether an axis has all tensors, and the step runs with them as microbatches have them; one row says nothing,
+        because it broadcasts."""
+        rows = -(-axis.rows // self._microbatches)
+        whole = axis.covered == len(self._tensors) and 1 < rows < axis.rows
+        return whole and self._tracer.trace_with(dict(axis.dims), axis.lists, rows).runs
 
     def _keeps_apart(self, axis: Axis) -> bool:
         return self._may_trace(axis) and self._tracer.keeps_apart(dict(axis.dims), axis.lists)
@@ -242,6 +251,8 @@ class _Search:
         best = axes[0]
         whole = self._tracer.trace_with({}, frozenset(), None)
         if whole.runs:  # the step itself runs, with this number of samples
+            if self._traces[best].runs:  # and reads none of them
+                return best
             rows = -(-best.rows // self._microbatches)
             for axis in axes:
                 cut = self._tracer.trace_with(dict(axis.dims), axis.lists, rows)

@@ -54,9 +54,14 @@ class RowTrace:
         return self.error is None
 
     @property
+    def carries(self) -> bool:
+        """Whether it ran and operators were given samples: what a step does not read holds none that matter."""
+        return self.runs and self.reach > 0
+
+    @property
     def independent(self) -> bool:
         """Whether it ran and kept samples apart."""
-        return self.runs and not self.findings
+        return self.carries and not self.findings
 
     def has(self, kind: str) -> bool:
         """Whether there is a finding of a kind."""

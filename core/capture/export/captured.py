@@ -20,7 +20,7 @@ from ..graph.plain_tensors import refuse_written_constants
 from ..graph.recurrent import split_layers
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
-from ..values.user_lines import line_of
+from ..values.user_lines import first_line, line_of
 from ..values.values import LateSize
 
 TAIL = "the end of the step"
@@ -91,7 +91,8 @@ def captured_step(
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     outputs: Outputs
     if rows is None:
-        outputs = weight_beside_loss(graph, step_outputs(program, breaks.printed), {*inputs.batch, *inputs.constants})
+        results = step_outputs(program, breaks.printed, first_line(breaks.step))
+        outputs = weight_beside_loss(graph, results, {*inputs.batch, *inputs.constants})
     else:
         outputs = row_outputs(program, breaks.printed, rows)
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))

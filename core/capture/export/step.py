@@ -64,7 +64,8 @@ def capture_step(
 
     Args:
         model: the user's module; neither it nor its parameters change. They may be on the meta device.
-        step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics.
+        step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics, or an
+            object or dict that has a ``loss``.
         batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
         device: where the step will run; the kernels of that device are what is captured.
         gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
@@ -80,7 +81,7 @@ def capture_step(
     refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
         check_gradient_hooks(model)
-    breaks = Breaks(model, step, batch)
+    breaks = Breaks(model, step, batch, loss=rows is None)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
     modes = _with_gradients() if gradients else _without_gradients()
@@ -120,7 +121,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if breaks.as_eager:
                 raise
             breaks.begin_as_eager()
-        except RequestError:
+        except (RequestError, Warning):  # a warning, where the user has warnings raised
             raise
         except WritesTensor as written:
             make_buffer(breaks.model, written.tensor)

@@ -86,12 +86,13 @@ def parts_in_words(outputs: Outputs) -> str:
     return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)
 
 
-def step_outputs(program: Any, printed: Printed) -> StepOutputs:
+def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
     """Find the parts of a step's result in the graph that was exported of it.
 
     Args:
         program: the exported program; it returns the step's result, and tensors that the step wrote into text.
         printed: what the step prints and logs.
+        line: where the step begins, for messages.
 
     Raises:
         RequestError: the result holds no scalar loss.
@@ -99,14 +100,15 @@ def step_outputs(program: Any, printed: Printed) -> StepOutputs:
     result, texts = _returned(program)
     parts = list(result) if isinstance(result, tuple | list) else [result]
     metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
-    rule = "return a scalar loss, or (loss, weight), or either followed by a dict of metrics"
+    rule = "return a scalar loss, or (loss, weight), either followed by a dict of metrics, or an object with a loss"
+    who = f"{line}: the step" if line else "the step"
     if not parts or len(parts) > 2 or not isinstance(parts[0], str):
-        raise RequestError(f"the step returns {type(result).__name__} and no scalar loss: {rule}")
+        raise RequestError(f"{who} returns {type(result).__name__} and no scalar loss: {rule}")
     node = next(n for n in program.graph.nodes if n.name == parts[0])
     value = node.meta["val"]
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise RequestError(f"the step returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
+        raise RequestError(f"{who} returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
 
 

@@ -5,7 +5,6 @@ capture leaves in a module belongs to no real step.
 """
 
 import copy
-import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...plan.wording import module_text
+from ..values.user_lines import warn_at
 from ..values.values import LateNumber, holds_captured
 from .reached import Reached
-from .side_effects import FIX, read_line
+from .side_effects import FIX, read_line, written_line
 
 _INTERNAL = {"_parameters", "_buffers", "_modules"}
 _MISSING = object()
@@ -94,7 +94,7 @@ class _TakenBack:
     reached: Reached
     read: set[tuple[int, str]]
     no_hooks: Callable[[], bool]
-    remarks: list[str] = field(factory=list)
+    remarks: list[tuple[str, str]] = field(factory=list)
     failures: list[Exception] = field(factory=list)
 
     def filled(self, label: str, key: str, value: Any, before: Any) -> None:
@@ -102,7 +102,7 @@ class _TakenBack:
         if _replaced(value, before):
             self.failures.append(_refusal(label, key, self.reached.line_of(key)))
         _refill(value, before)
-        self.remarks.append(_remark(label, key, f"with {len(value)} entries"))
+        self._note(label, key, f"with {len(value)} entries")
 
     def assigned(self, label: str, holder: Any, key: str, old: Any, value: Any) -> None:
         """An attribute or a variable was assigned."""
@@ -125,14 +125,18 @@ class _TakenBack:
             self.failures.append(_refusal(label, key, line))
         elif early or counts:
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
-            self.remarks.append(_remark(label, key, now))
+            self._note(label, key, now)
 
     def report(self) -> None:
         """Raise what is refused, or warn."""
         if self.failures:
             raise next((f for f in self.failures if isinstance(f, WritesTensor)), self.failures[0])
-        for remark in self.remarks:
-            warnings.warn(remark, stacklevel=7)
+        for line, remark in self.remarks:
+            warn_at(line, remark)
+
+    def _note(self, label: str, key: str, now: str) -> None:
+        line = written_line(self.reached.codes, key) or self.reached.line_of(key)
+        self.remarks.append((line, _remark(label, key, now)))
 
 
 class WritesTensor(Exception):

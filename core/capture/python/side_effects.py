@@ -6,7 +6,6 @@ too, as a counter that a branch compares, would go from one microbatch to the ne
 
 import dis
 import types
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
@@ -15,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RequestError
+from ..values.user_lines import warn_at
 from ..values.values import holds_captured
 from .reached import Reached, is_leaf, is_users
 
@@ -40,6 +40,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
     others = {id(own) for own in modules}
     finished = False
     caches = [(cache, cache.cache_info().misses) for cache in reached.caches]
+    keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict) and id(held) not in others]
     written: list[tuple[str, Any, bool]] = []  # place, name, whether it carries a state
     try:
         yield
@@ -64,6 +65,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
             if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
                 reached.assign(place, then[1])
                 written.append((place, str(name), True))
+        _drop_captured(keys)
         for cache, misses in caches:
             if cache.cache_info().misses != misses:
                 cache.cache_clear()  # it may have what is captured
@@ -71,13 +73,25 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
         _report(reached, written)
 
 
+def _drop_captured(known: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
+    """Take new entries out of dicts whose values are captured: they belong to no real step.
+
+    Args:
+        known: the dicts, with the keys that they had.
+    """
+    for held, keys in known:
+        for key in [key for key, value in held.items() if key not in keys and holds_captured(value)]:
+            del held[key]
+
+
 def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:
     """Refuse what the step also reads; warn of the rest."""
     for place, name, carries in written:
         if carries:
             _refuse(reached, place, name)
-    for remark in dict.fromkeys(_remark(place) for place, _, _ in written):
-        warnings.warn(remark, stacklevel=6)
+    for place, name, _ in written:
+        line = written_line(reached.codes, name) if isinstance(name, str) else None
+        warn_at(line or reached.line_of(place), _remark(place))
 
 
 def _carries(before: Any, now: Any) -> bool:
@@ -113,6 +127,31 @@ def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
         if is_users(code.co_filename) and (line := _read_in(code, name)) is not None:
             return f"{code.co_filename}:{line}"
     return None
+
+
+def written_line(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """The user's first line that writes an attribute or variable, or else that names it; None without any.
+
+    Args:
+        codes: of functions.
+        name: of the attribute or variable.
+    """
+    users = [code for code in codes if is_users(code.co_filename)]
+    for writes in (True, False):
+        for code in users:
+            for instruction in _instructions(code):
+                stores = instruction.opname.startswith("STORE_") or not writes
+                if instruction.argval == name and stores and instruction.positions is not None:
+                    return f"{code.co_filename}:{instruction.positions.lineno}"
+    return None
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Those of a function, and of the functions within."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _instructions(constant)
 
 
 def _read_in(code: types.CodeType, name: str) -> int | None:

@@ -21,6 +21,7 @@ from ..python.reached import Reached
 from ..python.surroundings import Autocasts
 from ..python.toggles import Toggles
 from ..values.printed import Printed, noted
+from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import reason_of
 from ..values.values import (
@@ -55,6 +56,7 @@ class Breaks:
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
+        loss: whether the step returns a loss, in whatever object.
         autocasts: around the capture, which the step runs in.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
     """
@@ -66,6 +68,7 @@ class Breaks:
     printed: Printed = field(factory=Printed)
     assigned: set[str] = field(factory=set)
     as_eager: bool = False
+    loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
     reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
@@ -107,7 +110,7 @@ class Breaks:
             self._modules.called(model, self._meta), numbered(model, regions, locator),
         ):  # fmt: skip
             try:
-                result = self.step(model, batch)
+                result = self._called(model, batch)
             except Exception as error:
                 if not depends_on_value(error):
                     raise
@@ -121,7 +124,7 @@ class Breaks:
             toggles.refuse_unequal_ends()
         if tail is not None:
             self.printed = Printed()  # the tail says it itself
-            return tail.call(self.model, self.step, regions, model, batch, locator), []
+            return tail.call(self.model, self._called, regions, model, batch, locator), []
         if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
             raise RequestError(
                 "the step returns a number and no scalar loss: return the tensor that backward starts from, without "
@@ -129,6 +132,11 @@ class Breaks:
             )
         self.printed = printed
         return with_late_numbers_as_tensors(result), watch.texts
+
+    def _called(self, model: nn.Module, batch: Any) -> Any:
+        """What the step returns."""
+        result = self.step(model, batch)
+        return plain_result(result) if self.loss else result
 
     # When capture stopped
 
@@ -221,16 +229,18 @@ class Breaks:
         kept = [(tensor, tensor.detach().clone()) for _, tensor in self._state() if not tensor.is_meta]
         random, regions = KeyedRandom(random_key(0, 0, 0)), list(self._modules.lines)
         observer = Observer(lambda: random.ordinal)
+        stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
                 modules_kept(self.model),
-                _reparametrize_module(self.model, {name: stand_in_for(tensor) for name, tensor in missing.items()}),
-                noted(), random, self._modules.watched(random), numbered(self.model, regions, observer),
-                self.autocasts.again(),
+                _reparametrize_module(self.model, stand_ins), noted(), random, self._modules.watched(random),
+                numbered(self.model, regions, observer), self.autocasts.again(),
             ):  # fmt: skip
-                result = self.step(self.model, self.batch)
+                result = self._called(self.model, self.batch)
             if tail_line is not None:
-                self._tail = TailRegion.observed(self.model, observer, self._names, result, random.ordinal, tail_line)
+                self._tail = TailRegion.observed(
+                    self.model, stand_ins, observer, self._names, result, random.ordinal, tail_line
+                )
         finally:
             with torch.no_grad():
                 for tensor, value in kept:  # a run may write buffers, and parameters by their data

@@ -147,7 +147,7 @@ class Region:
         """Run it with its own random numbers."""
         with KeyedRandom(random_key(0, 0, 0) if key is None else key, ordinal) as random:
             found = self.run(given)
-        if random.ordinal - ordinal != self.draws:
+        if self.name and random.ordinal - ordinal != self.draws:  # after the tail nothing draws
             raise RequestError(
                 f"{self.line}: {self._who} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} "
                 "for the example: later random numbers would depend on it; draw the same number each time"

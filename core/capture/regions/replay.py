@@ -45,6 +45,7 @@ class _Calls(TorchFunctionMode, ABC):
         super().__init__()
         self.count = 0
         self._inside = False
+        self.held: tuple[Tensor, ...] = ()  # by the module that is called as one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,16 +56,16 @@ class _Calls(TorchFunctionMode, ABC):
         number, self.count = self.count, self.count + 1
         return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
 
-    def whole(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call of Python that counts as one."""
+    def whole(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of a module that counts as one."""
         if self._inside:
             return forward(*args, **kwargs)
         number, self.count = self.count, self.count + 1
-        self._inside = True
+        self._inside, self.held = True, (*module.parameters(), *module.buffers())
         try:
             return self.call(number, forward, lambda: forward(*args, **kwargs), (args, kwargs))
         finally:
-            self._inside = False
+            self._inside, self.held = False, ()
 
     def metadata(self, func: Any, args: Any) -> Any:
         """Read what is known of a tensor without its data; it is no call."""
@@ -92,7 +93,7 @@ def numbered(model: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[
     for name in names:
         module: Any = model.get_submodule(name)
         forward = module.forward
-        module.forward = lambda *a, _f=forward, **k: calls.whole(_f, *a, **k)
+        module.forward = lambda *a, _m=module, _f=forward, **k: calls.whole(_m, _f, *a, **k)
         patched.append((module, forward if "forward" in module.__dict__ else None))
     try:
         with calls:
@@ -140,6 +141,7 @@ class Tail:
         record: what calls returned before it.
         needed: place → the tensor there, for tensors computed before that it reads.
         touched: other tensors that it reads, such as parameters, by identity.
+        before: identities of the tensors that are read before it.
         written: identities of tensors that it writes in place.
         draws: random draws before it.
     """
@@ -147,6 +149,7 @@ class Tail:
     record: Record
     needed: dict[Place, Tensor]
     touched: dict[int, Tensor]
+    before: set[int]
     written: set[int]
     draws: int
 
@@ -168,10 +171,11 @@ class Observer(_Calls):
 
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
         leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
-        states = [state_of(tensor) for tensor in leaves]
+        given_or_held = (*leaves, *self.held)
+        states = [state_of(tensor) for tensor in given_or_held]
         draws, result = self._drawn(), run()
-        written = tuple(t for t, before in zip(leaves, states, strict=True) if state_of(t) != before)
-        self._seen.append(_Seen(tuple(leaves), written, draws, reads_values(func)))
+        written = tuple(t for t, before in zip(given_or_held, states, strict=True) if state_of(t) != before)
+        self._seen.append(_Seen(given_or_held, written, draws, reads_values(func)))
         flat, spec = pytree.tree_flatten(result)
         places = {id(tensor): i for i, tensor in reversed(list(enumerate(leaves)))}
         slots: list[Any] = []
@@ -201,7 +205,8 @@ class Observer(_Calls):
         # The last call itself may exist in capture alone; then the tail begins behind the one in front of it.
         before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
         until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
-        tail = Tail(evolve(self._record, until=until), {}, {}, set(), 0)
+        before_tail = {id(tensor) for seen in self._seen[:until] for tensor in seen.given}
+        tail = Tail(evolve(self._record, until=until), {}, {}, before_tail, set(), 0)
         # It may lie behind the last call, too: in Python alone.
         tail.draws = self._seen[until].draws if until < len(self._seen) else self._drawn()
         for here, seen in enumerate(self._seen):

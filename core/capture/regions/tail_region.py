@@ -1,6 +1,6 @@
 """The tail of a step that stays Python: all behind the first line, outside of every module, that needs a value."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -22,7 +22,7 @@ class TailRegion:
         line: where it begins.
         tail: what was observed of it.
         places: what it reads: place in a run, and place in capture.
-        state: names of the parameters and buffers that it reads.
+        state: names of the parameters and buffers that it reads or may read.
         written: names of the buffers that it writes.
         result: the nesting of the step's result.
         made: its tensors and numbers, the loss first, and then the buffers that it wrote.
@@ -40,12 +40,14 @@ class TailRegion:
 
     @classmethod
     def observed(
-        cls, model: nn.Module, observer: Observer, names: Sequence[str], result: Any, drawn: int, line: str
-    ) -> "TailRegion":
+        cls, model: nn.Module, stand_ins: Mapping[str, Tensor], observer: Observer, names: Sequence[str], result: Any,
+        drawn: int, line: str,
+    ) -> "TailRegion":  # fmt: skip
         """The tail of a step that was run for real.
 
         Args:
             model: the user's.
+            stand_ins: name of a parameter or buffer → what the run had in its place.
             observer: saw the run.
             names: of the calls that capture saw up to the tail.
             result: what the step returned.
@@ -62,8 +64,13 @@ class TailRegion:
                 f"{line}: this line needs a value, and the step calls other operators when it is captured than when "
                 "it runs; move the line and what depends on it into a module"
             )
-        buffers = dict(model.named_buffers())
-        state = tuple(n for n, t in (*model.named_parameters(), *buffers.items()) if id(t) in tail.touched)
+        buffers = {name: stand_ins.get(name, tensor) for name, tensor in model.named_buffers()}
+        parameters = {name: stand_ins.get(name, tensor) for name, tensor in model.named_parameters()}
+        # What nothing reads in this run, such as a layer that is skipped at random, another run of the tail may read.
+        state = tuple(
+            n for n, t in (*parameters.items(), *buffers.items())
+            if id(t) in tail.touched or id(t) not in tail.before
+        )  # fmt: skip
         written = tuple(
             n for n in state if n in buffers and (may_be_written(buffers[n]) or id(buffers[n]) in tail.written)
         )

@@ -6,6 +6,7 @@ Code of torch, of panpipe and of Python's standard library is nobody's; a model 
 import logging
 import re
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,23 @@ def line_of(node: fx.Node) -> str:
     """The innermost line of the user's that a node of a captured graph comes from; "" where none is known."""
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(file)), "")
+
+
+_warned: dict[Any, Any] = {}
+"""What Python's warnings keep to show a warning once."""
+
+
+def warn_at(line: str, message: str) -> None:
+    """Warn of a line of the user's, rather than of the function that captures it.
+
+    Args:
+        line: file and line, such as "train.py:12"; of what has none the message alone is shown.
+        message: of the warning.
+    """
+    file, _, number = line.partition(" in ")[0].rpartition(":")
+    warnings.warn_explicit(
+        message, UserWarning, file or line, int(number) if number.isdecimal() else 0, registry=_warned
+    )
 
 
 @contextmanager

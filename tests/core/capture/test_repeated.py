@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...support.changing import names_a_line
+from ...support.registry import Registry
 
 CALLS = 0
 
@@ -34,17 +35,7 @@ def captured(m, step):
     return capture_step(m, step, {"x": torch.randn(2, 4)})
 
 
-REFUSED, RIGHT = {}, {}
-
-
-def refused(make):
-    REFUSED[make.__name__] = make
-    return make
-
-
-def right(make):
-    RIGHT[make.__name__] = make
-    return make
+refused, right = Registry(), Registry()
 
 
 @refused
@@ -281,7 +272,7 @@ def table_that_a_cached_function_returns():
 
 
 @pytest.mark.filterwarnings("ignore:.*the step writes")
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("make", refused.values(), ids=list(refused))
 def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
     with pytest.raises(RequestError) as refusal:
         captured(*make())
@@ -289,7 +280,7 @@ def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
 
 
 @pytest.mark.filterwarnings("ignore:.*the step writes")
-@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+@pytest.mark.parametrize("make", right.values(), ids=list(right))
 def test_what_changes_no_operator_is_captured(make):
     assert captured(*make()).outputs.loss
 

@@ -1,5 +1,6 @@
 """Capturing a step: what is found, and what is refused."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_data_dependent_control_flow_names_the_line():
         (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is no scalar loss"),
         (lambda m, x: 3.0, "float and no scalar loss"),
         (lambda m, x: None, "no scalar loss"),
-        (lambda m, x: {"loss": m(x).mean()}, "dict and no scalar loss"),
+        (lambda m, x: {"output": m(x).mean()}, r"test_step.py:\d+: the step returns dict and no scalar loss"),
         (lambda m, x: m(x).argmax(), "int64 tensor of shape"),
         (lambda m, x: m(x).mean().item(), "no scalar loss"),
         (lambda m, x: m(x).detach().mean(), "does not depend on any parameter"),
@@ -126,6 +127,36 @@ def test_data_dependent_control_flow_names_the_line():
 def test_a_step_without_a_scalar_loss_is_refused(step, said):
     with pytest.raises(RequestError, match=said):
         operators_of(capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)))
+
+
+@dataclasses.dataclass
+class Output:
+    """What models of transformers return, and training steps of Lightning in a dict."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+    kl: float = 0.5
+    cache: None = None
+
+
+def in_dataclass(m, x):
+    out = m(x)
+    return Output(out.mean(), out)
+
+
+def in_dict(m, x):
+    out = m(x)
+    if out.sum().item() > 1e9:  # the end of the step stays Python
+        out = out * 2
+    return {"loss": out.mean(), "logits": out, "kl": out.detach().mean()}
+
+
+@pytest.mark.parametrize("step", [in_dataclass, in_dict])
+def test_an_object_with_a_loss_is_that_loss_and_its_scalars_are_metrics(step):
+    outputs = capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)).outputs
+    assert outputs.loss
+    assert outputs.weight is None
+    assert set(outputs.metrics) == {"kl"}
 
 
 def test_an_error_of_the_users_own_names_the_line():

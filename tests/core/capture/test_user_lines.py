@@ -1,5 +1,10 @@
 """The user's lines in refusals, and what is said of errors inside torch."""
 
+import os
+import subprocess
+import sys
+import warnings
+
 import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
@@ -54,3 +59,54 @@ def test_an_operator_that_no_program_can_be_made_of_is_refused_with_its_line(mon
     line = f"{__file__}:{step.__code__.co_firstlineno + 1}"
     with pytest.raises(RequestError, match=rf"{line}: .*torch fails internally \(no kernel\)"):
         stage_programs(stage)
+
+
+@pytest.mark.parametrize("keeps", ["feats['h'] = h", "feats.update(n=feats.get('n', 0))"])
+def test_a_file_whose_name_the_locale_cannot_decode_is_captured_with_its_lines(tmp_path, keeps):
+    folder = tmp_path / "with ü and space"
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(f"""import torch
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.values.user_lines import line_of
+feats = {{}}
+def step(model, x):
+    h = model(x)
+    {keeps}
+    return h.mean()
+nodes = capture_step(torch.nn.Linear(4, 1), step, torch.randn(3, 4)).graph.nodes
+print([line_of(node).rpartition("/")[2] for node in nodes if node.name == "mean"])
+""")
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = subprocess.run(
+        [sys.executable, os.fsencode(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.strip() == "['train.py:8']", ran.stderr
+
+
+def test_a_warning_of_what_a_step_keeps_names_the_users_line():
+    seen = {}
+
+    def step(model, x):
+        loss = model(x).mean()
+        seen["loss"] = loss.item()
+        return loss
+
+    with pytest.warns(UserWarning, match="'seen'") as caught:
+        capture_step(nn.Linear(4, 1), step, torch.randn(3, 4))
+    place = next((one.filename, one.lineno) for one in caught if "'seen'" in str(one.message))
+    assert place == (__file__, step.__code__.co_firstlineno + 2)
+
+
+def test_what_a_hook_keeps_for_the_step_is_taken_back():
+    model, kept = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), {}
+    model[0].register_forward_hook(lambda module, given, result: kept.__setitem__("h", result))
+
+    def step(model, x):
+        return model(x).mean() + kept["h"].square().mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 2):
+            capture_step(model, step, torch.randn(rows, 4))
+    assert kept == {}
