@@ -15,6 +15,7 @@ from ..core.search import Oracle
 from ..core.search.suggestions.altered import enlarged, roomier, smaller
 from ..core.search.suggestions.changes import Asked, Problem
 from .costs import PlanningCosts
+from .output import note
 from .plan_choices import counted_workload, sized_workload, wanted_meshes
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class PlanRequest:
     def search(self, **options: Any) -> "SearchResult":
         """The plans that are found; ``options`` as of ``search_plans``, in place of the request's own."""
         from ..core.search.choose import search_plans  # late: what is compiled takes a second to load
+        from ..core.search.compiling import compile_ahead
 
+        compile_ahead(note)
         mine = {
             "meshes": wanted_meshes(self.mesh, self.machine, free=self.free), "recompute": self.recompute,
             "families": self.families, "oracle": self.oracle, "anneal": self.anneal, "seed": self.seed,

@@ -30,3 +30,19 @@ def njit(**options: Any) -> Callable[[F], F]:
         return compiled
 
     return decorate
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether nobody waits for the compilation of a function of :func:`njit`.
+
+    Its machine code is in this process, or on disk for its source as it is. True as well where numba has no folder, or
+    another version of it does not show what is there: then nothing is known, and nothing can be done ahead.
+    """
+    file = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    index = getattr(file, "_load_index", None)  # numba has no public function for it (0.59 to 0.63)
+    if getattr(function, "signatures", None) or index is None:
+        return True
+    try:
+        return bool(index())
+    except OSError:
+        return True

@@ -23,6 +23,7 @@ from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search import Oracle
+from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import with_costs
 from .batch.microbatches import split_batch
 from .devices.compute import compute_device
@@ -151,6 +152,8 @@ def _automatic(
     found = earlier.find()
     if found is not None:
         return ready(found)
+    if planning.team.decide(lambda: compile_ahead(planning.report)):  # by one rank, for all of a machine
+        planning.budget.restart()
     pipe = best_rehearsed(planning, ready, example_batch)
     earlier.keep(pipe.plan)
     cut, step = planning.budget.cut, pipe.plan.prediction

@@ -1,13 +1,18 @@
 """Compile what the search runs, before somebody waits for it: half a minute of one core, once after an installation.
 
+Where that was not done, planning does it, and says so, before its time begins to count.
+
 numba keeps the result next to the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.search.compiling``.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 from ..cluster.cluster import fully_connected
 from ..costs.graph import OpEdge, OpGraph, OpNode
+from ..numba_cache import is_compiled
 from ..schedules.registry import families
+from .annealing.anneal import anneal
 from .choose import search_plans
 from .problem.workload import counted
 
@@ -18,6 +23,19 @@ def compile_search() -> None:
     graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
     cluster = fully_connected(2, 1000, 1e9, 1e-6)
     search_plans(counted(graph, cluster, 4), cluster, families=list(families().values()), budget=2000)
+
+
+def compile_ahead(report: Callable[[str], object]) -> bool:
+    """Compile the search where it is not compiled on this machine; whether it was not.
+
+    Args:
+        report: called with a line about it before.
+    """
+    if is_compiled(anneal):
+        return False
+    report("compiling the search, once after an installation: half a minute to a minute of one core")
+    compile_search()
+    return True
 
 
 if __name__ == "__main__":

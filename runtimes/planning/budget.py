@@ -55,6 +55,10 @@ class Budget:
 
     def __attrs_post_init__(self) -> None:
         check_seconds(self.seconds)
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on: what was done so far is no part of planning."""
         self._start = self.clock()
 
     @property

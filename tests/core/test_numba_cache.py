@@ -1,8 +1,12 @@
 """Compiled functions where numba has a folder for them, and where it has none."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import pytest
-from panpipe.core.numba_cache import njit
+from panpipe.core.numba_cache import is_compiled, njit
 
 
 def refusing(monkeypatch, message):
@@ -28,3 +32,23 @@ def test_other_failures_of_numba_are_its_own(monkeypatch):
     refusing(monkeypatch, "something else")
     with pytest.raises(RuntimeError, match="something else"):
         njit()(lambda x: x)
+
+
+def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
+    source = "from panpipe.core.numba_cache import is_compiled, njit\n\n@njit()\ndef doubled(x):\n    return 2 * x\n"
+    (tmp_path / "compiled_example.py").write_text(source, encoding="utf-8")
+    script = "import compiled_example as e; print(e.is_compiled(e.doubled), e.doubled(21), e.is_compiled(e.doubled))"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True,
+            encoding="utf-8",
+        ).stdout.split()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert found == [["False", "42", "True"], ["True", "42", "True"]]
+
+
+def test_nothing_is_known_of_a_function_without_a_folder(monkeypatch):
+    refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
+    assert is_compiled(njit()(lambda x: 2 * x))
