@@ -80,7 +80,7 @@ def quiet(message: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--steps", type=int, default=24, help="training steps")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for plan, traces and report")
     parser.add_argument("--plan", default="auto", help="a plan file instead of planning")
     arguments = parser.parse_args()
