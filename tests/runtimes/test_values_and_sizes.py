@@ -1,10 +1,13 @@
 """Steps whose way depends on random numbers and on values, outside of every module: equal to eager PyTorch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.diagnose.parity import distance_to_one_process
 from panpipe.runtimes.launch.team import ThreadTeam
@@ -94,6 +97,76 @@ def queue_whose_length_the_microbatches_divide():
         return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
 
     return model.double(), step, vectors()
+
+
+class Routed(nn.Module):
+    """Experts that get the rows that are sent to them; what balances them is an attribute, as in many libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.balance, self.calls = 0.0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = self.router(x).softmax(-1)
+        chosen, out = shares.argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            out = out.index_add(0, rows, shares[rows, number, None] * expert(x[rows]))
+        self.balance = shares.mean(0).square().sum()
+        self.calls += 1
+        return out
+
+
+def routed():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Routed(), nn.Linear(WIDTH, WIDTH)).double()
+
+
+@right
+def loss_that_a_module_with_values_leaves_in_an_attribute():
+    return routed(), lambda m, b: F.mse_loss(m(b["x"]), b["y"]) + 0.1 * m[1].balance, vectors()
+
+
+@right
+def meter_that_a_step_updates():
+    class Meter:
+        def __init__(self) -> None:
+            self.total, self.count = 0.0, 0
+
+        def update(self, value: float, count: int) -> None:
+            self.total += value * count
+            self.count += count
+
+    meter, model = Meter(), routed()
+
+    def step(m, b):
+        loss = F.mse_loss(m(b["x"]), b["y"])
+        meter.update(loss.item(), len(b["x"]))
+        return loss
+
+    return model, step, vectors()
+
+
+def test_a_list_that_a_module_with_values_fills_for_the_step_is_refused_with_both_lines():
+    class Listing(Routed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            self.losses.append(self.balance)
+            return out
+
+    def step(m, b):
+        m[1].losses.clear()
+        return F.mse_loss(m(b["x"]), b["y"]) + sum(m[1].losses)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Listing()).double()
+    read = step.__code__.co_firstlineno + 1
+    with pytest.raises(RequestError, match=rf"{Path(__file__).name}:\d+ .*'losses', which is read at .*:{read}"):
+        capture_step(model, step, vectors())
 
 
 @pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")

@@ -25,7 +25,7 @@ from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_b
 from ..python.dynamo import PlainStep, nothing_passed_over, refuse_transforms
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
-from ..python.side_effects import outside_kept
+from ..python.side_effects import outside_kept, tensors_put_back
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
@@ -116,7 +116,8 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
-            return export()
+            with tensors_put_back(breaks.reached, after_failure=True):
+                return export()
         except CapturedOtherwise:
             if breaks.as_eager:
                 raise

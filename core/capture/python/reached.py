@@ -164,7 +164,7 @@ class Reached:
         wanted = [name, *reversed(place.replace("[", ".").split(".")[:-1])]
         for word in wanted:
             for code in sorted(self.codes, key=lambda code: _origin(code.co_filename) != "user"):
-                line = _line_in(code, word.strip("'\""))
+                line = line_in(code, word.strip("'\""))
                 if line is not None:
                     return f"{code.co_filename}:{line}"
         first = next(iter(self.codes), None)
@@ -466,11 +466,12 @@ def _function_in(value: Any) -> Any:
     return value if isinstance(value, types.FunctionType | functools._lru_cache_wrapper) else None
 
 
-def _line_in(code: types.CodeType, name: str) -> int | None:
+def line_in(code: types.CodeType, name: str) -> int | None:
+    """The first line of a function that names an attribute or variable; None without any."""
     line = None
     for instruction in dis.get_instructions(code):
         line = instruction.positions.lineno if instruction.positions is not None else line
         if instruction.argval == name and instruction.opname.startswith(("LOAD_", "STORE_", "BINARY")):
             return line
-    nested = (_line_in(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
+    nested = (line_in(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
     return next((found for found in nested if found is not None), None)

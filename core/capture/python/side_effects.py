@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RequestError
+from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from ..values.values import holds_captured
 from .reached import Reached, is_leaf, is_users
@@ -48,7 +49,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
     finally:
         for place, (holder, name, before) in reached.named_entries():
             now = holder.get(name)
-            if now is before or id(holder) in others or (is_leaf(now) and is_leaf(before) and now == before):
+            if now is before or id(holder) in others or _equal(now, before):
                 continue
             holder[name] = before
             if _carries(before, now):
@@ -73,6 +74,42 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
         _report(reached, written)
 
 
+@contextmanager
+def tensors_put_back(reached: Reached, after_failure: bool = False) -> Iterator[None]:
+    """Within, a step runs for what its regions return, or is captured in vain; at the end no dict or list that it
+    reaches has tensors or late numbers of that.
+
+    Args:
+        reached: what the step reaches, before it runs.
+        after_failure: only where it raises.
+    """
+    keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict)]
+    finished = False
+    try:
+        yield
+        finished = after_failure
+    finally:
+        if not finished:
+            _put_back(reached, keys)
+
+
+def _put_back(reached: Reached, keys: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
+    def belongs(value: Any) -> bool:
+        return bool(tensors_of(value)) or holds_captured(value)
+
+    for held, known in keys:
+        for key in [key for key, value in held.items() if key not in known and belongs(value)]:
+            del held[key]
+    for holder, name, before in reached.entries:
+        if holder.get(name) is not before and belongs(holder.get(name)):
+            holder[name] = before
+    for held, items in reached.sequences:
+        other = len(held) != len(items) or not all(map(is_, held, items))
+        if other and any(belongs(item) for item in held):
+            held.clear()
+            held.extend(items)
+
+
 def _drop_captured(known: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
     """Take new entries out of dicts whose values are captured: they belong to no real step.
 
@@ -82,6 +119,11 @@ def _drop_captured(known: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
     for held, keys in known:
         for key in [key for key, value in held.items() if key not in keys and holds_captured(value)]:
             del held[key]
+
+
+def _equal(now: Any, before: Any) -> bool:
+    """Whether two values are compared by value, known, and equal."""
+    return is_leaf(now) and is_leaf(before) and not holds_captured((now, before)) and bool(now == before)
 
 
 def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:

@@ -18,6 +18,7 @@ from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.leftovers import modules_kept
 from ..python.reached import Reached
+from ..python.side_effects import tensors_put_back
 from ..python.surroundings import Autocasts
 from ..python.toggles import Toggles
 from ..values.printed import Printed, noted
@@ -79,7 +80,7 @@ class Breaks:
 
     def __attrs_post_init__(self) -> None:
         self.reached = Reached.of(self.model, self.step)
-        self._modules = ModuleRegions(self.model)
+        self._modules = ModuleRegions(self.model, self.reached)
         self._meta = any(tensor.is_meta for _, tensor in self._state())
 
     @property
@@ -142,7 +143,12 @@ class Breaks:
 
     def begin_as_eager(self) -> None:
         """Begin anew, with Python that takes the ways that it takes in eager PyTorch."""
-        self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
+        self.as_eager, self.sizes, self._modules, self._tail = (
+            True,
+            False,
+            ModuleRegions(self.model, self.reached),
+            None,
+        )
 
     def widen(self, error: BaseException, line: str) -> None:
         """Make a region of what needs a value.
@@ -157,7 +163,7 @@ class Breaks:
         stopped = first_of(NeedsValue, error)
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
-            self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
+            self.sizes, self._modules, self._tail = True, ModuleRegions(self.model, self.reached), None
             return
         if stopped is not None:
             name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)
@@ -232,7 +238,7 @@ class Breaks:
         stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
-                modules_kept(self.model),
+                modules_kept(self.model), tensors_put_back(self.reached),
                 _reparametrize_module(self.model, stand_ins), noted(), random, self._modules.watched(random),
                 numbered(self.model, regions, observer), self.autocasts.again(),
             ):  # fmt: skip

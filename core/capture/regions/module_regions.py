@@ -1,6 +1,6 @@
 """Modules that stay Python: what their calls return is learned from a run, and then each call is a region."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +14,11 @@ from ...errors import RequestError
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.storages import state_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
+from ..python.reached import Reached
 from ..values.nesting import Nesting, taken_apart, tensors_of
 from ..values.stand_ins import stand_in_for
 from ..values.values import holds_captured
+from .left_attributes import Left, left_values
 from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
 
@@ -30,12 +32,13 @@ class _Call:
     """What one call of a module returned.
 
     Args:
-        result: the nesting of it.
+        result: the nesting of it, and of the values of ``left``.
         made: its tensors, and then the buffers that it wrote.
         written: names of these buffers.
         draws: random draws.
         shared: what shared memory.
         given: of every leaf of its arguments the shape, or None for what is no tensor.
+        left: attributes that it assigned tensors to and that code outside of it reads, as (module, name).
     """
 
     result: Nesting
@@ -44,6 +47,7 @@ class _Call:
     draws: int
     shared: tuple[tuple[Spot, Spot], ...]
     given: tuple[tuple[int, ...] | None, ...]
+    left: tuple[tuple[str, str], ...] = ()
 
 
 @define(eq=False)
@@ -52,12 +56,14 @@ class ModuleRegions:
 
     Args:
         model: the user's.
+        reached: what the step reaches.
 
     Attributes:
         lines: name of a module → the user's line that cannot be captured.
     """
 
     model: nn.Module
+    reached: Reached
     lines: dict[str, str] = field(factory=dict)
     _calls: dict[str, list[_Call]] = field(factory=dict)
     _bare: dict[str, nn.Module] = field(factory=dict)
@@ -86,7 +92,8 @@ class ModuleRegions:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                result, call = _watched(self._who(name), module, original, random, args, kwargs)
+                left = Left(self._who(name), module, self.reached)
+                result, call = _watched(self._who(name), module, original, random, args, kwargs, left)
                 self._calls[name].append(call)
                 return result
 
@@ -131,17 +138,17 @@ class ModuleRegions:
     def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
         calls, bare = self._calls[name], self._bare[name]
         if number == len(calls) and tried:
-            calls.append(_tried(self._who(name), bare, args, kwargs))
+            calls.append(_tried(self._who(name), bare, args, kwargs, self.reached))
         if number >= len(calls):
             raise RequestError(
                 f"{self._who(name)} was called {len(calls)} times for the example and is called more "
                 "often when captured; call it as often each time"
             )
         call = calls[number]
-        _refuse_captured_attributes(self._who(name), module)
+        _refuse_captured_attributes(self._who(name), module, call.left)
         given_here = _shapes((args, kwargs))
         if given_here != call.given and _known(given_here):
-            _refuse_failing(self._who(name), bare, args, kwargs)
+            _refuse_failing(self._who(name), bare, args, kwargs, self.reached)
         tensors, given = taken_apart((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
@@ -152,7 +159,8 @@ class ModuleRegions:
             state.update({key: state[key].clone() for key in call.written})
             others = {key: Version(state[key]) for key in buffers if key not in call.written}
             with _reparametrize_module(bare, state, tie_weights=True):
-                found, result = taken_apart(bare(*args, **kwargs))
+                made = bare(*args, **kwargs)
+                found, result = taken_apart((made, left_values(bare, call.left)))
             refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
@@ -167,7 +175,10 @@ class ModuleRegions:
         count = len(found) - len(call.written)
         for key, value in zip(call.written, found[count:], strict=True):
             buffers[key].copy_(value.detach())
-        return call.result.filled(found[:count])
+        result, values = call.result.filled(found[:count])
+        for (path, key), value in zip(call.left, values, strict=True):
+            vars(module.get_submodule(path))[key] = value
+        return result
 
 
 def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
@@ -180,7 +191,7 @@ def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
     return all(type(size) is int for shape in shapes for size in shape or ())
 
 
-def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
+def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> None:
     """Refuse a call that is given something else than eager PyTorch gives it, and fails with that.
 
     Libraries ask whether they are captured, and some then pass a mask where there is none in eager.
@@ -189,7 +200,7 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
         CapturedOtherwise: it fails.
     """
     try:
-        _tried(who, bare, args, kwargs)
+        _tried(who, bare, args, kwargs, reached)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise CapturedOtherwise(
@@ -199,22 +210,29 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any) -> None:
         ) from error
 
 
-def _refuse_captured_attributes(who: str, module: nn.Module) -> None:
+def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tuple[str, str]]) -> None:
     """Refuse a module that reads what the step computed from an attribute that it was given before the call.
+
+    Args:
+        who: the module, with its line.
+        module: it.
+        left: attributes that calls of its own assign.
 
     Raises:
         RequestError: it has such an attribute.
     """
-    for one in module.modules():
+    for path, one in module.named_modules():
         for key, value in vars(one).items():
-            if key not in ("_parameters", "_buffers", "_modules") and holds_captured(value):
+            if key in ("_parameters", "_buffers", "_modules") or (path, key) in left:
+                continue
+            if holds_captured(value):
                 raise RequestError(
                     f"{who} is given what the step computed as its attribute '{key}', and stays Python: "
                     "pass it as an argument"
                 )
 
 
-def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
+def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> _Call:
     """What a call returns, with stand-ins in place of all values."""
     tensors, given = taken_apart((args, kwargs))
 
@@ -222,14 +240,14 @@ def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any) -> _Call:
         args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
         state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
         with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
-            return _watched(who, bare, bare.forward, random, args, kwargs)[1]
+            return _watched(who, bare, bare.forward, random, args, kwargs, Left(who, bare, reached))[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
         return elsewhere.submit(try_it).result()
 
 
 def _watched(
-    who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+    who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any, before: Left
 ) -> tuple[Any, _Call]:
     """Call a module for real; its result, and what is to be known of the call.
 
@@ -237,30 +255,37 @@ def _watched(
         RequestError: it writes what it is given in place, or gives a parameter other data.
     """
     given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
-    before = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
+    states = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
     draws = random.ordinal
     result = forward(*args, **kwargs)
     state = dict(module.named_buffers())
     written = tuple(
         key for key, b in state.items()
-        if may_be_written(b) or b is not old.get(key) or state_of(b) != before[id(b)]
+        if may_be_written(b) or b is not old.get(key) or state_of(b) != states[id(b)]
     )  # fmt: skip
     ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
-    if any(state_of(tensor) != before[id(tensor)] for tensor in given if id(tensor) not in ids):
+    if any(state_of(tensor) != states[id(tensor)] for tensor in given if id(tensor) not in ids):
         raise RequestError(
             f"{who} writes what it is given in place: a part that stays Python may not; write a .clone()"
         )
-    other = next((key for key, p in parameters.items() if state_of(p)[1:] != before[id(p)][1:]), None)
+    other = next((key for key, p in parameters.items() if state_of(p)[1:] != states[id(p)][1:]), None)
     if other is not None:
         raise RequestError(
             f"{who} assigns .data of its parameter '{other}': parameters change by the optimizer alone; write it "
             "between steps, or make it a buffer"
         )
-    tensors, nesting = taken_apart(result)
+    left = before.found()
+    tensors, nesting = taken_apart((result, left_values(module, left)))
     results = [*tensors, *(state[key] for key in written)]
     # A region writes into copies of its buffers.
     reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
     shared = tuple(shared_memory(reads, results))
     return result, _Call(
-        nesting, tuple(map(Made.like, results)), written, random.ordinal - draws, shared, _shapes((args, kwargs))
+        nesting,
+        tuple(map(Made.like, results)),
+        written,
+        random.ordinal - draws,
+        shared,
+        _shapes((args, kwargs)),
+        left,
     )

@@ -1,0 +1,90 @@
+"""Attributes that a module which stays Python assigns, and that code outside of it reads, such as a router's loss.
+
+The module runs as a copy, so that what it assigns stays there. Tensors are returned with its results, and assigned to
+the captured module; of what else would change, the module is refused.
+"""
+
+import copy
+import types
+from collections import deque
+from typing import Any
+
+from torch import nn
+
+from ...errors import RequestError
+from ..python.reached import Reached, line_in
+from ..values.nesting import tensors_of
+
+_INTERNAL = {"_parameters", "_buffers", "_modules", "forward", "training"}
+_CONTAINERS = (list, dict, set, deque)
+_MISSING = object()
+
+
+def left_values(module: nn.Module, left: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
+    """What attributes have now, as (module, name); None of one that is not there."""
+    return tuple(vars(module.get_submodule(path)).get(key) for path, key in left)
+
+
+class Left:
+    """The attributes of a module before a call.
+
+    Args:
+        who: the module, with the user's line.
+        module: it.
+        reached: what the step reaches.
+    """
+
+    def __init__(self, who: str, module: nn.Module, reached: Reached) -> None:
+        self._who, self._module, self._reached = who, module, reached
+        self._before = {
+            (path, key): (value, copy.copy(value) if type(value) in _CONTAINERS else None)
+            for path, one in module.named_modules()
+            for key, value in vars(one).items()
+            if key not in _INTERNAL
+        }
+
+    def found(self) -> tuple[tuple[str, str], ...]:
+        """Those that the call assigned tensors to and that are read outside of the module, as (module, name).
+
+        Raises:
+            RequestError: something else of it is read there and changed.
+        """
+        found: list[tuple[str, str]] = []
+        for path, one in self._module.named_modules():
+            for key, value in list(vars(one).items()):
+                if key in _INTERNAL:
+                    continue
+                old, contents = self._before.get((path, key), (_MISSING, None))
+                assigned = value is not old
+                if assigned and tensors_of(value) and self._line_outside(key):
+                    found.append((path, key))
+                elif self._changed(value, old, contents) and (line := self._line_outside(key)):
+                    raise RequestError(
+                        f"{self._who} changes its attribute '{key}', which is read at {line}, and stays Python: "
+                        "return it from its forward as a tensor"
+                    )
+        return tuple(found)
+
+    @staticmethod
+    def _changed(value: Any, old: Any, contents: Any) -> bool:
+        """Whether a number was counted on, or a container was filled."""
+        if isinstance(value, int | float):
+            return value is not old and value != old
+        if value is not old or contents is None:
+            return False
+        now, then = (list(v.values() if isinstance(v, dict) else v) for v in (value, contents))
+        return len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True))
+
+    def _line_outside(self, key: str) -> str | None:
+        """The first line that names an attribute in code that is not the module's own; None without any."""
+        own = {
+            code
+            for one in self._module.modules()
+            for kind in type(one).__mro__
+            for member in vars(kind).values()
+            if isinstance(code := getattr(member, "__code__", None), types.CodeType)
+        }
+        for code in self._reached.codes:
+            if code not in own and (line := line_in(code, key)) is not None:
+                return f"{code.co_filename}:{line}"
+        return None
