@@ -19,7 +19,7 @@ def accept_any_file_name() -> None:
 
     def summary_of_any(captured: CapturedTraceback) -> traceback.StackSummary:
         try:
-            found: traceback.StackSummary = summary(captured)
+            found: traceback.StackSummary = summary(captured)  # type: ignore[no-untyped-call]
         except RuntimeError:  # pybind11's failure to cast; torch asks for most summaries where it takes the stack
             found = traceback.StackSummary()
             for frame, line in reversed(list(traceback.walk_stack(sys._getframe(1)))):
@@ -28,4 +28,4 @@ def accept_any_file_name() -> None:
         return found
 
     summary_of_any.accepts_any_file_name = True  # type: ignore[attr-defined]
-    CapturedTraceback.summary = summary_of_any
+    CapturedTraceback.summary = summary_of_any  # type: ignore[method-assign]
