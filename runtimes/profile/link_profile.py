@@ -10,6 +10,7 @@ from ...core.cluster.cluster import Cluster, fully_connected
 from ..devices.compute import finished_s, transfer_s
 from ..devices.memory_left import bytes_left, machine_bytes
 from ..launch.team import Team
+from .reference_workload import workload_bytes
 
 
 def profile_link(
@@ -85,7 +86,8 @@ def _link(team: Team, device: int) -> Backend:
 def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:
     """Bytes of each device: an equal share of the machine's, or of a GPU's among the devices of this process on it.
 
-    No device has more than the operating system leaves to the process that has least.
+    No device has more than the operating system leaves to the process that has least. What the reference workload
+    allocates is left out: it runs while the device holds its stages.
 
     Args:
         team: the devices.
@@ -96,11 +98,12 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
     def room(device: int) -> int:
         here = on[device]
         if here.type == "cuda":
-            return _memory(here) // list(on.values()).count(here)
+            return _memory(here) // list(on.values()).count(here) - workload_bytes(here)
         left = bytes_left()
-        return min([_memory(here) // team.mesh.ranks, *([] if left is None else [left // len(team.local)])])
+        shares = [_memory(here) // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
+        return min(shares) - workload_bytes(here)
 
-    return min(team.everywhere(room))
+    return max(min(team.everywhere(room)), 0)
 
 
 def _memory(device: torch.device) -> int:

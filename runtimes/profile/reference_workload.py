@@ -28,6 +28,13 @@ SIZES = {"cpu": (512, 4 << 20), "cuda": (4096, 64 << 20)}
 cache, or a GPU's: each of the two some milliseconds."""
 
 
+def workload_bytes(device: torch.device) -> int:
+    """Bytes that a reading allocates on a device: two operands of sums, and a matrix with its product. It is read while
+    the device holds its stages, so they have to leave it that much."""
+    rows, size = _sizes(device)
+    return 2 * size + 2 * 4 * rows * rows
+
+
 def reference_s(team: Team, passes: int = PASSES) -> float:
     """Seconds of a pass of the reference workload at this moment, the same on every rank.
 
@@ -51,7 +58,7 @@ def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> flo
     here = where[device]
     watch = Stopwatch(here)
     with watch.active(), torch.no_grad():
-        rows, size = SIZES[here.type] if here.type in SIZES else SIZES["cpu"]
+        rows, size = _sizes(here)
         matrix = torch.full((rows, rows), 1 / rows, device=here)
         total, terms = (torch.zeros(size // 4, device=here) for _ in range(2))
         spans = []
@@ -63,3 +70,7 @@ def _reading(where: Mapping[int, torch.device], device: int, passes: int) -> flo
                 total.add_(terms)
             spans.append((start, watch.now()))
         return statistics.fmean(watch.between(*span) for span in spans[1:])
+
+
+def _sizes(device: torch.device) -> tuple[int, int]:
+    return SIZES[device.type] if device.type in SIZES else SIZES["cpu"]

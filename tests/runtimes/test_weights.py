@@ -1,5 +1,6 @@
 """Weights of models on meta: initialised the same under every plan, read from and written to checkpoints, refused."""
 
+import functools
 import json
 import threading
 import weakref
@@ -14,13 +15,14 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import state_share
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import link_profile, operator_profile
+from panpipe.runtimes.profile.reference_workload import workload_bytes
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..support.cuts import captured, even_plan
-from ..support.models import CASES
+from ..support.models import CASES, Case
 
 F32 = torch.float32
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
@@ -247,7 +249,7 @@ def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
 
 def test_planning_keeps_within_what_the_system_leaves(monkeypatch):
     case = CASES[GPT]
-    monkeypatch.setattr(link_profile, "bytes_left", lambda: 2 * 1000)
+    monkeypatch.setattr(link_profile, "bytes_left", lambda: 2 * (1000 + workload_bytes(torch.device("cpu"))))
     with pytest.raises(panpipe.InfeasibleError, match="may hold 1000"):
         panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, max_chunks=1)
 
@@ -339,7 +341,17 @@ def scaled(model: nn.Module | None = None, **options):
     if model is None:
         with panpipe.empty_weights():
             model = Scaled()
-    return panpipe.pipeline(model, lambda m, x: m(x).pow(2).mean(), torch.ones(4, 4), microbatches=2, **options)
+    return panpipe.pipeline(model, square, torch.ones(4, 4), plan=scaled_plan(), **options)
+
+
+def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).pow(2).mean()
+
+
+@functools.cache
+def scaled_plan():
+    case = Case(lambda dtype: Scaled(), square, lambda rows, dtype: torch.ones(rows, 4))
+    return even_plan(captured(case, F32, 4, 2), 2, 2)
 
 
 def on_meta() -> nn.Module:

@@ -14,15 +14,13 @@ from unittest import mock
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from attrs import evolve
-from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.plan.plan import Plan, Prediction, plan_json
+from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.runtimes.pipeline import Pipeline
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import nn
 
 from tests.support.cuts import captured, even_plan
 from tests.support.models import Case
-from tests.support.plans import UNIT
+from tests.support.plans import predicted
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
 
@@ -38,7 +36,9 @@ def small_demo():
     return demo
 
 
-def small_model() -> GPT2LMHeadModel:
+def small_model() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel  # late: whoever collects tests imports this file
+
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=256, n_positions=8, n_embd=16, n_layer=2, n_head=2, use_cache=False, bos_token_id=0, eos_token_id=0
@@ -50,9 +50,7 @@ def overestimated(demo) -> Plan:
     """An even plan of the small model for two devices, which predicts seconds for what takes milliseconds."""
     batch = demo.batches(demo.standard_library_text(), 1)[0]
     case = Case(lambda dtype: small_model(), demo.step, lambda rows, dtype: batch)
-    plan = even_plan(captured(case, torch.float32, demo.ROWS, demo.MICROBATCHES), 2, demo.MICROBATCHES)
-    cluster = fully_connected(2, 10**9, float("inf"), 0.0)
-    return evolve(plan, prediction=Prediction((UNIT,) * 2, cluster, 1.0, (0.0,) * 2, (0.0,) * 2, 0.2))
+    return predicted(even_plan(captured(case, torch.float32, demo.ROWS, demo.MICROBATCHES), 2, demo.MICROBATCHES))
 
 
 def faulty(fault: str):
