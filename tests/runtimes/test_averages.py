@@ -7,6 +7,9 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ..support.cuts import captured, even_plan
+from ..support.models import Case
+
 
 def step(model, batch):
     return nn.functional.mse_loss(model(batch["x"]), batch["y"])
@@ -23,16 +26,14 @@ def batch(seed=0):
     return {name: torch.randn(8, n, generator=generator, dtype=torch.float64) for name, n in (("x", 8), ("y", 4))}
 
 
-def built(**options):
-    return panpipe.pipeline(
-        model(), step, batch(), optimizer=lambda p: torch.optim.SGD(p, 0.1), microbatches=2, mesh=2, schedule="gpipe",
-        progress=False, **options,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def plan():
-    return built().plan
+    return even(2, 2)
+
+
+def even(devices, microbatches):
+    case = Case(lambda dtype: model(), step, lambda rows, dtype: batch())
+    return even_plan(captured(case, torch.float64, 8, microbatches), devices, microbatches, "gpipe")
 
 
 def again(plan, **options):
@@ -119,10 +120,7 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
     [file] = (tmp_path / "weights").glob("*.safetensors")
     saved = load_file(file)
     assert all(torch.equal(saved[name], kept[name]) for name in kept)
-    one = panpipe.pipeline(
-        model(), step, batch(), optimizer=lambda p: torch.optim.SGD(p, 0.1), microbatches=4, mesh=1, schedule="gpipe",
-        progress=False,
-    )  # fmt: skip
+    one = again(even(1, 4))
     again_ema = one.ema(0.9)
     one.resume(tmp_path / "with")
     assert again_ema.updates == 1

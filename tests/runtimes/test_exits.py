@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from ..support.cuts import captured, even_plan
 from ..support.launch import alone
+from ..support.models import Case
+from ..support.plans import predicted
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "exits.py"
 WATCHING = """
@@ -35,12 +38,8 @@ def batch():
 
 @pytest.fixture(scope="module")
 def plan():
-    # All that measured times could decide is given: the schedule, and how many stages a device has.
-    pipe = panpipe.pipeline(
-        model(), step, batch(), optimizer=torch.optim.SGD, microbatches=2, schedule="gpipe", mesh=2, max_chunks=1
-    )
-    pipe.close()
-    return pipe.plan
+    case = Case(lambda dtype: model(), step, lambda rows, dtype: batch())
+    return predicted(even_plan(captured(case, torch.float32, 4, 2), 2, 2, "gpipe"))
 
 
 def model():

@@ -1,4 +1,4 @@
-"""Ranks under torchrun, over gloo: real processes."""
+"""Ranks over gloo: real processes, forks of one that has imported everything, and some under torchrun."""
 
 import itertools
 import signal
@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from ..support.failures import FAILURES
-from ..support.launch import alone, left_over, results, results_under_torchrun, torchrun
+from ..support.launch import alone, left_over, results, results_of, results_under_torchrun, torchrun
 from ..support.parity import EVERYWHERE, PLANS, SOME
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What two ranks found in many jobs, one after another in the same processes, under torchrun."""
+    """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
         "averaging", "beginning",
     )  # fmt: skip
-    return results_under_torchrun(jobs, tmp_path_factory.mktemp("two"))
+    return results_of(jobs, tmp_path_factory.mktemp("two"))
 
 
 def assert_parity(ranks: list[dict[str, dict[str, float]]], plans: int) -> None:
@@ -39,6 +39,11 @@ def test_two_ranks_train_as_one_process_does(two):
 
 def test_three_ranks_train_as_one_process_does(tmp_path):
     assert_parity(results("parity_of_three", tmp_path, 3), 4)
+
+
+@pytest.mark.slow
+def test_ranks_under_torchrun_train_as_one_process_does(tmp_path):
+    assert_parity(results_under_torchrun(["parity"], tmp_path)["parity"], len(EVERYWHERE) + 2 * len(SOME))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
@@ -60,6 +61,12 @@ def plan_of(
             bubble_ratio=0.0,
         ),
     )
+
+
+def predicted(plan: Plan, step_s: float = 1.0) -> Plan:
+    """The plan with a prediction from unit costs: what needs one does not have to measure."""
+    free, cluster = (0.0,) * plan.devices, fully_connected(plan.devices, 10**9, float("inf"), 0.0)
+    return evolve(plan, prediction=Prediction((UNIT,) * len(plan.stages), cluster, step_s, free, free, 0.2))
 
 
 def scheduled(name: str, devices: int, microbatches: int, chunks: int = 1, **options: object) -> Plan:

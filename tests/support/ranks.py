@@ -41,17 +41,44 @@ from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
-from tests.support.scaling_ranks import in_bfloat16, refusal, scaled, step_apart
+from tests.support.scaling_ranks import TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
 from tests.support.training import unequal
 
+GPT = CASES["tied gpt with dropout"]
 
+
+def captures(*wanted):
+    """Marks a job that trains what is captured of these cases, data types, rows and microbatches.
+
+    Ranks that are forks have it from the process that they are forked from, which captures it once for all of them.
+    """
+
+    def mark(job):
+        job.captured = wanted
+        return job
+
+    return mark
+
+
+def capture(arguments):
+    """Capture what the jobs of a command line train."""
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for job in arguments[0].split(","):
+            for case, dtype, rows, microbatches in getattr(globals()[job], "captured", ()):
+                captured(case, dtype, rows, microbatches)
+
+
+@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
 def parity(team):
     """The first case under plans that differ most, and every other under some of them, in float64."""
     first, *others = CASES
     return _parity(team, [(first, plan) for plan in EVERYWHERE] + [(name, plan) for name in others for plan in SOME])
 
 
+@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
 def parity_of_three(team):
     """The first case under the plans with the most messages and the most kinds of actions, every other under one."""
     first, *others = CASES
@@ -59,6 +86,7 @@ def parity_of_three(team):
     return _parity(team, [(first, "interleaved"), (first, "recompute in a v"), *pairs])
 
 
+@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
 def parity_of_all(team):
     """Every case under all plans."""
     return _parity(team, [(name, plan) for name in CASES for plan in PLANS])
@@ -72,6 +100,7 @@ def _parity(team, pairs):
     }
 
 
+@captures((GPT, torch.float32, 8, 4))
 def ownership(team):
     """Which parameters have data here, and where the optimizer has state."""
     name = "tied gpt with dropout"
@@ -88,6 +117,7 @@ def ownership(team):
     }
 
 
+@captures((CASES["batchnorm with a skip"], torch.float32, 8, 4))
 def traced(team):
     name = "batchnorm with a skip"
     pipe = build(team, name, torch.float32, 8, None, 4)
@@ -95,6 +125,7 @@ def traced(team):
     return {"events": [[e.device, e.queue, str(e.action), e.start_s, e.end_s] for e in trace.events]}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def shapes(team):
     """Batches of few samples and of several lengths, of which programs for two shapes are kept; then rank 1 cannot
     compile for one, and both go on."""
@@ -118,6 +149,7 @@ def shapes(team):
     return {**found, "afterwards": pair.distance([tokens(8)])}
 
 
+@captures((PYTHON, torch.float64, 6, 3))
 def python(team):
     """A module and the end of a step that need values, over batches of several sizes, the last of two samples."""
     pair = Pair(team, PYTHON, 6, 3)
@@ -128,6 +160,7 @@ def python(team):
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def evaluation(team):
     """Evaluation and rows on ranks, compared with one process; then rank 1 forgets eval()."""
     case = CASES["tied gpt with dropout"]
@@ -165,6 +198,7 @@ def evaluation(team):
     return found
 
 
+@captures((CASES["token-weighted"], torch.float64, 4, 2), (GPT, torch.float64, 4, 2))
 def evaluation_of_replicas(team):
     """Evaluation over replicas, with batches of other sizes, compared with one process on all of them."""
     case = CASES["token-weighted"]
@@ -190,6 +224,7 @@ def evaluation_of_replicas(team):
     return found
 
 
+@captures((GPT, torch.float32, 8, 4))
 def dying(team):
     """The rank that the environment names is killed in its third step, or evaluation, where the environment says.
 
@@ -235,6 +270,7 @@ def dying(team):
         (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
 
 
+@captures((GPT, torch.float32, 8, 4))
 def raising_in_context(team):
     """Rank 1 cannot read its third batch, inside the context of a pipeline, and nothing is raised in the pipeline."""
     name = "tied gpt with dropout"
@@ -258,6 +294,7 @@ def thinking(team):
     team.decide(choose)
 
 
+@captures((GPT, torch.float32, 8, 4))
 def leaving(team):
     """All ranks are through and go, half a second apart, the last in number without a word; rank 0 has the store."""
     name = "tied gpt with dropout"
@@ -268,6 +305,7 @@ def leaving(team):
         sys.exit()
 
 
+@captures((GPT, torch.float32, 8, 4))
 def dying_once(team):
     """Rank 1 is killed in its second step, unless torchrun has started it again."""
     name = "tied gpt with dropout"
@@ -290,6 +328,7 @@ def gathering(team):
     team.everywhere(work)
 
 
+@captures(*((case, torch.float64, 4, 2) for case in (*CASES.values(), PYTHON)))
 def replicas(team):
     """Every case over replicas, and with batches of other sizes; the first steps as planned."""
     found = {}
@@ -370,6 +409,7 @@ def plugged(team):
     return {"backend": team.kind.name, **attrs.asdict(found)}
 
 
+@captures((TAPPED, torch.float32, 8, 4))
 def scaling(team):
     """Losses that are scaled, over any mesh; and scalers that are not the same to begin with."""
     other = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + team.local[0] + team.replica))
@@ -409,6 +449,7 @@ def resumed(team):
     return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
 
 
+@captures((GPT, torch.float32, 8, 4))
 def differing(team):
     """What is said to ranks that were given different things, and a step behind all of that."""
     name, other = "tied gpt with dropout", team.local == (1,)
@@ -436,6 +477,7 @@ def differing(team):
     }
 
 
+@captures((GPT, torch.float64, 8, 4))
 def shuffled(team):
     """What is said to ranks whose samples come in another order, and what becomes of the parameters; of two replicas
     the second one's second rank shuffles."""
@@ -467,6 +509,7 @@ def _logits(model, batch):
     return model(batch["x"])
 
 
+@captures((GPT, torch.float64, 8, 4))
 def holding(team):
     """What is said of a parameter that the other rank holds; and that shapes, modes and files are as ever."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
@@ -493,6 +536,7 @@ def holding(team):
     return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def averaging(team):
     """An average of the weights on ranks, compared with a loop over what each holds; a checkpoint and an evaluation."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
@@ -546,6 +590,7 @@ def beginning(team):
     }
 
 
+@captures((GPT, torch.float64, 8, 4))
 def values(team):
     """What is said to ranks that change what the step reads into different values, and a step where all change it."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
@@ -558,6 +603,7 @@ def values(team):
     return {**found, "steps": pipe.steps}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def apart_in_values(team):
     """Rank 1 alone changes what the step reads."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
@@ -567,6 +613,7 @@ def apart_in_values(team):
     pipe.step(tokens(8))
 
 
+@captures((GPT, torch.float32, 8, 4))
 def apart_in_shapes(team):
     """Rank 1 gets a batch of a new shape; rank 0 gets another one, and steps."""
     pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
@@ -597,6 +644,7 @@ def ending(team):
         sys.exit(failure.exit_status)
 
 
+@captures((GPT, torch.float32, 8, 4))
 def raising(team):
     """Rank 1 fails by an error of its own: in a step, or where the environment says so in the user's code."""
     name = "tied gpt with dropout"
@@ -626,6 +674,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    work = serve(main) if sys.argv[1:] == ["serve"] else main
+    work = serve(main, capture) if sys.argv[1:] == ["serve"] else main
     if work is not None:
         work()
