@@ -10,7 +10,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.problem.assemble import assemble
 from torch import nn
 
-from ..support.cuts import captured, even_plan
+from ..support.cuts import captured_once, even_plan
 from ..support.models import CASES
 
 NAME = "batchnorm with a skip"
@@ -23,7 +23,7 @@ def build(rows: int = 8, **options):
 
 
 def plan(devices: int = 2):
-    return even_plan(captured(CASES[NAME], F32, 8, 4), devices, 4)
+    return even_plan(captured_once(CASES[NAME], F32, 8, 4), devices, 4)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_refused_in_one_line(options, said):
 
 
 def test_a_plan_for_another_model_is_refused():
-    other = even_plan(captured(CASES["tied gpt with dropout"], F32, 8, 4), 2, 4)
+    other = even_plan(captured_once(CASES["tied gpt with dropout"], F32, 8, 4), 2, 4)
     with pytest.raises(panpipe.RequestError, match=r"the plan was made for 'TinyGPT'.*plan again"):
         build(plan=other)
 

@@ -16,7 +16,7 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.run import simulate
 from torch import nn
 
-from ..support.cuts import captured, even_plan
+from ..support.cuts import captured_once, even_plan
 from ..support.held import changes_of, costs_of
 from ..support.models import CASES, PYTHON, Case
 from ..support.parity import build
@@ -58,7 +58,7 @@ def same(threads, simulated):
 )
 def test_a_simulated_step_is_that_of_threads_in_the_time_and_memory_predicted(name, devices, options):
     case = CASES[name]
-    plan = even_plan(captured(case, F32, 8, 4), devices, 4, **options)
+    plan = even_plan(captured_once(case, F32, 8, 4), devices, 4, **options)
     threads = build(ThreadTeam(devices), name, F32, 8, plan, 4)
     plan = with_costs(threads)
 
@@ -91,7 +91,7 @@ def test_one_process_stands_for_sixteen_devices_of_a_catalogue():
     batch = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     options = {"optimizer": torch.optim.SGD, "seed": 3}
     case = Case(lambda dtype: layers(16), square, lambda rows, dtype: batch)
-    plan = even_plan(captured(case, F32, 32, 32), 16, 32)
+    plan = even_plan(captured_once(case, F32, 32, 32), 16, 32)
     stages = tuple(evolve(stage, device=0) for stage in plan.stages)
     alone = evolve(plan, mesh=Mesh(1), stages=stages, device_actions=(one_after_the_other(16, 32),))
     simulated = panpipe.pipeline(
@@ -116,7 +116,7 @@ def one_after_the_other(stages, microbatches):
 
 def conv(**options):
     case = CASES[CONV]
-    plan = even_plan(captured(case, F32, 8, 4), 2, 4)
+    plan = even_plan(captured_once(case, F32, 8, 4), 2, 4)
     return panpipe.pipeline(
         case.model(F32), case.step, case.batch(8, F32), **{"plan": plan, "target": "simulator", **options}
     )
@@ -149,7 +149,7 @@ def test_other_batches_run_too():
 
 
 def test_what_stays_python_runs_under_the_clock():
-    plan = even_plan(captured(PYTHON, F32, 8, 4), 2, 4)
+    plan = even_plan(captured_once(PYTHON, F32, 8, 4), 2, 4)
     both = [
         panpipe.pipeline(PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32), plan=plan, target=target, **options)
         for target, options in (("devices", {}), ("simulator", {"cluster": "2xA100-40GB"}))
@@ -190,14 +190,14 @@ def test_a_clock_that_comes_to_an_action_too_early_is_told():
         return simulate(plan, costs, cluster, perform=lambda *told: told[0] == "arrival" or perform(*told)).trace
 
     costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, fully_connected(2, 10**9, 1e9, 0.0)
-    plan = even_plan(captured(CASES[CONV], F32, 8, 4), 2, 4)
+    plan = even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4)
     pipe = build(ThreadTeam(2), CONV, F32, 8, plan, 4, clock=hasty)
     with pytest.raises(RuntimeError, match="from device 0 to device 1 is waited for before the clock delivered it"):
         pipe.step(CASES[CONV].batch(8, F32))
 
 
 def test_a_clock_that_stops_too_early_is_told():
-    walk = ClockedWalk(even_plan(captured(CASES[CONV], F32, 8, 4), 2, 4), {})
+    walk = ClockedWalk(even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4), {})
     walk.check_done()
     pipe = build(ThreadTeam(2), CONV, F32, 8, None, 4, clock=lambda plan, perform: None)
     with pytest.raises(RuntimeError, match="the clock stopped in front of"):

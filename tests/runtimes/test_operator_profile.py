@@ -4,14 +4,14 @@ import torch
 from panpipe.core.costs.analytic.alone import LoneOperator
 from panpipe.runtimes.profile.operator_profile import profile_operators
 
-from ..support.cuts import captured
+from ..support.cuts import captured_once
 from ..support.models import CASES
 
 CASE = CASES["tied gpt with dropout"]
 
 
 def test_equal_operators_have_one_time_and_all_have_their_saved_bytes():
-    operators = captured(CASE, torch.float32, 4, 2)
+    operators = captured_once(CASE, torch.float32, 4, 2)
     model = CASE.model(torch.float32)
     leaves = [leaf[:2] for leaf in torch.utils._pytree.tree_leaves(CASE.batch(4, torch.float32))]
     graph = profile_operators(

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from ..support.cuts import captured, even_plan
+from ..support.cuts import captured_once, even_plan
 from ..support.models import CASES, Case
 
 F32 = torch.float32
@@ -36,7 +36,7 @@ def empty(name: str = GPT) -> nn.Module:
 
 def pipeline(model: nn.Module, name: str = GPT, devices: int = 2, plan=None, **options):
     case = CASES[name]
-    plan = plan or even_plan(captured(case, F32, 8, 4), devices, 4)
+    plan = plan or even_plan(captured_once(case, F32, 8, 4), devices, 4)
     return panpipe.pipeline(model, case.step, case.batch(8, F32), plan=plan, **{"seed": 7, **options})
 
 
@@ -97,7 +97,7 @@ def test_empty_weights_is_for_its_own_thread():
 
 @pytest.mark.parametrize("name", [GPT, CONV])
 def test_initial_values_do_not_depend_on_the_plan(name):
-    operators = captured(CASES[name], F32, 8, 4)
+    operators = captured_once(CASES[name], F32, 8, 4)
     found = []
     for devices, options in PLANS:
         model, before = empty(name), torch.get_rng_state()
@@ -199,7 +199,7 @@ def storages(pipe: Pipeline) -> list[int]:
 
 def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
     case = CASES[GPT]
-    operators = captured(case, F32, 8, 4)
+    operators = captured_once(case, F32, 8, 4)
     shape = split_batch(case.batch(8, F32), 4)[0].shape
     plan = even_plan(operators, 2, 4)
     pipe = Pipeline(empty(), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW, seed=7)
@@ -351,7 +351,7 @@ def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def scaled_plan():
     case = Case(lambda dtype: Scaled(), square, lambda rows, dtype: torch.ones(rows, 4))
-    return even_plan(captured(case, F32, 4, 2), 2, 2)
+    return even_plan(captured_once(case, F32, 4, 2), 2, 2)
 
 
 def on_meta() -> nn.Module:

@@ -22,15 +22,13 @@ from .models import Case
 
 
 def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
-    """The case's step for the largest of its microbatches; captured once in a process, and not to be changed."""
-    return _captured(case, dtype, rows, microbatches, device)
-
-
-@functools.cache
-def _captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str) -> Operators:
+    """The case's step for the largest of its microbatches."""
     model, batch = case.model(dtype).to(device), batch_on(case, rows, dtype, device)
     piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
     return operators_of(capture_step(model, case.step, piece.batch, device=device))
+
+
+captured_once = functools.cache(captured)
 
 
 def batch_on(case: Case, rows: int, dtype: torch.dtype, device: str) -> Any:

@@ -11,7 +11,7 @@ from panpipe.runtimes.pipeline import Pipeline
 from torch import nn
 from torch.optim import lr_scheduler
 
-from .cuts import captured, even_plan
+from .cuts import captured, captured_once, even_plan
 from .models import CASES, Case
 from .teams import pipeline_on
 
@@ -39,7 +39,7 @@ def pipe_of(name: str, devices: int = 2, model: nn.Module | None = None, **optio
     """A pipeline of threads by an even plan, 8 rows in 4 microbatches."""
     case, cut = CASES[name], {key: options.pop(key) for key in ("schedule_name", "chunks") if key in options}
     frozen = model is not None and not all(p.requires_grad for p in model.parameters())
-    operators = captured(evolve(case, model=lambda _: model) if frozen else case, F32, 8, 4)
+    operators = captured(evolve(case, model=lambda _: model), F32, 8, 4) if frozen else captured_once(case, F32, 8, 4)
     plan = even_plan(operators, devices, 4, **cut)
     options = {"optimizer": two_groups, "seed": 3, **options}
     return panpipe.pipeline(model or case.model(F32), case.step, case.batch(8, F32), plan=plan, **options)

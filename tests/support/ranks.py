@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support import deaf
-from tests.support.cuts import captured
+from tests.support.cuts import captured_once
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
 from tests.support.forks import serve
@@ -68,7 +68,7 @@ def capture(arguments):
         warnings.simplefilter("ignore")
         for job in arguments[0].split(","):
             for case, dtype, rows, microbatches in getattr(globals()[job], "captured", ()):
-                captured(case, dtype, rows, microbatches)
+                captured_once(case, dtype, rows, microbatches, "cpu")
 
 
 @captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
@@ -453,7 +453,7 @@ def resumed(team):
 def differing(team):
     """What is said to ranks that were given different things, and a step behind all of that."""
     name, other = "tied gpt with dropout", team.local == (1,)
-    case, operators = CASES[name], captured(CASES[name], torch.float32, 8, 4)
+    case, operators = CASES[name], captured_once(CASES[name], torch.float32, 8, 4, "cpu")
 
     def freeze(model):
         next(model.parameters()).requires_grad_(not other)

@@ -15,7 +15,7 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 
-from .cuts import batch_on, captured, even_plan
+from .cuts import batch_on, captured_once, even_plan
 from .models import Case
 
 SEED = 3
@@ -43,7 +43,7 @@ def pipeline_on(
         training: how it is trained.
         options: further ones of ``Pipeline``.
     """
-    operators = captured(case, dtype, rows, microbatches, device)
+    operators = captured_once(case, dtype, rows, microbatches, device)
     if plan is None:
         plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
     if training is not None and training.needs_all_stages:

@@ -12,7 +12,7 @@ from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
-from .cuts import captured, even_plan
+from .cuts import captured_once, even_plan
 from .models import Case
 from .teams import pipeline_on
 
@@ -24,7 +24,7 @@ def pipeline_of(
     plan_options: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
     """A pipeline by an even plan, and a copy of its model for one process."""
-    plan = even_plan(captured(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
     model = case.model(dtype)
     alone = copy.deepcopy(model)
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
