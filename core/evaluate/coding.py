@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..actions import Action, Kind
@@ -26,14 +27,14 @@ KIND = {code: kind for kind, code in CODE.items()}
 
 
 def encode(
-    device_actions: Sequence[Sequence[Action]], stages: int, count: int, *, split: bool = False
+    device_actions: Sequence[Sequence[Action]], stages: int, count: int, *, split: Container[int] = ()
 ) -> tuple[Integers, Integers]:
     """Coded orders and their lengths, with room for every backward in two.
 
     Args:
         device_actions: per device F, I, W and B in order.
         stages, count: how many stages and microbatches there are.
-        split: write every B as I and W next to each other.
+        split: the stages whose B are written as I and W next to each other.
     """
     import numpy as np
 
@@ -43,7 +44,7 @@ def encode(
         for action in order:
             assert action.microbatch is not None
             place = KINDS * (action.stage * count + action.microbatch)
-            if split and action.kind is Kind.B:
+            if action.kind is Kind.B and action.stage in split:
                 row += (place + INPUT, place + WEIGHT)
             else:
                 row.append(place + CODE[action.kind])
@@ -55,9 +56,17 @@ def encode(
     return orders, np.array([len(row) for row in rows], dtype=np.int64)
 
 
-def decode_orders(orders: Integers, lengths: Integers, count: int) -> tuple[tuple[Action, ...], ...]:
+def decode_orders(orders: Integers, lengths: Integers, stages: int, count: int) -> tuple[tuple[Action, ...], ...]:
     """The actions of coded orders."""
+    actions = _actions(stages, count)
     return tuple(
-        tuple(Action((code >> 2) // count, KIND[code & 3], (code >> 2) % count) for code in row[:length])
+        tuple(actions[code] for code in row[:length])
         for row, length in zip(orders.tolist(), lengths.tolist(), strict=True)
     )
+
+
+@lru_cache(maxsize=16)
+def _actions(stages: int, count: int) -> list[Action]:
+    """The action of every code; shared by all orders of that size."""
+    places = ((stage, microbatch) for stage in range(stages) for microbatch in range(count))
+    return [Action(stage, KIND[kind], microbatch) for stage, microbatch in places for kind in range(KINDS)]

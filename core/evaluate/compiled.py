@@ -81,6 +81,21 @@ class StageArrays(NamedTuple):
         return np.asarray(self.saved[START, BOTH])
 
 
+def make_stage_arrays(stages: int, edges: int) -> StageArrays:
+    """Arrays to be filled, of zeros, for at most that many edges."""
+
+    def floats() -> Floats:
+        return np.zeros(stages)
+
+    def edge_arrays() -> tuple[Integers, Integers, Floats]:
+        return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
+
+    return StageArrays(
+        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), np.zeros((2, KINDS, stages)), floats(),
+        *edge_arrays(), *edge_arrays(),
+    )  # fmt: skip
+
+
 class Room(NamedTuple):
     """What a run writes to: made once for many runs (see :func:`make_room`).
 

@@ -232,7 +232,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
             np.array(patience), caps, fused, orders, lengths, INFINITY if best is None else best[0][0] * (1 + TAIL),
         )  # fmt: skip
         if best is None or value < best[0]:
-            best = value, task.schedule(name, orders, lengths, fused)
+            best = value, task.schedule(name, orders, lengths)
         return value
 
     wishes = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT
+from ..evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT
 from ..numba_cache import njit
 
 TAIL = 1e-3
@@ -159,7 +159,7 @@ def decode(
         patience: how far ahead a device looks before it takes F, I or W, as a share of that action's time, (3,).
         caps: most microbatches that a stage holds at once, (stages,); at least 1.
         fused: whether a stage runs I and W as B, (stages,).
-        orders: filled with kind · stages · count + stage · count + microbatch, (devices, 3 · chunks · count).
+        orders: filled with codes (see `coding`), (devices, 3 · chunks · count).
         lengths: filled with how many actions each device has, (devices,).
         stop: give up where the makespan and ``TAIL`` times the mean end are sure to be above this together.
 
@@ -211,7 +211,7 @@ def decode(
             m = ended[s]
             ended[s] += 1
             held[d] -= kept[s]
-        orders[d, lengths[d]] = (k * stages + s) * count + m
+        orders[d, lengths[d]] = KINDS * (s * count + m) + (BOTH if k == INPUT and fused[s] else k)
         lengths[d] += 1
         free[d] = end
         stale[d] = True

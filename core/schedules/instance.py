@@ -1,18 +1,17 @@
 """A problem with a placement, in the arrays that the compiled search reads."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from attrs import frozen
 
-from ..actions import Action, Kind
-from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ..actions import Kind
+from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
+from ..evaluate.compiled import Room, StageArrays, fill_saved, make_room, make_stage_arrays
+from ..evaluate.memory import saved_bytes
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
 
-CODE = {Kind.F: FORWARD, Kind.I: INPUT, Kind.B: INPUT, Kind.W: WEIGHT}
-"""What a kind of action is in ``decode``."""
 ROUNDING = 1e-9
 """Share of a memory limit that sums of floating-point numbers may exceed it by."""
 
@@ -73,40 +72,29 @@ class Instance:
         """Held after I; a fused stage holds nothing more after its backward."""
         return np.where(fused, self.saved, self.kept)
 
-    def for_orders(
-        self, fused: "np.ndarray"
-    ) -> tuple[int, Integers, Floats, Floats, Floats, Floats, Floats, "np.ndarray"]:
-        """What `local` reads: count, placement, times, hops, saved, kept, limits and fused."""
-        return (
-            self.problem.microbatches, self.placement, self.fused_times(fused), self.hops, self.saved,
-            self.fused_kept(fused), self.limits, fused,
-        )  # fmt: skip
+    def for_orders(self) -> tuple[int, Integers, StageArrays, Floats]:
+        """What `local` reads: count, placement, costs and limits."""
+        stages = len(self.placement)
+        costs = make_stage_arrays(stages, stages - 1)
+        costs.times[:] = *self.times, self.backward
+        before, after = np.arange(stages - 1), np.arange(1, stages)
+        costs.forward_first[1:], costs.back_first[:-1] = np.arange(stages), np.arange(stages)
+        costs.back_first[-1] = stages - 1
+        costs.forward_from[:], costs.forward_delay[:] = before, self.hops[1:]
+        costs.back_from[:], costs.back_delay[:] = after, self.hops[1:]
+        for stage in range(stages):
+            fill_saved(costs, stage, False, self.saved[stage], 0.0, self.kept[stage])
+        return self.problem.microbatches, self.placement, costs, self.limits
 
-    def schedule(self, name: str, orders: Integers, lengths: Integers, fused: "np.ndarray") -> Schedule:
-        """The schedule of decoded orders."""
-        stages, count = len(self.placement), self.problem.microbatches
-        by_kind = _actions(stages, count)
-        backward = [
-            action
-            for stage, whole in enumerate(fused.tolist())
-            for action in by_kind[Kind.B if whole else Kind.I][stage * count : (stage + 1) * count]
-        ]
-        coded = (*by_kind[Kind.F], *backward, *by_kind[Kind.W])
-        rows = [
-            tuple(coded[code] for code in order[:length])
-            for order, length in zip(orders.tolist(), lengths.tolist(), strict=True)
-        ]
-        return Schedule(name, tuple(self.placement.tolist()), count, tuple(rows))
+    def room(self) -> Room:
+        """Where runs of its orders write."""
+        return make_room(len(self.placement), self.problem.microbatches, self.problem.devices)
 
-
-@lru_cache(maxsize=16)
-def _actions(stages: int, count: int) -> dict[Kind, list[Action]]:
-    """The compute actions of each kind, stage by stage; shared by all orders of that size."""
-    places = [(stage, microbatch) for stage in range(stages) for microbatch in range(count)]
-    return {
-        kind: [Action(stage, kind, microbatch) for stage, microbatch in places]
-        for kind in (Kind.F, Kind.I, Kind.B, Kind.W)
-    }
+    def schedule(self, name: str, orders: Integers, lengths: Integers) -> Schedule:
+        """The schedule of coded orders."""
+        count = self.problem.microbatches
+        actions = decode_orders(orders, lengths, len(self.placement), count)
+        return Schedule(name, tuple(self.placement.tolist()), count, actions)
 
 
 def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
@@ -115,8 +103,9 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
     device_of = np.array(placement, dtype=np.int64)
     own = [[s for s, d in enumerate(placement) if d == device] for device in range(problem.devices)]
     limit = np.inf if problem.memory_limit is None else problem.memory_limit * (1 + ROUNDING)
-    saved = np.array([cost.saved_bytes for cost in costs], dtype=float)
-    kept = np.array([cost.kept_bytes for cost in costs], dtype=float)
+    changes = [saved_bytes(cost) for cost in costs]
+    saved = np.array([change[Kind.F][0] for change in changes])
+    kept = np.array([-change[Kind.W][1] for change in changes])
     times = np.zeros((3, len(costs)))
     times[FORWARD] = [cost.forward_s for cost in costs]
     times[INPUT] = [cost.backward_input_s for cost in costs]
@@ -130,26 +119,10 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
     )  # fmt: skip
 
 
-def codes_of(schedule: Schedule) -> tuple["np.ndarray", Integers, Integers]:
-    """Which stages run I and W as B, the orders coded as in ``decode``, and their lengths.
+def codes_of(schedule: Schedule) -> tuple[Integers, Integers]:
+    """The coded orders of a schedule, and their lengths.
 
     A stage with backwards of both kinds has all of them split: its B are I followed by W.
     """
-    stages, count = len(schedule.placement), schedule.microbatches
-    fused = np.ones(stages, dtype=np.bool_)
-    rows: list[list[int]] = []
-    for order in schedule.device_actions:
-        fused[[action.stage for action in order if action.kind is Kind.I]] = False
-    for order in schedule.device_actions:
-        row: list[int] = []
-        for action in order:
-            assert action.microbatch is not None
-            place = action.stage * count + action.microbatch
-            row.append(CODE[action.kind] * stages * count + place)
-            if action.kind is Kind.B and not fused[action.stage]:
-                row.append(WEIGHT * stages * count + place)
-        rows.append(row)
-    orders = np.zeros((len(rows), 3 * stages * count // len(rows)), dtype=np.int64)
-    for device, row in enumerate(rows):
-        orders[device, : len(row)] = row
-    return fused, orders, np.array([len(row) for row in rows], dtype=np.int64)
+    split = {action.stage for order in schedule.device_actions for action in order if action.kind is Kind.I}
+    return encode(schedule.device_actions, len(schedule.placement), schedule.microbatches, split=split)

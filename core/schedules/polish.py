@@ -36,10 +36,10 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
 
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
-    best, least = schedule, before.makespan
+    best, least, room = schedule, before.makespan, task.room()
     for warmth in WARMTHS:
-        fused, orders, lengths = codes_of(schedule)
-        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(fused), orders, lengths)
+        orders, lengths = codes_of(schedule)
+        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(), orders, lengths, room)
         if makespan < least:
-            best, least = task.schedule(schedule.name, orders, lengths, fused), makespan
+            best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best

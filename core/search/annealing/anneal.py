@@ -15,8 +15,9 @@ from ...evaluate.coding import INFINITY
 from ...evaluate.compiled import count_whole, peak, run, work_of
 from ...numba_cache import njit
 from ...schedules.decode import TAIL
+from ...schedules.shifts import critical, metropolis
 from ..problem.costing import cost_stages
-from .moves import NOTHING, STAGES, critical, move, take_back
+from .moves import NOTHING, STAGES, move, take_back
 
 EXCESS = 10.0
 """Steps that it counts to hold as much above a device's limit as the limit itself."""
@@ -135,7 +136,7 @@ def anneal(
     number = critical(place.orders, place.lengths, place.placement, bench.room, bench.found)
     for tried in range(1, moves):
         left = 1 - (begin + (end - begin) * tried / moves)
-        enough = (value - warmth * scale * left * left * np.log(1 - np.random.random())) * (1 + 1e-12)
+        enough = metropolis(value, warmth * scale * left * left) * (1 + 1e-12)
         what = move(ways, number, place, bench)
         if what == NOTHING:
             continue

@@ -12,13 +12,12 @@ from attrs import frozen
 
 from ...costs.partition import Cuts
 from ...evaluate.coding import BOTH, INPUT, WEIGHT, Floats, Integers
-from ...evaluate.compiled import StageArrays
+from ...evaluate.compiled import StageArrays, make_stage_arrays
 from ...plan.derive import Recompute, recomputed_stages
 from ...schedules.decode import decode
 from ...schedules.instance import Instance
 from ...schedules.problem import Schedule, ScheduleProblem
 from ..orders.starts import patterns, placements
-from ..problem.costing import stage_room
 from ..problem.place import Place
 from ..problem.setting import Setting
 from .balance import balanced_cuts, even_cuts
@@ -93,7 +92,7 @@ class _Stages:
 
     def _costs(self, cuts: Cuts) -> StageArrays:
         stages = len(self._placement)
-        costs, none = stage_room(self._setting.edges(stages), stages), np.zeros(0, dtype=np.int64)
+        costs, none = make_stage_arrays(stages, self._setting.edges(stages)), np.zeros(0, dtype=np.int64)
         self._setting.fill(Place(self._placement, np.array(cuts), self._recompute, none, none), costs)
         return costs
 
@@ -126,7 +125,7 @@ class _Stages:
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
         count = self._setting.microbatches
-        found: list[tuple[float, int, Integers, Integers, np.ndarray]] = []
+        found: list[tuple[float, int, Integers, Integers]] = []
         for number, state in enumerate(patterns(task, orders)):
             coded = np.zeros((self._setting.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
             lengths = np.zeros(self._setting.devices, dtype=np.int64)
@@ -135,9 +134,9 @@ class _Stages:
                 task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys, state.patience,
                 state.caps, state.fused, coded, lengths,
             )  # fmt: skip
-            found.append((value, number, coded, lengths, state.fused))
-        for _, _, coded, lengths, fused in sorted(found, key=lambda each: each[:2])[:KEPT]:
-            yield Listed(task.schedule(NAME, coded, lengths, fused), cuts, self._recompute)
+            found.append((value, number, coded, lengths))
+        for _, _, coded, lengths in sorted(found, key=lambda each: each[:2])[:KEPT]:
+            yield Listed(task.schedule(NAME, coded, lengths), cuts, self._recompute)
 
     def _instance(self, cuts: Cuts) -> Instance:
         """The problem of the list scheduler: what messages that skip stages take is left to moves."""

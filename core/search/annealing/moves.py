@@ -4,10 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT
-from ...evaluate.compiled import UNKNOWN
+from ...evaluate.coding import BOTH, INPUT, WEIGHT
 from ...numba_cache import njit
-from ...schedules.local import some_move
+from ...schedules.shifts import draw_shift, shift
 from ..problem.costing import cost_stages
 
 STAGES, NOTHING = -1, -2
@@ -28,45 +27,6 @@ class Ways(NamedTuple):
     cut: float
     recompute: float = 0.0
     split: float = 0.0
-
-
-@njit()
-def _shift(order: Any, start: int, goal: int, stage_of: Any) -> int:
-    """Move the action at ``start`` towards ``goal``, as far as its own stage allows; returns where it is then."""
-    code, i = order[start], start
-    kind, stage = code & 3, stage_of[code >> 2]
-    step = 1 if goal > start else -1
-    while i != goal:
-        other = order[i + step]
-        if stage_of[other >> 2] == stage and (other >> 2 == code >> 2 or _ordered(kind, other & 3)):
-            break
-        order[i], order[i + step] = other, code
-        i += step
-    return i
-
-
-@njit(inline="always")
-def _ordered(a: int, b: int) -> bool:
-    """Whether a stage runs actions of these kinds in the order of the microbatches."""
-    return a == b or (a == BOTH and b != FORWARD) or (b == BOTH and a != FORWARD)
-
-
-@njit()
-def critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) -> int:
-    """Positions on the longest path whose action waited for the one in front of it on its device, into ``found``."""
-    d = int(np.argmax(room.free))
-    number, i = 0, lengths[d] - 1
-    while i >= 0:
-        why = room.cause[orders[d, i]]
-        if why != UNKNOWN:
-            d = placement[room.stage_of[why >> 2]]
-            i = room.where[why]
-        else:
-            if i > 0:
-                found[number, 0], found[number, 1] = d, i
-                number += 1
-            i -= 1
-    return number
 
 
 @njit()
@@ -149,9 +109,9 @@ def move(ways: Any, number: int, place: Any, bench: Any) -> int:
         d = np.random.randint(place.lengths.shape[0])
         bench.row[:] = place.orders[d]
         return d if _split_or_join(d, place.orders, place.lengths, bench) else NOTHING
-    d, start, goal = some_move(place.lengths, bench.found, number)
+    d, start, goal = draw_shift(place.lengths, bench.found, number)
     bench.row[:] = place.orders[d]
-    return d if _shift(place.orders[d], start, goal, bench.room.stage_of) != start else NOTHING
+    return d if shift(place.orders[d], start, goal, bench.room.stage_of) != start else NOTHING
 
 
 @njit()

@@ -1,29 +1,12 @@
 """Halves of a backward that stand next to each other become one action again, where the step is no longer for it."""
 
-from typing import Any
-
-from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT
+from ...evaluate.coding import INFINITY, KINDS
 from ...evaluate.compiled import run
-from ...numba_cache import njit
+from ...schedules.shifts import join
 from ..problem.place import Bench, Place
 from ..problem.setting import Setting
 
 ROUNDING = 1e-12
-
-
-@njit()
-def _joined(order: Any, length: int, first: int, last: int) -> int:
-    """Join the halves of one stage's backwards whose codes are from ``first`` to below ``last``; the new length."""
-    to = 0
-    for i in range(length):
-        code = order[i]
-        before = order[to - 1] if to > 0 else -1
-        if first <= code < last and code & 3 == WEIGHT and before == code - WEIGHT + INPUT:
-            order[to - 1] = code - WEIGHT + BOTH
-        else:
-            order[to] = code
-            to += 1
-    return to
 
 
 def join_halves(setting: Setting, place: Place, bench: Bench) -> None:
@@ -35,7 +18,7 @@ def join_halves(setting: Setting, place: Place, bench: Bench) -> None:
         bench: with the costs of its stages.
     """
     count, costs, room = setting.microbatches, bench.costs, bench.room
-    bench.work[:] = 0.0  # only a bound in front of the run's end, and none is needed
+    bench.work[:] = 0.0  # only a bound before the run's end, and none is needed
 
     def step() -> float:
         return float(run(place.orders, place.lengths, count, place.placement, costs, bench.work, INFINITY, room))
@@ -46,8 +29,8 @@ def join_halves(setting: Setting, place: Place, bench: Bench) -> None:
         stage, first, last = ranges.pop()
         device = place.placement[stage]
         row, length = place.orders[device].copy(), int(place.lengths[device])
-        codes = 4 * (stage * count + first), 4 * (stage * count + last)
-        place.lengths[device] = _joined(place.orders[device], length, *codes)
+        codes = KINDS * (stage * count + first), KINDS * (stage * count + last)
+        place.lengths[device] = join(place.orders[device], length, *codes)
         if place.lengths[device] == length:
             continue
         now = step()

@@ -10,9 +10,8 @@ from attrs import define, evolve, field
 from ...actions import Action
 from ...costs.partition import Cuts
 from ...evaluate.coding import FORWARD, INFINITY, decode_orders, encode
-from ...evaluate.compiled import make_room
+from ...evaluate.compiled import make_room, make_stage_arrays
 from ...schedules.problem import Schedule
-from ..problem.costing import stage_room
 from ..problem.meter import Meter
 from ..problem.place import Bench, Place, make_bench
 from ..problem.setting import Setting
@@ -63,7 +62,7 @@ class Walk:
 
     def orders(self) -> tuple[tuple[Action, ...], ...]:
         """The best compute order, per position."""
-        return decode_orders(self.best.orders, self.best.lengths, self.setting.microbatches)
+        return decode_orders(self.best.orders, self.best.lengths, len(self.best.placement), self.setting.microbatches)
 
     def go(self, meter: Meter, moves: int, seed: int, warmth: float, ways: Ways) -> "Walk":
         """Anneal from the best place for so many moves; the walk itself.
@@ -117,7 +116,7 @@ class Walk:
         setting, stages = self.setting, len(place.placement)
         if self._bench is None:
             room = make_room(stages, setting.microbatches, setting.devices)
-            self._bench = make_bench(stage_room(setting.edges(stages), stages), room, place)
+            self._bench = make_bench(make_stage_arrays(stages, setting.edges(stages)), room, place)
         setting.fill(place, self._bench.costs)
         return self._bench
 
@@ -158,7 +157,9 @@ class Walk:
 def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool) -> Walk:
     """A walk that begins with a family's order on some cuts."""
     stages = len(schedule.placement)
-    orders, lengths = encode(schedule.device_actions, stages, setting.microbatches, split=split)
+    orders, lengths = encode(
+        schedule.device_actions, stages, setting.microbatches, split=range(stages) if split else ()
+    )
     place = Place(
         np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
         orders, lengths,

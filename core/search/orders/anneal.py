@@ -6,6 +6,7 @@ import numpy as np
 
 from ...numba_cache import njit
 from ...schedules.decode import TAIL, decode
+from ...schedules.shifts import metropolis
 
 
 @njit()
@@ -99,9 +100,8 @@ def anneal(
         _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
         while np.random.random() < 0.3:
             _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
-        # Metropolis, with the random number first: it says how good the order has to be.
         temperature = warmth * best_span * (1 - progress) ** 2
-        enough = value - temperature * np.log(1 - np.random.random())
+        enough = metropolis(value, temperature)
         span, tail = decode(
             count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
             fused, orders, lengths, enough * (1 + 1e-12),

@@ -51,10 +51,9 @@ KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
 
 @define(eq=False)
 class _Found:
-    """Orders of a problem on a placement, coded as in ``decode``."""
+    """Coded orders of a problem on a placement."""
 
     task: Instance
-    fused: "np.ndarray"
     orders: Integers
     lengths: Integers
     makespan: float = float("inf")
@@ -95,7 +94,7 @@ def find_schedule(
         candidates.append(_coded(best[0], best[1]))
     winner, moved = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
     name = f"auto(evaluations={evaluations},seed={seed})"
-    schedule = winner.task.schedule(name, winner.orders, winner.lengths, winner.fused)
+    schedule = winner.task.schedule(name, winner.orders, winner.lengths)
     schedule, result = _fuse(winner.task, schedule)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
@@ -166,13 +165,15 @@ def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound:
 
 def _in_rhythm(found: _Found, most: int) -> tuple[_Found, int]:
     """The best that comes of its rhythms, and how many orders were tried."""
-    makespan, orders, tried = in_rhythm(found.task, found.fused, found.orders, found.lengths, most)
-    return _Found(found.task, found.fused, orders, found.lengths, makespan), tried
+    makespan, orders, tried = in_rhythm(found.task, found.orders, found.lengths, most)
+    return _Found(found.task, orders, found.lengths, makespan), tried
 
 
 def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
-    given = found.task.for_orders(found.fused)
-    found.makespan, tried = improve(seed, moves, warmth, bound * (1 + 1e-12), *given, found.orders, found.lengths)
+    found.makespan, tried = improve(
+        seed, moves, warmth, bound * (1 + 1e-12), *found.task.for_orders(), found.orders, found.lengths,
+        found.task.room(),
+    )  # fmt: skip
     return tried
 
 
@@ -192,7 +193,7 @@ def _decoded(state: State) -> _Found:
         count, task.placement, task.stages_on, task.fused_times(fused), task.hops, task.fused_need(fused),
         task.fused_kept(fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
     )  # fmt: skip
-    return _Found(task, fused, orders, lengths)
+    return _Found(task, orders, lengths)
 
 
 def _coded(problem: ScheduleProblem, schedule: Schedule) -> _Found:

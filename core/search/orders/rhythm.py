@@ -9,41 +9,40 @@ from itertools import islice
 
 import numpy as np
 
-from ...evaluate.coding import INFINITY, Floats, Integers
+from ...evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
 from ...schedules.instance import Instance
-from ...schedules.local import ends_of
+from ...schedules.local import makespan_of
 
 GROUPS = (1, 2, 3)
 """Microbatches of a rhythm."""
 
 
-def in_rhythm(
-    task: Instance, fused: "np.ndarray", orders: Integers, lengths: Integers, most: int
-) -> tuple[float, Integers, int]:
+def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) -> tuple[float, Integers, int]:
     """The fastest order that a rhythm of these orders gives, its own beginning and end kept or not.
 
     Args:
         task: what they are for.
-        fused, orders, lengths: as in ``decode``.
+        orders, lengths: coded.
         most: orders to try.
 
     Returns:
         Its makespan and orders, infinite where no rhythm fits; and how many were tried.
     """
     stages, count = len(task.placement), task.problem.microbatches
-    given = task.for_orders(fused)
-    finish = np.empty(3 * stages * count)
+    given, room = task.for_orders(), task.room()
     best, tried = (INFINITY, orders), 0
-    if ends_of(*given, orders, lengths, finish) == INFINITY:
+    if makespan_of(*given, orders, lengths, room) == INFINITY:
         return *best, tried
-    times = task.fused_times(fused)
-    begins = np.where(finish < 0, np.nan, finish).reshape(3, stages, count) - times[:, :, None]
+    ends = np.where(room.finish < 0, np.nan, room.finish).reshape(stages, count, KINDS)
+    whole = ~np.isnan(ends[:, 0, BOTH])  # their I ends there, too
+    times = np.stack([task.times[FORWARD], np.where(whole, task.backward, task.times[INPUT]), task.times[WEIGHT]])
+    begins = np.moveaxis(ends, -1, 0)[:BOTH] - times[:, :, None]
     for wishes in islice(_repeated(begins, task.problem.devices), most):
         tried += 1
-        keys, rows = wishes.reshape(-1), orders.copy()
+        keys, rows = np.stack([*wishes, wishes[INPUT]], axis=-1).reshape(-1), orders.copy()
         for row, length in zip(rows, lengths, strict=True):
             row[:length] = row[:length][np.argsort(keys[row[:length]], kind="stable")]
-        value = float(ends_of(*given, rows, lengths, finish))
+        value = float(makespan_of(*given, rows, lengths, room))
         if value < best[0]:
             best = value, rows
     return *best, tried

@@ -8,9 +8,9 @@ from attrs import define
 
 from ...actions import Kind
 from ...errors import InfeasibleError
-from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ...evaluate.coding import CODE, FORWARD, INPUT, WEIGHT, Floats, Integers
 from ...evaluate.reference import Evaluation
-from ...schedules.instance import CODE, Instance, instance
+from ...schedules.instance import Instance, instance
 from ...schedules.placement import folded_placement, hooked_placement, looped_placement
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ...schedules.scored import exceeds
@@ -166,7 +166,7 @@ def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
         for action, at in zip(order, starts, strict=True):
             assert action.microbatch is not None
             stage, kind = action.stage, action.kind
-            keys[CODE[kind], stage, action.microbatch] = at
+            keys[INPUT if kind is Kind.B else CODE[kind], stage, action.microbatch] = at
             if kind is Kind.I:
                 fused[stage] = False
             held[stage] += 1 if kind is Kind.F else -1 if kind in (Kind.B, Kind.W) else 0

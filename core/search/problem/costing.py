@@ -11,25 +11,10 @@ from typing import Any
 import numpy as np
 
 from ...costs.costs import StageCosts, StageEdge
-from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
+from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT, Integers
 from ...evaluate.compiled import StageArrays, fill_saved
 from ...numba_cache import njit
 from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
-
-
-def stage_room(edges: int, stages: int) -> StageArrays:
-    """Arrays for :func:`cost_stages` or :func:`fill_fixed` to fill, for at most so many edges."""
-
-    def floats() -> Floats:
-        return np.zeros(stages)
-
-    def edge_arrays() -> tuple[Integers, Integers, Floats]:
-        return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
-
-    return StageArrays(
-        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), np.zeros((2, KINDS, stages)), floats(),
-        *edge_arrays(), *edge_arrays(),
-    )  # fmt: skip
 
 
 def fill_fixed(

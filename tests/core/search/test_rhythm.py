@@ -31,13 +31,13 @@ def test_a_rhythm_is_complete_and_inside_the_limit(family, devices, microbatches
     known = score(free, find_family(name).build(free))
     problem = problem_of(devices, microbatches, chunks, max(known.result.peak_memory) if limited else None)
     task = instance(problem, known.schedule.placement)
-    fused, orders, lengths = codes_of(known.schedule)
-    makespan, rows, _ = in_rhythm(task, fused, orders, lengths, 1000)
+    orders, lengths = codes_of(known.schedule)
+    makespan, rows, _ = in_rhythm(task, orders, lengths, 1000)
     if makespan == float("inf"):
         return  # too few microbatches for any
     for row, order, length in zip(rows, orders, lengths, strict=True):
         assert sorted(row[:length]) == sorted(order[:length])
-    schedule = task.schedule("", rows, lengths, fused)
+    schedule = task.schedule("", rows, lengths)
     result = evaluate(schedule.device_actions, schedule.placement, problem.costs, hop_s=problem.hop_s)
     assert result.makespan == pytest.approx(makespan)
     assert not limited or max(result.peak_memory) <= problem.memory_limit
@@ -55,18 +55,18 @@ def test_a_slip_in_one_beat_is_mended_by_the_others():
     problem = ScheduleProblem(4, 16, 1, [StageCosts(1, 1, 1, saved_bytes=1)] * 4)
     schedule = find_family("1f1b").build(problem)
     task = instance(problem, schedule.placement)
-    fused, orders, lengths = codes_of(schedule)
+    orders, lengths = codes_of(schedule)
     before = score(problem, schedule).result.makespan
     seen = 0
     for slipped in slips(orders, lengths):
-        late = task.schedule("", slipped, lengths, fused)
+        late = task.schedule("", slipped, lengths)
         try:
             result = evaluate(late.device_actions, late.placement, problem.costs, hop_s=0.0)
         except RequestError:
             continue  # it waits for itself
         if result.makespan > before:
             seen += 1
-            assert in_rhythm(task, fused, slipped, lengths, 1000)[0] <= before
+            assert in_rhythm(task, slipped, lengths, 1000)[0] <= before
     assert seen == 3
 
 

@@ -181,8 +181,8 @@ def test_codes_are_actions(data):
     schedule = data.draw(schedules(8))
     stages, count = len(schedule.placement), schedule.microbatches
     orders, lengths = encode(schedule.device_actions, stages, count)
-    assert decode_orders(orders, lengths, count) == schedule.device_actions
-    split, lengths = encode(schedule.device_actions, stages, count, split=True)
+    assert decode_orders(orders, lengths, stages, count) == schedule.device_actions
+    split, lengths = encode(schedule.device_actions, stages, count, split=range(stages))
     assert lengths.sum() == 3 * stages * count
     assert split.shape[1] == max(lengths)
     assert np.all(np.sort(split[0, : lengths[0]]) == np.unique(split[0, : lengths[0]]))
