@@ -33,6 +33,9 @@ def _saved_factors() -> Floats:
 SAVED_FACTORS = _saved_factors()
 """The table of `memory` for compute orders: (keeps or recomputes, start or end, kind, saved or input or kept bytes)."""
 
+MICROBATCHES_HELD: Integers = SAVED_FACTORS[0].sum(axis=(0, 2)).astype(np.int64)
+"""By how many microbatches an action changes those that its stage holds something of, by kind."""
+
 
 class StageArrays(NamedTuple):
     """What stages cost, and what they send each other; one entry a stage unless said otherwise.
@@ -264,6 +267,13 @@ def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
 
 
 @njit(inline="always")
+def saved_change(recomputes: bool, moment: int, kind: int, saved: float, inputs: float, kept: float) -> float:
+    """By how many bytes an action changes the saved tensors; arguments as in :func:`fill_saved`."""
+    row = SAVED_FACTORS[int(recomputes), moment, kind]
+    return float(row[0] * saved + row[1] * inputs + row[2] * kept)
+
+
+@njit(inline="always")
 def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: float, kept: float) -> None:
     """Fill ``saved`` of one stage from the table of `memory`.
 
@@ -273,11 +283,9 @@ def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: flo
         recomputes: whether it does.
         saved, inputs, kept: bytes of a microbatch's saved tensors over its life, as in ``StageCosts``.
     """
-    factors = SAVED_FACTORS[int(recomputes)]
     for moment in range(2):
         for kind in range(KINDS):
-            row = factors[moment, kind]
-            out.saved[moment, kind, stage] = row[0] * saved + row[1] * inputs + row[2] * kept
+            out.saved[moment, kind, stage] = saved_change(recomputes, moment, kind, saved, inputs, kept)
 
 
 @njit()

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..actions import Action, Kind
-from .problem import ScheduleProblem
+from ..evaluate.memory import reserving_bytes
+from .problem import ScheduleProblem, source_of
 from .scored import costs_of
 
 _Done = tuple[int, Kind, int | None]
@@ -29,7 +30,8 @@ def fill_weights(
         first_fits: share of a W's time that is enough on the first device, which then ends later than it could.
     """
     costs = costs_of(problem)
-    need = [cost.reserved_bytes for cost in costs]
+    changes = [reserving_bytes(cost) for cost in costs]
+    need = [change[Kind.F] for change in changes]
     most = [_limit(row, limit, need) for row, limit in zip(rows, limits, strict=True)]
     orders: list[list[Action]] = [[] for _ in rows]
     waiting: list[deque[Action]] = [deque() for _ in rows]
@@ -45,7 +47,8 @@ def fill_weights(
             continue
         action = rows[device][place[device]]
         cost = costs[action.stage]
-        source = _source(action, len(placement))
+        stage = source_of(action.kind, action.stage, len(placement))
+        source = None if stage is None else (stage, action.kind, action.microbatch)
         arrival = 0.0 if source is None else ends.get(source)
         if arrival is not None and source is not None and placement[source[0]] != device:
             arrival += problem.hop_s
@@ -56,7 +59,7 @@ def fill_weights(
         ):
             work = weights.popleft()
             order.append(work)
-            held[device] -= costs[work.stage].kept_bytes
+            held[device] += changes[work.stage][Kind.W]
             heappush(clocks, (now + costs[work.stage].backward_weight_s, device))
         elif arrival is None:
             assert source is not None
@@ -64,10 +67,8 @@ def fill_weights(
         else:
             order.append(action)
             place[device] += 1
-            if action.kind is Kind.F:
-                held[device] += need[action.stage]
-            else:
-                held[device] += cost.kept_bytes - need[action.stage]
+            held[device] += changes[action.stage][action.kind]
+            if action.kind is Kind.I:
                 weights.append(Action(action.stage, Kind.W, action.microbatch))
             end = max(now, arrival) + (cost.forward_s if action.kind is Kind.F else cost.backward_input_s)
             done = action.stage, action.kind, action.microbatch
@@ -88,12 +89,6 @@ def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:
     own = {action.stage for action in row}
     mean = sum(need[stage] for stage in own) / max(len(own), 1)
     return (most + max(pairs - fewest, 0) * mean) * (1 + 1e-9)
-
-
-def _source(action: Action, stages: int) -> _Done | None:
-    """What F and I read from another stage."""
-    stage = action.stage - 1 if action.kind is Kind.F else action.stage + 1
-    return (stage, action.kind, action.microbatch) if 0 <= stage < stages else None
 
 
 def _enough(idle: float, time: float) -> bool:

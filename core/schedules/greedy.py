@@ -13,7 +13,9 @@ from heapq import heappop, heappush
 from attrs import define, field
 
 from ..actions import Kind
-from .problem import ScheduleProblem
+from ..evaluate.coding import FORWARD, INPUT, KIND, WEIGHT
+from ..evaluate.memory import reserving_bytes
+from .problem import ScheduleProblem, source_of
 from .scored import costs_of
 
 _ROUNDING = 1e-9
@@ -24,29 +26,27 @@ class _Device:
     """One device's stage: its costs and how far it has come.
 
     Args:
-        forward_s, input_s, weight_s: times of F, I and W.
-        need, kept: what F reserves, and what is held after I.
-        limit: what may be held.
+        times, changes: of F, I and W: how long they take, and how they change what is reserved.
+        limit: what may be reserved.
         first_input_s: when its first I can begin at the earliest.
+        source: per kind the device that it reads from, if any.
+        ends: of its F, I and W so far.
+        order: codes of the kinds so far.
     """
 
-    forward_s: float
-    input_s: float
-    weight_s: float
-    need: float
-    kept: float
+    times: tuple[float, float, float]
+    changes: tuple[float, float, float]
     limit: float
+    source: tuple[int | None, int | None, None]
     first_input_s: float = 0.0
     held: float = 0.0
     free_s: float = 0.0
-    weights: int = 0
-    forward_ends: list[float] = field(factory=list)
-    input_ends: list[float] = field(factory=list)
-    order: list[Kind] = field(factory=list)
+    ends: tuple[list[float], list[float], list[float]] = field(factory=lambda: ([], [], []))
+    order: list[int] = field(factory=list)
 
     def full(self) -> bool:
         """Whether the next F would hold too much."""
-        return self.held + self.need > self.limit * (1 + _ROUNDING)
+        return self.held + self.changes[FORWARD] > self.limit * (1 + _ROUNDING)
 
 
 class GreedyRun:
@@ -61,13 +61,16 @@ class GreedyRun:
     def __init__(self, problem: ScheduleProblem, limits: list[float], overrun: float, squeeze: float) -> None:
         self._count, self._hop, self._overrun, self._squeeze = problem.microbatches, problem.hop_s, overrun, squeeze
         self._devices: list[_Device] = []
-        for cost, limit in zip(costs_of(problem), limits, strict=True):
-            times = cost.forward_s, cost.backward_input_s, cost.backward_weight_s
-            self._devices.append(_Device(*times, cost.reserved_bytes, cost.kept_bytes, limit))
-        at = sum(device.forward_s + self._hop for device in self._devices) - self._hop
+        stages = problem.stages
+        for stage, (cost, limit) in enumerate(zip(costs_of(problem), limits, strict=True)):
+            times, changes = (cost.forward_s, cost.backward_input_s, cost.backward_weight_s), reserving_bytes(cost)
+            source = source_of(Kind.F, stage, stages), source_of(Kind.I, stage, stages), None
+            held = changes[Kind.F], changes[Kind.I], changes[Kind.W]
+            self._devices.append(_Device(times, held, limit, source))
+        at = sum(device.times[FORWARD] + self._hop for device in self._devices) - self._hop
         for device in reversed(self._devices):
             device.first_input_s = at
-            at += device.input_s + self._hop
+            at += device.times[INPUT] + self._hop
         self._events = [(0.0, number) for number in range(len(self._devices))]
 
     def kinds(self) -> tuple[tuple[Kind, ...], ...]:
@@ -76,72 +79,56 @@ class GreedyRun:
             now, number = heappop(self._events)
             if now >= self._devices[number].free_s:
                 self._decide(number, now)
-        return tuple(tuple(device.order) for device in self._devices)
+        return tuple(tuple(KIND[code] for code in device.order) for device in self._devices)
 
     def _decide(self, number: int, now: float) -> None:
         device = self._devices[number]
-        forward, backward = self._forward_at(number, now), self._input_at(number)
-        pending = device.weights < len(device.input_ends)
-        more = len(device.forward_ends) < self._count
+        forward, backward = self._forward_at(device, now), self._arrival(device, INPUT)
+        forwards, inputs, weights = map(len, device.ends)
+        pending, more = weights < inputs, forwards < self._count
         if backward is not None and backward <= now + _ROUNDING:
-            self._input(number, now)
+            self._run(number, INPUT, now)
         elif pending and more and device.full():
-            self._weight(number, now)
+            self._run(number, WEIGHT, now)
         elif forward is not None and forward <= now + _ROUNDING:
-            self._forward(number, now)
+            self._run(number, FORWARD, now)
         else:
             arrivals = [at for at in (forward, backward) if at is not None]
-            room = min(arrivals) - now if arrivals else float("inf")
-            if pending and room >= device.weight_s * (1 - self._squeeze) - _ROUNDING:
-                self._weight(number, now)
+            gap = min(arrivals) - now if arrivals else float("inf")
+            if pending and gap >= device.times[WEIGHT] * (1 - self._squeeze) - _ROUNDING:
+                self._run(number, WEIGHT, now)
             elif arrivals:
                 heappush(self._events, (min(arrivals), number))
 
-    def _forward_at(self, number: int, now: float) -> float | None:
+    def _forward_at(self, device: _Device, now: float) -> float | None:
         """When the next F could begin; None where that is not known or it must not."""
-        device, microbatch = self._devices[number], len(self._devices[number].forward_ends)
+        microbatch, time = len(device.ends[FORWARD]), device.times[FORWARD]
         if microbatch == self._count or device.full():
             return None
-        at = 0.0
-        if number > 0:
-            before = self._devices[number - 1].forward_ends
-            if microbatch >= len(before):
-                return None
-            at = before[microbatch] + self._hop
-        late = max(at, now) + device.forward_s > device.first_input_s + self._overrun * device.forward_s + _ROUNDING
-        return None if late and microbatch > 0 and not device.input_ends else at
-
-    def _input_at(self, number: int) -> float | None:
-        device, microbatch = self._devices[number], len(self._devices[number].input_ends)
-        if microbatch >= len(device.forward_ends):
+        at = self._arrival(device, FORWARD)
+        if at is None:
             return None
-        if number + 1 == len(self._devices):
+        late = max(at, now) + time > device.first_input_s + self._overrun * time + _ROUNDING
+        return None if late and microbatch > 0 and not device.ends[INPUT] else at
+
+    def _arrival(self, device: _Device, kind: int) -> float | None:
+        """When what the next F or I reads is there; None where that is not known."""
+        microbatch = len(device.ends[kind])
+        if kind == INPUT and microbatch >= len(device.ends[FORWARD]):
+            return None
+        source = device.source[kind]
+        if source is None:
             return 0.0
-        after = self._devices[number + 1].input_ends
-        return after[microbatch] + self._hop if microbatch < len(after) else None
+        ends = self._devices[source].ends[kind]
+        return ends[microbatch] + self._hop if microbatch < len(ends) else None
 
-    def _forward(self, number: int, now: float) -> None:
+    def _run(self, number: int, kind: int, now: float) -> None:
         device = self._devices[number]
-        device.held += device.need
-        device.forward_ends.append(now + device.forward_s)
-        self._ran(number, Kind.F, now + device.forward_s, number + 1)
-
-    def _input(self, number: int, now: float) -> None:
-        device = self._devices[number]
-        device.held += device.kept - device.need
-        device.input_ends.append(now + device.input_s)
-        self._ran(number, Kind.I, now + device.input_s, number - 1)
-
-    def _weight(self, number: int, now: float) -> None:
-        device = self._devices[number]
-        device.held -= device.kept
-        device.weights += 1
-        self._ran(number, Kind.W, now + device.weight_s, None)
-
-    def _ran(self, number: int, kind: Kind, end: float, reader: int | None) -> None:
-        device = self._devices[number]
+        device.held += device.changes[kind]
+        device.free_s = end = now + device.times[kind]
+        device.ends[kind].append(end)
         device.order.append(kind)
-        device.free_s = end
         heappush(self._events, (end, number))
-        if reader is not None and 0 <= reader < len(self._devices):
+        reader = number + 1 if kind == FORWARD else number - 1
+        if kind != WEIGHT and 0 <= reader < len(self._devices):
             heappush(self._events, (end + self._hop, reader))

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..actions import Action
+from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from .placement import looped_placement
@@ -73,6 +73,12 @@ class Schedule:
     placement: tuple[int, ...]
     microbatches: int
     device_actions: tuple[tuple[Action, ...], ...]
+
+
+def source_of(kind: Kind, stage: int, stages: int) -> int | None:
+    """The stage whose output F, or whose gradient I, reads; None where it reads nothing from another stage."""
+    source = stage - 1 if kind is Kind.F else stage + 1
+    return source if 0 <= source < stages else None
 
 
 Builder = Callable[..., Schedule]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...costs.partition import Cuts
 from ...evaluate.coding import BOTH, FORWARD, INFINITY, WEIGHT, Integers
+from ...evaluate.compiled import MICROBATCHES_HELD, START, saved_change
 from ...numba_cache import njit
 from ..problem.arrays import SAVED, STATE, GraphArrays
 from ..problem.setting import Setting
@@ -58,8 +59,7 @@ def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> I
         kinds, stage_of = codes & 3, (codes >> 2) // count
         for stage in np.unique(stage_of):
             own = kinds[stage_of == stage]
-            change = np.where(own == FORWARD, 1, np.where((own == BOTH) | (own == WEIGHT), -1, 0))
-            most[stage] = np.cumsum(change).max()
+            most[stage] = np.cumsum(MICROBATCHES_HELD[own]).max()
     return most
 
 
@@ -140,9 +140,8 @@ def _filled(
             for kind in range(WEIGHT + 1):
                 time += sums[kind, end + 1] - sums[kind, start]
             saved = sums[SAVED, end + 1] - sums[SAVED, start]
-            held = flight[s] * saved
-            if recompute[s]:
-                held = flight[s] * received + max(saved - received, 0.0)
+            held = flight[s] * saved_change(recompute[s], START, FORWARD, saved, received, saved)
+            held += max(saved_change(recompute[s], START, BOTH, saved, received, saved), 0.0)
             held += sums[STATE, end + 1] - sums[STATE, start] + replicas + workspace
             if time > longest_s or held > limits[d]:
                 break

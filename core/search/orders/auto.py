@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from attrs import define, evolve
 
-from ...actions import Action, Kind
-from ...evaluate.coding import INFINITY, Integers
+from ...evaluate.coding import INFINITY, KINDS, Integers, decode_orders, encode
 from ...evaluate.reference import Evaluation, evaluate
 from ...schedules.decode import decode
 from ...schedules.instance import Instance, codes_of, instance
-from ...schedules.local import improve
+from ...schedules.local import improve, makespan_of
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ...schedules.scored import Scored, costs_of
+from ...schedules.shifts import join
 from .anneal import anneal
 from .bound import lower_bound
 from .exact import solvable, solve
@@ -204,27 +204,22 @@ def _coded(problem: ScheduleProblem, schedule: Schedule) -> _Found:
 def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
     """I followed by its own W becomes B, stage by stage, where the step is not slower for it."""
     costs, hop = costs_of(task.problem), task.problem.hop_s
+    stages, count = len(task.placement), task.problem.microbatches
+    given, room = task.for_orders(), task.room()
+    orders, lengths = encode(schedule.device_actions, stages, count)
     result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
-    for stages in [set(range(task.problem.stages)), *({stage} for stage in range(task.problem.stages))]:
-        rows = tuple(_fused(row, stages) for row in schedule.device_actions)
-        if rows == schedule.device_actions:
+    least = result.makespan
+    for first, last in [(0, stages), *((stage, stage + 1) for stage in range(stages))]:
+        rows, sizes = orders.copy(), lengths.copy()
+        for device, row in enumerate(rows):
+            sizes[device] = join(row, sizes[device], KINDS * count * first, KINDS * count * last)
+        if (sizes == lengths).all():
             continue
-        other = evaluate(rows, schedule.placement, costs, hop_s=hop)
-        fits = all(peak <= limit for peak, limit in zip(other.peak_memory, task.limits, strict=True))
-        if fits and other.makespan <= result.makespan:
-            schedule, result = evolve(schedule, device_actions=rows), other
-    return schedule, result
-
-
-def _fused(row: Sequence[Action], stages: set[int]) -> tuple[Action, ...]:
-    out: list[Action] = []
-    for action in row:
-        last = out[-1] if out else None
-        if (
-            last is not None and action.kind is Kind.W and last.kind is Kind.I and action.stage in stages
-            and (last.stage, last.microbatch) == (action.stage, action.microbatch)
-        ):  # fmt: skip
-            out[-1] = Action(action.stage, Kind.B, action.microbatch)
-        else:
-            out.append(action)
-    return tuple(out)
+        makespan = makespan_of(*given, rows, sizes, room)
+        if makespan <= least:
+            orders, lengths, least = rows, sizes, makespan
+    joined = decode_orders(orders, lengths, stages, count)
+    if joined == schedule.device_actions:
+        return schedule, result
+    schedule = evolve(schedule, device_actions=joined)
+    return schedule, evaluate(joined, schedule.placement, costs, hop_s=hop)

@@ -177,12 +177,12 @@ class _Program:
     def _memory(self) -> None:
         """What a device holds with a forward that begins: everything that came before it, and its own."""
         task = self.task
+        change = task.for_orders()[2].saved.sum(axis=0)
         for device, own in enumerate(task.stages_on.tolist()):
             limit = float(task.limits[device])
             if not np.isfinite(limit):
                 continue
             here = [action for action in self.columns if action[1] in own]
-            change = {FORWARD: task.saved, INPUT: task.kept - task.saved, WEIGHT: -task.kept}
             for action in here:
                 if action[0] != FORWARD:
                     continue

@@ -9,6 +9,7 @@ from attrs import define
 from ...actions import Kind
 from ...errors import InfeasibleError
 from ...evaluate.coding import CODE, FORWARD, INPUT, WEIGHT, Floats, Integers
+from ...evaluate.compiled import MICROBATCHES_HELD
 from ...evaluate.reference import Evaluation
 from ...schedules.instance import Instance, instance
 from ...schedules.placement import folded_placement, hooked_placement, looped_placement
@@ -169,7 +170,7 @@ def state_of(task: Instance, schedule: Schedule, result: Evaluation) -> State:
             keys[INPUT if kind is Kind.B else CODE[kind], stage, action.microbatch] = at
             if kind is Kind.I:
                 fused[stage] = False
-            held[stage] += 1 if kind is Kind.F else -1 if kind in (Kind.B, Kind.W) else 0
+            held[stage] += MICROBATCHES_HELD[CODE[kind]]
             caps[stage] = max(caps[stage], held[stage])
     return State(task, keys, np.full(3, EAGER), caps, fused | task.too_large_to_split)
 
