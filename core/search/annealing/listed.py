@@ -17,7 +17,7 @@ from ...plan.derive import Recompute, recomputed_stages
 from ...schedules.decode import decode
 from ...schedules.instance import Instance
 from ...schedules.problem import Schedule, ScheduleProblem
-from ..orders.starts import patterns, placements
+from ..orders.initial_keys import patterns, placements
 from ..problem.place import Place
 from ..problem.setting import Setting
 from .balance import balanced_cuts, even_cuts

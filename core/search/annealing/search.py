@@ -17,8 +17,8 @@ from ..problem.freedom import Freedom
 from ..problem.meter import Meter, Stopped
 from ..problem.setting import Setting
 from .anneal import EXCESS
+from .initial_walks import InitialWalks
 from .moves import Ways
-from .starts import Starts
 from .walk import Walk, ranked, varied
 
 
@@ -87,7 +87,7 @@ def search(
         return _continued(list(begun), settings, freedom, meter, seed)
     walks: list[Walk] = []
     scouted: list[Walk] = []
-    starts, budget = Starts(settings, freedom), meter.left
+    starts, budget = InitialWalks(settings, freedom), meter.left
     try:
         for walk in starts.published():
             walks.append(walk)
@@ -144,7 +144,7 @@ def _ended(walks: list[Walk]) -> list[Walk]:
 
 
 def _scout(
-    walks: list[Walk], starts: Starts, settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
+    walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
 ) -> None:
     """A search of few evaluations that goes on from what holds least too much, and from what is fast for what it holds
     too much, until something fits."""

@@ -1,6 +1,6 @@
 """The search over schedules: from patterns and published orders, the fastest one that the memory limit allows.
 
-1. Keys: every start is annealed as priorities of a list scheduler (`anneal`), which changes many actions at a time.
+1. Keys: every start is annealed as priorities of a list scheduler (`anneal_keys`), many actions at a time.
 2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
 3. Rhythm: the best of these meets the best that comes of letting all microbatches do what a few do (`rhythm`).
 
@@ -21,11 +21,11 @@ from ...schedules.local import improve, makespan_of
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ...schedules.scored import Scored, costs_of
 from ...schedules.shifts import join
-from .anneal import anneal
+from .anneal_keys import anneal_keys
 from .bound import lower_bound
 from .exact import solvable, solve
+from .initial_keys import State, enough_memory, patterns, published
 from .rhythm import in_rhythm
-from .starts import State, enough_memory, patterns, published
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
@@ -131,7 +131,7 @@ def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float)
         each = max(int(share * evaluations / len(left)), 1)
         for place, state in enumerate(left):
             task = state.task
-            state.makespan, count = anneal(
+            state.makespan, count = anneal_keys(
                 seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
                 task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
                 task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys,

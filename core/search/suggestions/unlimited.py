@@ -7,7 +7,7 @@ import numpy as np
 from ...costs.graph import OpGraph, OpNode
 from ...plan.plan import Plan
 from ...schedules.problem import ScheduleFamily
-from ..annealing.starts import Starts
+from ..annealing.initial_walks import InitialWalks
 from ..problem.freedom import Freedom
 from ..problem.setting import FixedStages, Setting
 
@@ -38,7 +38,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
         return None
     best, freedom = prediction.step_s, Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)
-    for walk in Starts([setting], freedom).published():
+    for walk in InitialWalks([setting], freedom).published():
         if tuple(walk.best.placement.tolist()) != plan.placement:
             continue
         walk.judge()

@@ -60,7 +60,7 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
 
 
 @njit()
-def anneal(
+def anneal_keys(
     seed: int, evaluations: int, warmth: float, target: float, count: int, placement: Any, stages_on: Any, times: Any,
     hops: Any, need: Any, kept: Any, limits: Any, keys: Any, patience: Any, caps: Any, fused: Any,
 ) -> tuple[float, int]:  # fmt: skip

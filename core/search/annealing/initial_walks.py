@@ -31,7 +31,7 @@ LEAST_LISTED = 4
 """Orders of its own for each of them at least."""
 
 
-class Starts:
+class InitialWalks:
     """The starts of a search in some settings.
 
     Args:
