@@ -30,6 +30,7 @@ from ...errors import RequestError
 from ..graph.alignment import aligned
 from ..graph.functions import called_name
 from ..graph.nodes import module_of
+from ..values.user_lines import line_of
 from .operators import Operators, computes, operators_of
 
 
@@ -142,9 +143,11 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _buffers(operators, node, written)}
     missing = next((name for name, stages in homes.items() if not stages), None)
     if missing is not None:
+        lines = filter(None, (line_of(operators.nodes[member]) for member in operators.members[node.name]))
+        line = next((f"{found}: " for found in lines), "")
         raise RequestError(
-            f"'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step that is trained "
-            "does not use it so; give an example batch for which it does"
+            f"{line}'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step that is "
+            "trained does not use it so; give an example batch for which it does"
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:

@@ -174,7 +174,8 @@ class Breaks:
         if name is None and isinstance(stopped, NeedsAutograd):
             raise RequestError(
                 f"{line}: the step differentiates here what the model computed, which other stages then hold: "
-                "move the call into the module whose results it differentiates"
+                "move the call into the module whose results it differentiates; where that is the model itself, make "
+                "it a submodule of another one, which then runs it whole, on one stage"
             ) from error
         if name is None and self._tail is not None:
             raise RequestError(_refusal(line, error)) from error
