@@ -41,7 +41,7 @@ from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
-from tests.support.scaling_ranks import in_bfloat16, refusal, scaled, step_apart
+from tests.support.scaling_ranks import TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
 from tests.support.training import unequal
 
@@ -160,6 +160,7 @@ def python(team):
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def evaluation(team):
     """Evaluation and rows on ranks, compared with one process; then rank 1 forgets eval()."""
     case = CASES["tied gpt with dropout"]
@@ -197,6 +198,7 @@ def evaluation(team):
     return found
 
 
+@captures((CASES["token-weighted"], torch.float64, 4, 2), (GPT, torch.float64, 4, 2))
 def evaluation_of_replicas(team):
     """Evaluation over replicas, with batches of other sizes, compared with one process on all of them."""
     case = CASES["token-weighted"]
@@ -326,6 +328,7 @@ def gathering(team):
     team.everywhere(work)
 
 
+@captures(*((case, torch.float64, 4, 2) for case in (*CASES.values(), PYTHON)))
 def replicas(team):
     """Every case over replicas, and with batches of other sizes; the first steps as planned."""
     found = {}
@@ -406,6 +409,7 @@ def plugged(team):
     return {"backend": team.kind.name, **attrs.asdict(found)}
 
 
+@captures((TAPPED, torch.float32, 8, 4))
 def scaling(team):
     """Losses that are scaled, over any mesh; and scalers that are not the same to begin with."""
     other = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + team.local[0] + team.replica))
