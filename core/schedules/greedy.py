@@ -83,14 +83,17 @@ class GreedyRun:
 
     def _decide(self, number: int, now: float) -> None:
         device = self._devices[number]
-        forward, backward = self._forward_at(device, now), self._arrival(device, INPUT)
-        forwards, inputs, weights = map(len, device.ends)
-        pending, more = weights < inputs, forwards < self._count
+        backward = self._arrival(device, INPUT)
         if backward is not None and backward <= now + _ROUNDING:
             self._run(number, INPUT, now)
-        elif pending and more and device.full():
+            return
+        forwards, inputs, weights = device.ends
+        pending = len(weights) < len(inputs)
+        if pending and len(forwards) < self._count and device.full():
             self._run(number, WEIGHT, now)
-        elif forward is not None and forward <= now + _ROUNDING:
+            return
+        forward = self._forward_at(device, now)
+        if forward is not None and forward <= now + _ROUNDING:
             self._run(number, FORWARD, now)
         else:
             arrivals = [at for at in (forward, backward) if at is not None]
