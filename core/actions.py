@@ -7,32 +7,86 @@ its other end: ``0SEND_F3>2`` sends stage 0's output of microbatch 3 to stage 2,
 """
 
 import re
-from enum import StrEnum
+from typing import ClassVar
 
 from attrs import frozen
 
 from .errors import RequestError
 
 
-class Kind(StrEnum):
-    """What an action does (the table of the design, section 3)."""
+class Kind(str):
+    """What an action does (the table of the design, section 3): its letters in the grammar.
 
-    F = "F"
-    B = "B"
-    I = "I"  # noqa: E741 - the field's name for the input-gradient half of a backward
-    W = "W"
-    SEND_F = "SEND_F"
-    RECV_F = "RECV_F"
-    SEND_B = "SEND_B"
-    RECV_B = "RECV_B"
-    RECOMPUTE = "RECOMPUTE"
-    OFFLOAD = "OFFLOAD"
-    RELOAD = "RELOAD"
-    REDUCE_GRAD = "REDUCE_GRAD"
-    REDUCE_TIED = "REDUCE_TIED"
-    SYNC = "SYNC"
-    STEP = "STEP"
+    The set of kinds is open: ``declare_kind`` adds one. There is one object for each kind, so that kinds are compared
+    by ``is``; ``Kind("F")`` is ``Kind.F``, and letters that nobody declared raise ValueError.
 
+    Attributes:
+        value: the letters.
+        whole_step: whether its actions belong to a whole step and take no microbatch.
+    """
+
+    __slots__ = ("value", "whole_step")
+    value: str
+    whole_step: bool
+
+    F: ClassVar["Kind"]
+    B: ClassVar["Kind"]
+    I: ClassVar["Kind"]  # noqa: E741 - the field's name for the input-gradient half of a backward
+    W: ClassVar["Kind"]
+    SEND_F: ClassVar["Kind"]
+    RECV_F: ClassVar["Kind"]
+    SEND_B: ClassVar["Kind"]
+    RECV_B: ClassVar["Kind"]
+    RECOMPUTE: ClassVar["Kind"]
+    OFFLOAD: ClassVar["Kind"]
+    RELOAD: ClassVar["Kind"]
+    REDUCE_GRAD: ClassVar["Kind"]
+    REDUCE_TIED: ClassVar["Kind"]
+    SYNC: ClassVar["Kind"]
+    STEP: ClassVar["Kind"]
+
+    def __new__(cls, letters: str) -> "Kind":
+        """The kind of these letters."""
+        if letters not in _KNOWN:
+            raise ValueError(f"'{letters}' is not a valid Kind: give one of {', '.join(_KNOWN)}")
+        return _KNOWN[letters]
+
+    def __reduce__(self) -> tuple[type["Kind"], tuple[str]]:
+        return Kind, (self.value,)
+
+
+_KNOWN: dict[str, Kind] = {}
+
+
+def known_kinds() -> tuple[Kind, ...]:
+    """All kinds, in the order in which they were declared."""
+    return tuple(_KNOWN.values())
+
+
+def declare_kind(letters: str, *, whole_step: bool = False) -> Kind:
+    """Add a kind to the grammar, or return the one that has these letters.
+
+    Args:
+        letters: capitals and underscores.
+        whole_step: whether its actions belong to a whole step and take no microbatch.
+
+    Raises:
+        ValueError: the letters are not such, or belong to a kind that is declared otherwise.
+    """
+    if re.fullmatch("[A-Z_]+", letters) is None:
+        raise ValueError(f"a kind cannot be called '{letters}': use capitals and underscores")
+    kind = _KNOWN.setdefault(letters, str.__new__(Kind, letters))
+    if not hasattr(kind, "value"):
+        kind.value, kind.whole_step = letters, whole_step
+    elif kind.whole_step != whole_step:
+        raise ValueError(f"kind {letters} is declared already, with whole_step={kind.whole_step}: use other letters")
+    return kind
+
+
+for _letters in ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "RECOMPUTE", "OFFLOAD", "RELOAD"):
+    setattr(Kind, _letters, declare_kind(_letters))
+for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP"):
+    setattr(Kind, _letters, declare_kind(_letters, whole_step=True))
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 """What a compute order holds."""
@@ -41,8 +95,6 @@ WORK_KINDS = COMPUTE_KINDS | {Kind.RECOMPUTE}
 SEND_KINDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV_KINDS = frozenset({Kind.RECV_F, Kind.RECV_B})
 COMM_KINDS = SEND_KINDS | RECV_KINDS
-STEP_KINDS = frozenset({Kind.REDUCE_GRAD, Kind.REDUCE_TIED, Kind.SYNC, Kind.STEP})
-"""Kinds that belong to a whole step and take no microbatch."""
 
 
 @frozen(order=False)
@@ -84,11 +136,7 @@ _COUNTERPART = {
     Kind.RECV_B: Kind.SEND_B,
 }
 
-_PATTERN = re.compile(
-    r"(?P<stage>\d+)(?P<kind>"
-    + "|".join(sorted((k.value for k in Kind), key=len, reverse=True))
-    + r")(?P<microbatch>\d+)?(?:(?P<arrow>[<>])(?P<peer>\d+))?"
-)
+_PATTERN = re.compile(r"(?P<stage>\d+)(?P<kind>[A-Z_]+)(?P<microbatch>\d+)?(?:(?P<arrow>[<>])(?P<peer>\d+))?")
 
 
 def parse_action(text: str) -> Action:
@@ -98,15 +146,15 @@ def parse_action(text: str) -> Action:
         RequestError: the text is not an action, whole (trailing text is refused).
     """
     match = _PATTERN.fullmatch(text.strip())
-    if match is None:
+    if match is None or match["kind"] not in _KNOWN:
         raise RequestError(
             f"'{text}' is not an action: write <stage><kind><microbatch>, such as 2F0, with kind one of "
-            + ", ".join(k.value for k in Kind)
+            + ", ".join(_KNOWN)
         )
-    kind = Kind(match["kind"])
+    kind = _KNOWN[match["kind"]]
     microbatch = None if match["microbatch"] is None else int(match["microbatch"])
-    if (microbatch is None) != (kind in STEP_KINDS):
-        rule = "takes no microbatch" if kind in STEP_KINDS else "needs a microbatch"
+    if (microbatch is None) != kind.whole_step:
+        rule = "takes no microbatch" if kind.whole_step else "needs a microbatch"
         raise RequestError(f"'{text}' is not an action: {kind.value} {rule}")
     if match["arrow"] is not None:
         wanted = ">" if kind in SEND_KINDS else "<" if kind in RECV_KINDS else None

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from attrs import frozen
 
 from ..core.actions import Kind
-from ..core.plan.messages import Exchange
-from .times import Direction, QueueTimes, ReductionTimes
+from ..core.plan.queues import Queues
+from .times import Direction, QueueTimes, TaskTimes
 from .waiting import Delays, queue_delays, scaled
 
 WARM_UP = "warm-up"
@@ -37,6 +37,8 @@ CAUSES = {
     COOL_DOWN: "behind its last action, others still work",
 }
 
+_SUMS = (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
+
 OperationTimes = Sequence[tuple[list[float], list[float]]]
 TransferTimes = Mapping[tuple[int, int], QueueTimes]
 
@@ -55,29 +57,29 @@ class Bubbles:
 
 
 def device_bubbles(
-    exchange: Exchange,
+    queues: Queues,
     operation_times: OperationTimes,
     transfer_times: TransferTimes,
-    reductions: Sequence[ReductionTimes],
+    tasks: Sequence[TaskTimes],
     step_s: float,
 ) -> tuple[Bubbles, ...]:
     """Per device why it idles.
 
     Args:
-        exchange: the lowered plan.
+        queues: of the lowered plan with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         transfer_times: per ordered pair of devices its messages.
-        reductions: of tied weights, and of gradients over replicas; the SYNC of every device, where there is one.
+        tasks: the items of tasks.
         step_s: time of the step.
     """
-    sent = _last_sent(exchange, operation_times, transfer_times)
+    sent = _last_sent(queues, operation_times, transfer_times)
     reduced: dict[tuple[int, int], _Awaited] = {}
-    for reduction in (each for each in reductions if each.kind is not Kind.SYNC):  # no gradients: the optimizer waits
-        key = reduction.device, reduction.stage
+    for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
+        key = reduction.device, reduction.action.stage
         if key not in reduced or reduction.end_s > reduced[key].until_s:
             reduced[key] = _Awaited(reduction.end_s, reduction.end_s, reduction.contention)
     result = []
-    for device, actions in enumerate(exchange.operations):
+    for device, actions in enumerate(queues.compute):
         found = _Device()
         starts, ends = operation_times[device]
         last_end = 0.0
@@ -134,11 +136,11 @@ class _Device:
 
 
 def _last_sent(
-    exchange: Exchange, operation_times: OperationTimes, transfer_times: TransferTimes
+    queues: Queues, operation_times: OperationTimes, transfer_times: TransferTimes
 ) -> dict[tuple[int, int], _Awaited]:
     """For (device, operation) the message that arrived last for it."""
     latest: dict[tuple[int, int], _Awaited] = {}
-    for (src, dst), messages in exchange.queues.items():
+    for (src, dst), messages in queues.messages.items():
         ends = operation_times[src][1]
         times = transfer_times[src, dst]
         delays = queue_delays(times.flows, times.ready_s)

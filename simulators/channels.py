@@ -6,7 +6,7 @@ A message starts when it was sent, its receive is posted and the message in fron
 from collections.abc import Callable, Sequence
 
 from ..core.cluster.cluster import Cluster
-from ..core.plan.messages import Message
+from ..core.plan.items import Message
 from .device import DeviceQueue
 from .network import Flow, Network, Route
 from .times import QueueTimes

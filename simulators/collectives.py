@@ -1,4 +1,4 @@
-"""Collectives: phases of flows over the links between their members, one after another."""
+"""Collectives: steps of flows over the links between their members, one step after another."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,53 +6,77 @@ from simpy.events import Timeout
 
 from ..core.cluster.collectives import Phase
 from .network import Network, Shipment
+from .times import FlowTimes
 
 
 class Collective:
-    """One collective: its phases, one after another.
+    """One collective.
 
     Args:
         network: whose links it crosses.
-        phases: in order; none take no time.
+        steps: in order; the flows of a step run at the same time.
+        delay_s: how long it takes without any.
 
     Attributes:
-        flows: one for each phase.
+        steps: the flows of each step.
         alone_s: seconds that it takes while nothing else is on its links.
-        on_end: called when the last phase has arrived.
+        on_end: called when all of the last step have arrived.
         start_s, end_s: when.
     """
 
-    def __init__(self, network: Network, phases: Sequence[Phase]) -> None:
+    def __init__(self, network: Network, steps: Sequence[Sequence[Phase]], delay_s: float = 0.0) -> None:
         self.network = network
-        self.alone_s = sum(phase.seconds for phase in phases)
-        self.flows = [
-            Shipment(network.route(phase.crossings, phase.latency_s, phase.bytes_per_s), phase.bytes, self.advance)
-            for phase in phases
+        self.delay_s = delay_s
+        self.alone_s = sum((max(phase.seconds for phase in step) for step in steps), delay_s if not steps else 0.0)
+        self.steps = [
+            [
+                Shipment(network.route(phase.crossings, phase.latency_s, phase.bytes_per_s), phase.bytes, self._arrived)
+                for phase in step
+            ]
+            for step in steps
         ]
         self.on_end: list[Callable[[], None]] = []
         self.begun = 0
+        self.under_way = 0
         self.start_s = 0.0
         self.end_s = 0.0
+
+    @property
+    def slowest(self) -> list[FlowTimes]:
+        """Of each step the flow that arrived last."""
+        return [max(step, key=_arrival_s).times for step in self.steps]
 
     def start(self) -> None:
         """All members are there."""
         self.start_s = self.network.environment.now
-        if self.flows:
-            self.advance()
+        if self.steps:
+            self._advance()
         else:  # the end is an event, as every arrival is, even where nothing moves
-            Timeout(self.network.environment, 0.0).callbacks.append(lambda _: self.advance())
+            Timeout(self.network.environment, self.delay_s).callbacks.append(lambda _: self._advance())
 
-    def advance(self) -> None:
-        """Start the next phase, or end."""
-        if self.begun < len(self.flows):
+    def _arrived(self) -> None:
+        self.under_way -= 1
+        if not self.under_way:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start the next step, or end."""
+        if self.begun < len(self.steps):
             self.begun += 1
-            self.network.start(self.flows[self.begun - 1])
+            step = self.steps[self.begun - 1]
+            self.under_way = len(step)
+            for flow in step:
+                self.network.start(flow)
             return
         self.end_s = self.network.environment.now
         for call in self.on_end:
             call()
 
     def close(self) -> None:
-        """Let go of everything, so that it is freed at once."""
+        """Release references, so that everything is freed at once."""
         self.on_end.clear()
-        self.flows.clear()
+        self.steps.clear()
+
+
+def _arrival_s(flow: Shipment) -> float:
+    return flow.drained_s + flow.route.latency_s

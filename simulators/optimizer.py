@@ -16,17 +16,19 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 
-from attrs import frozen
+from attrs import evolve, frozen
 from simpy import Environment, Event
 from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
-from ..core.evaluate.reduction import sync_bytes, sync_time
+from ..core.plan.items import Item
 from ..core.plan.plan import Plan
+from ..core.plan.queues import Queues
+from ..core.plan.step_end import sync_task
+from ..core.trace.trace import COMPUTE_QUEUE
 from .device import DeviceQueue
-from .reduction import Reduction
-from .times import ReductionTimes
+from .tasks import RunningTask
 
 _PASSED_ON_BYTES = 8
 """What a device passes on in post-validation: one number in float64, the norm of what has come by, not finite where a
@@ -41,43 +43,54 @@ class OptimizerStep(StrEnum):
     POST_VALIDATION = "post-validation"
 
 
-def wait_for_others(
-    mode: OptimizerStep,
+def with_sync(queues: Queues, mode: OptimizerStep, plan: Plan) -> Queues:
+    """The queues with a SYNC where, and only where, the mode is a barrier; one that the plan lacks comes before the
+    first STEP of each device."""
+    if mode is not OptimizerStep.BARRIER:
+        return queues.without(Kind.SYNC)
+    if plan.sync:
+        return queues
+    items = [
+        Item(device, COMPUTE_QUEUE, Action(stage, Kind.SYNC), at, at) for device, stage, at in _first_steps(queues)
+    ]
+    return evolve(queues, tasks=(*queues.tasks, *sync_task(queues.compute, items, queues.tasks)))
+
+
+def _first_steps(queues: Queues) -> list[tuple[int, int, int]]:
+    """Device, stage and position of the first STEP of each device that has one."""
+    found = []
+    for device, actions in enumerate(queues.compute):
+        at = next((at for at, action in enumerate(actions) if action.kind is Kind.STEP), None)
+        if at is not None:
+            found.append((device, actions[at].stage, at))
+    return found
+
+
+def validate_afterwards(
     environment: Environment,
     plan: Plan,
     cluster: Cluster,
-    operations: Sequence[Sequence[Action]],
+    queues: Queues,
     devices: Sequence[DeviceQueue],
-    reductions: Sequence[Reduction],
-) -> Callable[[], list[ReductionTimes]]:
-    """Let the first STEP of each device wait for what the mode asks for.
+    tasks: Sequence[RunningTask],
+) -> None:
+    """Let the first STEP of each device wait for the devices before it (post-validation).
 
     Args:
-        mode: what a step waits for.
         environment: SimPy's.
-        plan: how much stages tell each other, and where replicas begin. What is passed on stays within a replica: after
-            the reduction over replicas all of them hold the same.
+        plan: where replicas begin. What is passed on stays within a replica: after the reduction over replicas all of
+            them hold the same.
         cluster: for the time of a hop, on free links.
-        operations: per device its operations in order; a device without a STEP takes no part.
-        devices: the queues of these operations, not yet begun.
-        reductions: of tied weights and over replicas; a device's gradients are there when its own are summed.
-
-    Returns:
-        What tells, after the run, when the devices agreed; of a barrier alone.
+        queues: of all replicas; a device without a STEP takes no part.
+        devices: their compute queues, not yet begun.
+        tasks: sums of gradients; a device's gradients are there when its own are summed.
     """
-    if mode is OptimizerStep.LOCAL:
-        return list
     steps = [
-        _Step(number, actions[position].stage, queue, position, [each for each in reductions if queue in each.queues])
-        for number, (queue, actions) in enumerate(zip(devices, operations, strict=True))
-        if (position := next((at for at, action in enumerate(actions) if action.kind is Kind.STEP), None)) is not None
+        _Step(device, devices[device], at, [t for t in tasks if any(item.device == device for item in t.task.items)])
+        for device, _, at in _first_steps(queues)
     ]
-    if mode is OptimizerStep.BARRIER and steps:
-        return _Barrier(environment, plan, cluster, steps).times
-    if mode is OptimizerStep.POST_VALIDATION:
-        for first in range(0, len(devices), plan.devices):
-            _Chain(environment, cluster, [step for step in steps if first <= step.device < first + plan.devices])
-    return list
+    for first in range(0, len(devices), plan.devices):
+        _Chain(environment, cluster, [step for step in steps if first <= step.device < first + plan.devices])
 
 
 @frozen(eq=False)
@@ -85,21 +98,20 @@ class _Step:
     """The first optimizer step of a device."""
 
     device: int
-    stage: int
     queue: DeviceQueue
     position: int
-    reductions: list[Reduction]
+    tasks: list[RunningTask]
 
     @property
     def parts(self) -> int:
         """How often ``when_ready`` calls."""
-        return 1 + len(self.reductions)
+        return 1 + len(self.tasks)
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call for each part of the device's gradients: what it computes itself, and each sum."""
         self.queue.between[self.position].append(call)
-        for reduction in self.reductions:
-            reduction.on_end.append(call)
+        for running in self.tasks:
+            running.on_end.append(call)
 
     def wait(self) -> None:
         """Wait for one thing more."""
@@ -108,41 +120,6 @@ class _Step:
     def release(self) -> None:
         """That thing is there."""
         self.queue.arrived(self.position)
-
-
-class _Barrier:
-    """An all-reduce: to one device and back, each way as long as the slowest transfer between two of them."""
-
-    def __init__(self, environment: Environment, plan: Plan, cluster: Cluster, steps: Sequence[_Step]) -> None:
-        self.environment, self.steps, self.bytes = environment, steps, sync_bytes(plan)
-        self.seconds = sync_time(plan, cluster, [step.device for step in steps])
-        self.joined_s: dict[int, float] = {}
-        self.start_s = self.end_s = 0.0
-        self.missing = sum(step.parts for step in steps)
-        for step in steps:
-            step.wait()
-            step.when_ready(partial(self._join, step.device))
-
-    def _join(self, device: int) -> None:
-        self.joined_s[device] = self.environment.now
-        self.missing -= 1
-        if not self.missing:
-            self.start_s = self.environment.now
-            Timeout(self.environment, self.seconds).callbacks.append(self._release)
-
-    def _release(self, _: Event) -> None:
-        self.end_s = self.environment.now
-        for step in self.steps:
-            step.release()
-
-    def times(self) -> list[ReductionTimes]:
-        """The SYNC of every device."""
-        return [
-            ReductionTimes(
-                step.device, step.stage, self.joined_s[step.device], self.end_s, Kind.SYNC, self.start_s, self.bytes
-            )
-            for step in self.steps
-        ]
 
 
 class _Chain:

@@ -6,7 +6,7 @@ from functools import partial
 from simpy import Environment, Event
 
 from ..core.actions import Action
-from ..core.plan.messages import Message
+from ..core.plan.items import Message
 from ..core.trace.perform import Moment, Perform
 from .channels import Channel
 from .device import DeviceQueue

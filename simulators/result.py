@@ -8,13 +8,13 @@ from attrs import frozen
 from ..core.actions import WORK_KINDS, Action
 from ..core.cluster.cluster import Cluster, Device
 from ..core.costs.costs import StageCosts
-from ..core.plan.messages import Exchange
 from ..core.plan.plan import Plan
+from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
 from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
 from .links import LinkUse, link_rates, link_uses
-from .times import Direction, FlowTimes, QueueTimes, ReductionTimes, StepTimes
+from .times import Direction, FlowTimes, QueueTimes, StepTimes, TaskTimes
 from .tracing import build_trace
 
 
@@ -26,23 +26,23 @@ class SimulationResult:
     Args:
         plan, costs: what was simulated.
         cluster: its devices in the order of ranks.
-        exchange: the plan, lowered and taken apart, with all its replicas.
+        queues: of the lowered plan with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         queue_times: per ordered pair of devices its messages.
-        reductions: of gradients over replicas, then of tied weights by device and stage, and then, where the plan's
-            steps wait for each other, the SYNC of every device.
-        reduction_flows: what the reductions sent.
+        tasks: what devices did next to compute and messages: reductions, the SYNC where the plan's steps wait for each
+            other; device by device in the order issued.
+        task_flows: what the tasks sent.
         has_memory: whether memory was asked for; without it everything about memory is empty.
     """
 
     plan: Plan
     costs: Sequence[StageCosts]
     cluster: Cluster
-    exchange: Exchange
+    queues: Queues
     operation_times: tuple[tuple[list[float], list[float]], ...]
     queue_times: Mapping[tuple[int, int], QueueTimes]
-    reductions: tuple[ReductionTimes, ...] = ()
-    reduction_flows: tuple[FlowTimes, ...] = ()
+    tasks: tuple[TaskTimes, ...] = ()
+    task_flows: tuple[FlowTimes, ...] = ()
     has_memory: bool = True
 
     @cached_property
@@ -68,7 +68,7 @@ class SimulationResult:
                 for action, start, end in zip(actions, starts, ends, strict=True)
                 if action.kind in WORK_KINDS
             )
-            for actions, (starts, ends) in zip(self.exchange.operations, self.operation_times, strict=True)
+            for actions, (starts, ends) in zip(self.queues.compute, self.operation_times, strict=True)
         )
 
     @property
@@ -88,7 +88,7 @@ class SimulationResult:
 
     @cached_property
     def _idle(self) -> tuple[Bubbles, ...]:
-        return device_bubbles(self.exchange, self.operation_times, self.queue_times, self.reductions, self.step_s)
+        return device_bubbles(self.queues, self.operation_times, self.queue_times, self.tasks, self.step_s)
 
     @property
     def bubbles(self) -> tuple[dict[str, float], ...]:
@@ -106,7 +106,7 @@ class SimulationResult:
         if not self.has_memory:
             return ()
         arrivals = {pair: times.arrivals for pair, times in self.queue_times.items()}
-        return device_timelines(self.plan, self.costs, self.exchange, self.operation_times, arrivals)
+        return device_timelines(self.plan, self.costs, self.queues, self.operation_times, arrivals)
 
     @cached_property
     def peak_memory_bytes(self) -> tuple[float, ...]:
@@ -145,14 +145,14 @@ class SimulationResult:
 
     @cached_property
     def flows(self) -> tuple[FlowTimes, ...]:
-        """Everything that crossed links: the messages, queue by queue, and then the reductions."""
+        """Everything that crossed links: the messages, queue by queue, and then what tasks sent."""
         messages = (flow for times in self.queue_times.values() for flow in times.flows)
-        return (*messages, *self.reduction_flows)
+        return (*messages, *self.task_flows)
 
     @cached_property
     def trace(self) -> Trace:
         """Action by action. Trace.source is ``simulated``."""
-        times = StepTimes(self.exchange, self.operation_times, self.transfer_times, self.reductions, self.step_s)
+        times = StepTimes(self.queues, self.operation_times, self.transfer_times, self.tasks, self.step_s)
         known = self.plan.prediction
         reference_s = known.reference_s if known is not None and tuple(self.costs) == known.costs else None
         return build_trace(self.plan, times, self.timelines, self.link_rates, reference_s)

@@ -11,19 +11,18 @@ from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
+from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
-from ..core.plan.messages import Exchange, match_messages
 from ..core.plan.plan import Plan
+from ..core.plan.queues import Queues, queues_of
 from ..core.trace.perform import Perform
 from .channels import connect, queue_times
 from .device import DeviceQueue
-from .gradients import gradient_reductions
 from .network import Network
-from .optimizer import OptimizerStep, wait_for_others
+from .optimizer import OptimizerStep, validate_afterwards, with_sync
 from .performing import PerformingQueue, have_performed
-from .reduction import Reduction, reduction_flows, reduction_times
 from .result import SimulationResult
-from .tied import tied_reductions
+from .tasks import run_tasks, task_flows, task_times
 
 
 def simulate(
@@ -63,9 +62,9 @@ def simulate(
     lowered = lower(plan) if lowered is None else lowered
     # Whoever performs actions runs much besides, and may well need the collector.
     with _collector_paused() if perform is None else nullcontext():
-        exchange = match_messages(plan, lowered).replicated(plan.mesh.data)
+        queues = with_sync(queues_of(plan, lowered), optimizer, plan).replicated(plan.mesh.data)
         return _run(
-            plan, costs, cluster, exchange, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
+            plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
             performed=None if perform is None else (perform, lowered),
         )  # fmt: skip
 
@@ -86,7 +85,7 @@ def _run(
     plan: Plan,
     costs: Sequence[StageCosts],
     cluster: Cluster,
-    exchange: Exchange,
+    queues: Queues,
     *,
     eager: bool,
     optimizer: OptimizerStep,
@@ -95,45 +94,44 @@ def _run(
     performed: tuple[Perform, Sequence[Sequence[Action]]] | None,
 ) -> SimulationResult:
     environment = Environment()
-    durations = [_durations(actions, costs) for actions in exchange.operations]
+    durations = compute_times(queues.compute, costs)
     performers: list[PerformingQueue] = []
     if performed is not None:
         performers = [
-            PerformingQueue(environment, seconds, number, exchange.operations[number], performed[0])
+            PerformingQueue(environment, seconds, number, queues.compute[number], performed[0])
             for number, seconds in enumerate(durations)
         ]
     devices: Sequence[DeviceQueue] = performers or [DeviceQueue(environment, seconds) for seconds in durations]
     network = Network(environment)
-    channels = connect(network, cluster, exchange.queues, devices, eager)
-    gradients = gradient_reductions(network, plan, costs, cluster, exchange, devices)
-    tied = tied_reductions(network, plan, cluster, exchange, devices, gradients)
-    reductions: list[Reduction] = [*gradients, *tied]
+    channels = connect(network, cluster, queues.messages, devices, eager)
+    tasks = run_tasks(network, plan, costs, cluster, queues, devices)
     if performed is not None:
         have_performed(performers, performed[1], channels.values())
     if sharing:
         network.find_shared()
-    agreed = wait_for_others(optimizer, environment, plan, cluster, exchange.operations, devices, reductions)
+    if optimizer is OptimizerStep.POST_VALIDATION:
+        validate_afterwards(environment, plan, cluster, queues, devices, tasks)
     for device in devices:
         device.begin()
     environment.run()
     if not all(device.done for device in devices):
-        _refuse(exchange, devices)
+        _refuse(queues, devices)
     result = SimulationResult(
         plan,
         tuple(costs),
         cluster,
-        exchange,
+        queues,
         tuple((device.starts, device.ends) for device in devices),
         {pair: queue_times(channel) for pair, channel in channels.items()},
-        (*reduction_times(gradients, tied), *(agreed() if plan.sync else ())),
-        reduction_flows(gradients, tied),
+        task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
+        task_flows(tasks),
         memory,
     )
     network.close()
     for channel in channels.values():
         channel.close()
-    for reduction in reductions:
-        reduction.close()
+    for running in tasks:
+        running.close()
     for device in devices:
         device.close()
     return result
@@ -157,25 +155,10 @@ def _given_cluster(plan: Plan, cluster: Cluster | None) -> Cluster:
     return plan.mesh.arrange(cluster)
 
 
-def _durations(actions: Sequence[Action], costs: Sequence[StageCosts]) -> list[float]:
-    by_stage = [
-        {
-            Kind.F.value: cost.forward_s,
-            Kind.B.value: cost.full_backward_s,
-            Kind.I.value: cost.backward_input_s,
-            Kind.W.value: cost.backward_weight_s,
-            Kind.RECOMPUTE.value: cost.second_forward_s,
-            Kind.STEP.value: cost.optimizer_s,
-        }
-        for cost in costs
-    ]
-    return [by_stage[action.stage][action.kind.value] for action in actions]
-
-
-def _refuse(exchange: Exchange, devices: Sequence[DeviceQueue]) -> NoReturn:
+def _refuse(queues: Queues, devices: Sequence[DeviceQueue]) -> NoReturn:
     stuck = [
         f"device {number} at {actions[device.position]}"
-        for number, (device, actions) in enumerate(zip(devices, exchange.operations, strict=True))
+        for number, (device, actions) in enumerate(zip(devices, queues.compute, strict=True))
         if not device.done
     ]
     raise RequestError(f"the plan deadlocks: {', '.join(stuck)} wait for each other; panpipe validate names the cycle")

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from attrs import field, frozen
 
-from ..core.actions import Kind
-from ..core.plan.messages import Exchange
+from ..core.actions import Action
+from ..core.plan.queues import Queues
 
 Direction = tuple[str, str]
 """A link in one direction: names of the devices or hubs that it leads from and to."""
@@ -59,23 +59,22 @@ class FlowTimes(NamedTuple):
 
 
 @frozen
-class ReductionTimes:
-    """One REDUCE_TIED or REDUCE_GRAD, or a SYNC.
+class TaskTimes:
+    """An item of a task next to compute: a reduction, a SYNC.
 
     Args:
-        device, stage: whose.
-        issued_s, end_s: when the device issued it, and when the sums were there, in seconds.
-        kind: which of them.
+        device, queue, action: which.
+        issued_s, end_s: when the device issued it and had what it waits for, and when it was over, in seconds.
         start_s: when all who take part were there.
-        bytes: of the device's own gradients.
-        contention: by full link, how much later the sums were there because others shared it.
+        bytes: of the device's own part.
+        contention: by full link, how much later it was over because others shared the link.
     """
 
     device: int
-    stage: int
+    queue: str
+    action: Action
     issued_s: float
     end_s: float
-    kind: Kind = Kind.REDUCE_TIED
     start_s: float = 0.0
     bytes: float = 0.0
     contention: Mapping[Direction, float] = field(factory=dict)
@@ -102,15 +101,15 @@ class StepTimes:
     """All times of one step, in seconds.
 
     Args:
-        exchange: the plan, lowered and taken apart.
+        queues: of the lowered plan with all its replicas.
         operations: per device the starts and the ends of its operations.
         transfers: per ordered pair of devices the starts and the arrivals of its messages.
-        reductions: of tied weights, and of gradients over replicas; the SYNC of every device, where there is one.
+        tasks: the items of tasks, device by device in the order issued.
         step_s: until the last device is done.
     """
 
-    exchange: Exchange
+    queues: Queues
     operations: tuple[tuple[list[float], list[float]], ...]
     transfers: Mapping[tuple[int, int], tuple[list[float], list[float]]]
-    reductions: tuple[ReductionTimes, ...]
+    tasks: tuple[TaskTimes, ...]
     step_s: float

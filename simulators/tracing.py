@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from ..core.actions import Action, Kind
+from ..core.actions import Kind
 from ..core.plan.plan import Plan
 from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
 from ..core.trace.trace import (
-    COLLECTIVE_QUEUE,
     COMPUTE_QUEUE,
     LinkTrack,
     MemorySample,
@@ -33,7 +32,7 @@ def build_trace(
     operations = list(_operations(times))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
     work = [event for event in operations if event.action.kind is not Kind.STEP]
-    events = [*work, *_reductions(times), *steps, *_transfers(times)]
+    events = [*work, *_tasks(times), *steps, *_transfers(times)]
     events.sort(key=lambda event: (event.start_s, event.device))
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
@@ -43,27 +42,25 @@ def build_trace(
 
 
 def _operations(times: StepTimes) -> Iterator[TraceEvent]:
-    for device, actions in enumerate(times.exchange.operations):
+    for device, actions in enumerate(times.queues.compute):
         for action, start_s, end_s in zip(actions, *times.operations[device], strict=True):
             yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
 
 
-def _reductions(times: StepTimes) -> Iterator[TraceEvent]:
-    """Those of one device one after the other: of gradients over replicas on a queue of their own, and of tied weights
-    on the compute queue, as the steps wait for them, and before those steps."""
+def _tasks(times: StepTimes) -> Iterator[TraceEvent]:
+    """Those on the compute queue occupy it from when they are issued, as the steps wait for them, one after another."""
     free_s: dict[int, float] = {}
-    for reduction in times.reductions:
-        device, action = reduction.device, Action(reduction.stage, reduction.kind)
-        if reduction.kind is Kind.REDUCE_GRAD:
-            yield TraceEvent(device, COLLECTIVE_QUEUE, action, reduction.start_s, reduction.end_s, reduction.bytes)
+    for task in times.tasks:
+        if task.queue != COMPUTE_QUEUE:
+            yield TraceEvent(task.device, task.queue, task.action, task.start_s, task.end_s, task.bytes)
         else:
-            start_s = max(reduction.issued_s, free_s.get(device, 0.0))
-            end_s = free_s[device] = max(start_s, reduction.end_s)
-            yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
+            start_s = max(task.issued_s, free_s.get(task.device, 0.0))
+            end_s = free_s[task.device] = max(start_s, task.end_s)
+            yield TraceEvent(task.device, COMPUTE_QUEUE, task.action, start_s, end_s)
 
 
 def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
-    for (src, dst), messages in times.exchange.queues.items():
+    for (src, dst), messages in times.queues.messages.items():
         for message, start_s, end_s in zip(messages, *times.transfers[src, dst], strict=True):
             yield TraceEvent(src, send_queue(dst), message.send, start_s, end_s, message.bytes)
             yield TraceEvent(dst, receive_queue(src), message.receive, start_s, end_s, message.bytes)

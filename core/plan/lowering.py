@@ -21,6 +21,8 @@ from operator import itemgetter
 
 from ..actions import Action, Kind
 from ..errors import RequestError
+from . import step_end  # noqa: F401 - declares its kinds
+from .kinds import task_kinds
 from .plan import Plan
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -58,13 +60,15 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
-    if plan.mesh.data > 1 and not plan.forward_only:
-        _reduce_gradients(plan, sends)
+    ends: list[list[Action]] = [[] for _ in plan.device_actions]
+    for declared in task_kinds().values():
+        for device, after in enumerate(sends):
+            _insert(declared.insert(plan, device), after, ends[device])
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
     return tuple(
-        _merged(actions, receives[device], sends[device], _end_of_step(plan, device), recompute)
+        _merged(actions, receives[device], sends[device], [*ends[device], *_steps(plan, device)], recompute)
         for device, actions in enumerate(plan.device_actions)
     )
 
@@ -117,12 +121,13 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
     return [Action(stage, send, microbatch, peer) for peer in targets]
 
 
-def _reduce_gradients(plan: Plan, behind: list[list[list[Action]]]) -> None:
-    """REDUCE_GRAD of every stage, behind the sends of its last backward."""
-    for actions, issued in zip(plan.device_actions, behind, strict=True):
-        last = {action.stage: position for position, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
-        for stage, position in last.items():
-            issued[position] = [*issued[position], Action(stage, Kind.REDUCE_GRAD)]
+def _insert(actions: Iterable[tuple[int | None, Action]], after: list[list[Action]], end: list[Action]) -> None:
+    """Put actions of a kind after compute positions, or after all of them (None)."""
+    for position, action in actions:
+        if position is None:
+            end.append(action)
+        else:
+            after[position].append(action)
 
 
 def _place(
@@ -169,16 +174,6 @@ def _merged(
     return (*lowered, *end)
 
 
-def _end_of_step(plan: Plan, device: int) -> list[Action]:
-    """What a device does behind its last compute action.
-
-    Every sum of a tied weight stands in front of every step: two stages of one device may share one. The device's SYNC,
-    which bears the number of its first stage, is behind all sums: it tells of gradients that are whole.
-    """
-    if plan.forward_only:
-        return []
-    stages = [stage.index for stage in plan.stages_on(device)]
-    tied = {stage for weight in plan.tied for stage in weight.stages}
-    actions = [Action(stage, Kind.REDUCE_TIED) for stage in stages if stage in tied]
-    actions += [Action(stage, Kind.SYNC) for stage in stages[:1] if plan.sync]
-    return actions + [Action(stage, Kind.STEP) for stage in stages]
+def _steps(plan: Plan, device: int) -> list[Action]:
+    """The optimizer steps, after everything else that a device does."""
+    return [] if plan.forward_only else [Action(stage.index, Kind.STEP) for stage in plan.stages_on(device)]

@@ -18,21 +18,24 @@ Of things that happen at one moment, an arrival comes first: it frees. What two 
 tensor that passes between them counts for each.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ..actions import Action, Kind
+from ..actions import WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from .messages import Exchange
+from ..evaluate.memory import Memory, Moment, Use, changes
+from .kinds import task_kinds
 from .plan import Plan
+from .queues import Queues
 
 STATE_KINDS = ("parameters", "gradients", "optimizer")
 MOVING_KINDS = ("saved", "communication", "workspace")
 
-_F, _B, _I, _W, _RECOMPUTE, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.RECV_F
+_F, _B, _I, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.RECV_F
 
 OperationTimes = Sequence[tuple[Sequence[float], Sequence[float]]]
 """Per device the starts and the ends of its operations, in seconds."""
@@ -50,6 +53,7 @@ class Timeline:
         state: bytes of each of ``STATE_KINDS``, held throughout.
         times: seconds, ascending; one entry for each change.
         moving: bytes of each of ``MOVING_KINDS`` from that time on, shape (3, changes).
+        host: bytes of saved tensors on the device's host from that time on, shape (changes,).
         operations: what changed it, as a number into ``actions``.
         actions: the device's operations, in order.
     """
@@ -57,6 +61,7 @@ class Timeline:
     state: tuple[float, ...]
     times: NDArray[numpy.float64]
     moving: NDArray[numpy.float64]
+    host: NDArray[numpy.float64]
     operations: NDArray[numpy.int64]
     actions: tuple[Action, ...]
 
@@ -92,25 +97,25 @@ class Timeline:
 
 
 def device_timelines(
-    plan: Plan, costs: Sequence[StageCosts], exchange: Exchange, operation_times: OperationTimes, arrivals: Arrivals
+    plan: Plan, costs: Sequence[StageCosts], queues: Queues, operation_times: OperationTimes, arrivals: Arrivals
 ) -> tuple[Timeline, ...]:
     """The memory of every device over one step.
 
     Args:
         plan: its placement.
         costs: per stage.
-        exchange: the lowered plan.
+        queues: of the lowered plan.
         operation_times: when its operations ran.
         arrivals: when its messages arrived.
     """
-    communication, releases = _communication(plan, exchange, arrivals)
-    _add_passed(plan, exchange, communication)
+    communication, releases = _communication(plan, queues, arrivals)
+    _add_passed(plan, queues, communication)
     effects = [
-        {_F: (0.0, 0.0, cost.workspace_bytes)} if plan.forward_only else _effects(cost, stage in plan.memory.recompute)
+        _effects(cost, recomputes=stage in plan.memory.recompute, forward_only=plan.forward_only)
         for stage, cost in enumerate(costs)
     ]
     result = []
-    for device, actions in enumerate(exchange.operations):
+    for device, actions in enumerate(queues.compute):
         starts, ends = operation_times[device]
         held = [costs[stage.index] for stage in plan.stages_on(device % plan.devices)]
         state = (
@@ -118,39 +123,55 @@ def device_timelines(
             float(sum(cost.gradient_bytes for cost in held)),
             float(sum(cost.optimizer_bytes for cost in held)),
         )
-        changes = numpy.zeros((3, 2 * len(actions) + 1))
-        rows = [effects[action.stage].get(action.kind, (0.0, 0.0, 0.0)) for action in actions]
-        at_start, at_end, workspace = zip(*rows, strict=True) if rows else ((), (), ())
-        changes[0, 1::2], changes[0, 2::2] = at_start, at_end
-        changes[1] = communication[device]
-        changes[2, 1::2], changes[2, 2::2] = workspace, workspace
-        changes[2, 2::2] *= -1
+        moved = numpy.zeros((4, 2 * len(actions) + 1))
+        if actions:
+            rows = numpy.array([effects[action.stage].get(action.kind, _NOTHING) for action in actions])
+            moved[0, 1::2], moved[0, 2::2], moved[2, 1::2], moved[2, 2::2] = rows.T
+        moved[1] = communication[device]
         times = numpy.zeros(2 * len(actions) + 1)
         times[1::2], times[2::2] = starts, ends
-        result.append(_timeline(state, times, changes, releases[device], actions))
-    return tuple(result)
+        result.append((state, times, moved, releases[device], actions))
+    _add_tasks(queues, costs, [moved for _, _, moved, _, _ in result])
+    return tuple(_timeline(*each) for each in result)
 
 
-def _effects(cost: StageCosts, recomputes: bool) -> dict[Kind, tuple[float, float, float]]:
-    """Per kind of action: saved bytes at its start, at its end, and workspace."""
-    kept = cost.kept_bytes
-    space = cost.workspace_bytes
-    return {
-        _F: (cost.input_bytes if recomputes else cost.saved_bytes, 0.0, space),
-        _RECOMPUTE: (cost.saved_bytes - cost.input_bytes, 0.0, space),
-        _B: (0.0, -cost.saved_bytes, space),
-        _I: (0.0, kept - cost.saved_bytes, space),
-        _W: (0.0, -kept, space),
-    }
+_NOTHING = (0.0, 0.0, 0.0, 0.0)
+_ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {(Memory.HOST, Use.SAVED): 3}
 
 
-def _communication(plan: Plan, exchange: Exchange, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
+def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[Kind, tuple[float, ...]]:
+    """Per kind of the compute queue: saved bytes at its start and at its end, and workspace likewise."""
+    result = {}
+    for kind in WORK_KINDS:
+        totals = dict.fromkeys(itertools.product((Use.SAVED, Use.WORKSPACE), Moment), 0.0)
+        for change in changes(kind, recomputes=recomputes, forward_only=forward_only):
+            if (change.use, change.moment) in totals:
+                totals[change.use, change.moment] += change.sign * getattr(cost, change.size)
+        result[kind] = tuple(totals.values())
+    return result
+
+
+def _add_tasks(queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:
+    """Add what tasks next to compute allocate and free, at fixed places of the compute order."""
+    kinds = task_kinds()
+    for task in queues.tasks:
+        for change in kinds[task.kind].changes:
+            item = task.items[0]
+            if change.moment is Moment.START:
+                place = 2 * item.issued
+            else:
+                place = 2 * task.readers[0][1] + 1 if task.readers else -1
+            size = change.sign * getattr(costs[item.action.stage], change.size)
+            rows[item.device][_ROWS[change.memory, change.use], place] += size
+
+
+def _communication(plan: Plan, queues: Queues, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
     """Per device: communication bytes at each change (posts in front of the first operation, then start and end of
     every operation, the end with what is issued behind it), and when sent tensors are given back."""
     read = 2 if plan.forward_only else 1
-    rows = [[0.0] * (2 * len(actions) + 1) for actions in exchange.operations]
-    releases: list[list[Release]] = [[] for _ in exchange.operations]
-    for (src, dst), messages in exchange.queues.items():
+    rows = [[0.0] * (2 * len(actions) + 1) for actions in queues.compute]
+    releases: list[list[Release]] = [[] for _ in queues.compute]
+    for (src, dst), messages in queues.messages.items():
         sender, receiver, given_back = rows[src], rows[dst], releases[src]
         for (_, receive, _, _, size, issued, posted, reader), arrived_s in zip(
             messages, arrivals[src, dst], strict=True
@@ -162,11 +183,11 @@ def _communication(plan: Plan, exchange: Exchange, arrivals: Arrivals) -> tuple[
     return rows, releases
 
 
-def _add_passed(plan: Plan, exchange: Exchange, rows: list[list[float]]) -> None:
+def _add_passed(plan: Plan, queues: Queues, rows: list[list[float]]) -> None:
     """Add tensors that pass between stages of one device to its communication bytes."""
     where = plan.placement
     passed = [edge for edge in plan.edges if where[edge.src] == where[edge.dst]]
-    for row, actions in zip(rows if passed else (), exchange.operations, strict=False):
+    for row, actions in zip(rows if passed else (), queues.compute, strict=False):
         made = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
         for edge in passed:
             for microbatch in range(plan.microbatches) if (edge.src, True, 0) in made else ():
@@ -192,9 +213,10 @@ def _timeline(
         # An arrival that takes no time still comes behind its own send.
         where = numpy.maximum(numpy.searchsorted(times, at, side="left"), sent_by.astype(numpy.int64) + 1)
         order = numpy.argsort(numpy.concatenate((2 * numpy.arange(len(times)) + 1, 2 * where)), kind="stable")
-        freed = numpy.zeros((3, len(at)))
+        freed = numpy.zeros((4, len(at)))
         freed[1] = -sizes
         times = numpy.concatenate((times, at))[order]
         changes = numpy.concatenate((changes, freed), axis=1)[:, order]
         operations = numpy.concatenate((operations, numpy.maximum(where - 2, 0) // 2))[order]
-    return Timeline(state, times, changes.cumsum(axis=1), operations, actions)
+    held = changes.cumsum(axis=1)
+    return Timeline(state, times, held[:3], held[3], operations, actions)

@@ -75,6 +75,11 @@ const KIND_NAMES = {
   OFFLOAD: "offload", RELOAD: "reload", STEP: "optimizer step",
   REDUCE_GRAD: "reduce gradients", REDUCE_TIED: "reduce tied weight", SYNC: "synchronise",
 };
+// A kind that another package declared has its letters as a name.
+for (const kind of new Set(DATA.traces.flatMap((trace) => trace.events.kind))) {
+  KIND_COLOURS[kind] ??= "--kind-copy";
+  KIND_NAMES[kind] ??= kind;
+}
 
 let colours = new Map();
 

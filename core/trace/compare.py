@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind
+from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
 from .trace import MEMORY_KINDS, Trace, TraceEvent
 
 TOTAL = "total"
@@ -266,7 +266,7 @@ def _summaries(actions: Sequence[ActionError]) -> tuple[KindSummary, ...]:
     groups: dict[Kind, list[ActionError]] = defaultdict(list)
     for item in actions:
         groups[item.action.kind].append(item)
-    return tuple(_summary(kind, groups[kind]) for kind in Kind if kind in groups)
+    return tuple(_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
 
 
 def _summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:

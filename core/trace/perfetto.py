@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ..actions import RECV_KINDS, SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
+from ..actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action, Kind
 from ..documents import check_format, read_text
 from ..errors import RequestError
 from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
@@ -300,7 +300,7 @@ def _thread_names(records: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ob
 def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object], str]) -> TraceEvent:
     args = record["args"]
     kind = Kind(args["kind"])
-    if (args["microbatch"] is None) != (kind in STEP_KINDS):
+    if (args["microbatch"] is None) != kind.whole_step:
         raise ValueError(f"{kind.value} has microbatch {args['microbatch']}")
     action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
     queue = args.get("queue")

@@ -20,7 +20,7 @@ from attrs import define, field
 from torch import Tensor
 
 from ...backends.contract import Backend
-from ...core.actions import SEND_KINDS, STEP_KINDS, WORK_KINDS, Action, Kind
+from ...core.actions import SEND_KINDS, WORK_KINDS, Action, Kind
 from ...core.capture.graph.storages import StorageMeter
 from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
@@ -89,7 +89,7 @@ class StepRecord:
     peak_saved: int = 0
 
 
-_UPDATE = STEP_KINDS - {Kind.REDUCE_GRAD}
+_UPDATE = frozenset({Kind.REDUCE_TIED, Kind.SYNC, Kind.STEP})
 """What stands behind the last compute action and the last reduction over replicas."""
 
 Note = tuple[Action, str, Any, Any, int]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.actions import COMM_KINDS, SEND_KINDS, STEP_KINDS, Action, Kind, parse_action
+from panpipe.core.actions import COMM_KINDS, SEND_KINDS, Action, Kind, known_kinds, parse_action
 from panpipe.core.errors import RequestError
 
 
@@ -11,11 +11,11 @@ def actions():
     number = st.integers(0, 10**6)
 
     def of(kind):
-        microbatch = st.none() if kind in STEP_KINDS else number
+        microbatch = st.none() if kind.whole_step else number
         peer = number if kind in COMM_KINDS else st.none()
         return st.builds(Action, number, st.just(kind), microbatch, peer)
 
-    return st.sampled_from(Kind).flatmap(of)
+    return st.sampled_from(known_kinds()).flatmap(of)
 
 
 @given(actions())

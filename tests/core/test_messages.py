@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.messages import match_messages
+from panpipe.core.plan.queues import queues_of
 
 from ..support.plans import orders, plan_of
 
@@ -14,16 +14,16 @@ SECOND = "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1STEP"
 
 
 def test_positions_between_operations():
-    exchange = match_messages(PLAN, orders(FIRST, SECOND))
-    assert [[str(action) for action in actions] for actions in exchange.operations] == [
+    queues = queues_of(PLAN, orders(FIRST, SECOND))
+    assert [[str(action) for action in actions] for actions in queues.compute] == [
         ["0F0", "0F1", "0B0", "0B1", "0STEP"],
         ["1F0", "1B0", "1F1", "1B1", "1STEP"],
     ]
-    assert [(str(m.send), m.bytes, m.issued, m.posted, m.reader) for m in exchange.queues[0, 1]] == [
+    assert [(str(m.send), m.bytes, m.issued, m.posted, m.reader) for m in queues.messages[0, 1]] == [
         ("0SEND_F0>1", 10, 0, 0, 0),
         ("0SEND_F1>1", 10, 1, 2, 2),
     ]
-    assert [(str(m.send), m.issued, m.posted, m.reader) for m in exchange.queues[1, 0]] == [
+    assert [(str(m.send), m.issued, m.posted, m.reader) for m in queues.messages[1, 0]] == [
         ("1SEND_B0>0", 1, 2, 2),
         ("1SEND_B1>0", 3, 3, 3),
     ]
@@ -69,7 +69,7 @@ def test_positions_between_operations():
 )
 def test_what_does_not_match_is_refused(first, second, message):
     with pytest.raises(RequestError, match=message):
-        match_messages(PLAN, orders(first, second))
+        queues_of(PLAN, orders(first, second))
 
 
 REPLICAS = evolve(PLAN, mesh=Mesh(2, 2))
@@ -77,14 +77,20 @@ REDUCED = FIRST.replace("0STEP", "0REDUCE_GRAD 0STEP"), SECOND.replace("1STEP", 
 
 
 def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
-    exchange = match_messages(REPLICAS, orders(*REDUCED))
-    assert exchange.gradients == (((4, 0),), ((4, 1),))
-    both = exchange.replicated(2)
-    assert both.operations == exchange.operations * 2
-    assert both.gradients == exchange.gradients * 2
-    assert list(both.queues) == [(0, 1), (1, 0), (2, 3), (3, 2)]
-    assert both.queues[2, 3] is exchange.queues[0, 1]
-    assert exchange.replicated(1) is exchange
+    queues = queues_of(REPLICAS, orders(*REDUCED))
+    items = [task.items for task in queues.tasks]
+    assert [[(item.device, item.issued, str(item.action)) for item in each] for each in items] == [
+        [(0, 4, "0REDUCE_GRAD")], [(1, 4, "1REDUCE_GRAD")],
+    ]  # fmt: skip
+    both = queues.replicated(2)
+    assert both.compute == queues.compute * 2
+    items = [task.items for task in both.tasks]
+    assert [[(item.device, item.issued, str(item.action)) for item in each] for each in items] == [
+        [(0, 4, "0REDUCE_GRAD"), (2, 4, "0REDUCE_GRAD")], [(1, 4, "1REDUCE_GRAD"), (3, 4, "1REDUCE_GRAD")],
+    ]  # fmt: skip
+    assert list(both.messages) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert both.messages[2, 3] is queues.messages[0, 1]
+    assert queues.replicated(1) is queues
 
 
 @pytest.mark.parametrize(
@@ -99,5 +105,5 @@ def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
 )
 def test_gradients_that_are_reduced_elsewhere_are_refused(plan, first, message):
     with pytest.raises(RequestError, match=message) as refusal:
-        match_messages(plan, orders(first, SECOND if plan is PLAN else REDUCED[1]))
+        queues_of(plan, orders(first, SECOND if plan is PLAN else REDUCED[1]))
     assert "\n" not in str(refusal.value)

@@ -124,8 +124,8 @@ def test_contention_of_a_reduction_is_told_by_link():
     result = simulate(plan)
     # 1B ends at 5. 20 bytes b → d and back, beside 10 bytes b → a and d → c: 5 bytes/s each until 7, then 10.
     assert result.transfer_times[1, 0] == ([5.0], [7.0])
-    reduction = result.reductions[-1]
-    assert (reduction.stage, reduction.start_s, reduction.end_s) == (1, 5.0, 8.0)
+    reduction = result.tasks[-1]
+    assert (reduction.action.stage, reduction.start_s, reduction.end_s) == (1, 5.0, 8.0)
     assert reduction.contention == {("b", "hub"): 1.0}  # the first of the two on its way; d's is as full
     assert result.bubbles[1]["reduction"] == 2.0
     assert result.bubbles[1]["contention"] == 1.0

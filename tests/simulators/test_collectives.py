@@ -30,7 +30,8 @@ def run(cluster, collectives=(), messages=()):
         Timeout(environment, start_s).callbacks.append(lambda _: call())
 
     for key, (start_s, members, size, algorithm) in enumerate(collectives):
-        collective = Collective(network, collective_phases(cluster, members, size, Operation.ALL_REDUCE, algorithm))
+        phases = collective_phases(cluster, members, size, Operation.ALL_REDUCE, algorithm)
+        collective = Collective(network, [[phase] for phase in phases])
         collective.on_end.append(lambda key=key: ends.setdefault(("collective", key), environment.now))
         at(start_s, collective.start)
     for key, (start_s, src, dst, size) in enumerate(messages):

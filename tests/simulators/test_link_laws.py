@@ -75,7 +75,7 @@ def test_bytes_are_conserved_on_every_link_and_none_is_above_its_rate(plan, eage
             )
         assert moved == pytest.approx(use.bytes, abs=1e-6)
     carried = {}
-    for (src, dst), messages in result.exchange.queues.items():
+    for (src, dst), messages in result.queues.messages.items():
         for link, from_a in result.cluster.path(src, dst):
             ends = (link.a, link.b) if from_a else (link.b, link.a)
             carried[ends] = carried.get(ends, 0) + sum(message.bytes for message in messages)

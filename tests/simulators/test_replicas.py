@@ -34,11 +34,11 @@ def test_every_replica_runs_and_gradients_are_summed_behind_the_last_backward():
     one = (([0.0, 7.0, 14.0], [1.0, 9.0, 14.25]), ([2.5, 3.5, 10.5], [3.5, 5.5, 10.75]))
     # Two members: 2·(2−1)/2 of 40 bytes at 10 bytes/s, and two latencies.
     assert result.operation_times == one * 2
-    assert [(r.device, r.stage, r.issued_s, r.start_s, r.end_s, r.kind, r.bytes) for r in result.reductions] == [
-        (0, 0, 9.0, 9.0, 14.0, "REDUCE_GRAD", 40),
-        (2, 0, 9.0, 9.0, 14.0, "REDUCE_GRAD", 40),
-        (1, 1, 5.5, 5.5, 10.5, "REDUCE_GRAD", 40),
-        (3, 1, 5.5, 5.5, 10.5, "REDUCE_GRAD", 40),
+    assert [(t.device, str(t.action), t.issued_s, t.start_s, t.end_s, t.bytes) for t in result.tasks] == [
+        (0, "0REDUCE_GRAD", 9.0, 9.0, 14.0, 40),
+        (1, "1REDUCE_GRAD", 5.5, 5.5, 10.5, 40),
+        (2, "0REDUCE_GRAD", 9.0, 9.0, 14.0, 40),
+        (3, "1REDUCE_GRAD", 5.5, 5.5, 10.5, 40),
     ]
     assert result.step_s == 14.25
     assert [bubbles["reduction"] for bubbles in result.bubbles] == [5.0] * 4
@@ -50,10 +50,10 @@ def test_what_is_reduced_overlaps_with_what_is_still_computed():
         orders("0F0 1F0 1B0 0B0"), (0, 0), costs=[COST] * 2, data=2, cluster=fully_connected(2, 10**6, 10.0, 0.5)
     )
     result = simulate(plan)
-    assert [(r.device, r.stage, r.start_s, r.end_s) for r in result.reductions] == [
+    assert [(t.device, t.action.stage, t.start_s, t.end_s) for t in result.tasks] == [
         (0, 1, 4.0, 9.0),
-        (1, 1, 4.0, 9.0),
         (0, 0, 9.0, 14.0),
+        (1, 1, 4.0, 9.0),
         (1, 0, 9.0, 14.0),
     ]
     assert result.operation_times[0][1][-2:] == [14.25, 14.5]
@@ -75,7 +75,7 @@ def test_the_trace_shows_reductions_on_a_queue_of_their_own():
 
 def test_a_tied_weight_is_summed_behind_its_gradients():
     result = simulate(two_stages(tied=(TiedWeight("embedding", (0, 1), 20),)))
-    tied = [(r.device, r.issued_s, r.start_s, r.end_s) for r in result.reductions if r.kind == "REDUCE_TIED"]
+    tied = [(r.device, r.issued_s, r.start_s, r.end_s) for r in result.tasks if r.action.kind == "REDUCE_TIED"]
     assert tied == [(0, 14.0, 14.0, 19.0), (1, 10.5, 14.0, 19.0), (2, 14.0, 14.0, 19.0), (3, 10.5, 14.0, 19.0)]
 
 
@@ -101,7 +101,7 @@ def test_replicas_stand_where_the_mesh_says():
     result = simulate(plan)
     assert [device.name for device in result.devices] == ["a", "c", "b", "d"]
     assert result.operation_times[0][0][:2] == [0.0, 7.0]
-    assert [r.end_s - r.start_s for r in result.reductions] == [10.0] * 4
+    assert [r.end_s - r.start_s for r in result.tasks] == [10.0] * 4
 
 
 def test_replicas_contend_for_a_link_between_nodes():
@@ -119,7 +119,7 @@ def test_replicas_contend_for_a_link_between_nodes():
 
 def test_no_gradients_take_no_time():
     result = simulate(two_stages(costs=[evolve(COST, gradient_bytes=0)] * 2))
-    assert {r.end_s - r.start_s for r in result.reductions} == {0.0}
+    assert {r.end_s - r.start_s for r in result.tasks} == {0.0}
     assert result.step_s == 9.25
 
 

@@ -66,7 +66,7 @@ def test_a_tied_weight_is_summed_when_its_last_stage_is_there():
     plan = two_stages(tied=(TiedWeight("embedding", (0, 1), 20),))
     result = simulate(plan)
     # Stage 0 is there at 9; 20 bytes take 2.5 s to it and 2.5 s back; the steps of both stages follow.
-    assert [(r.device, r.stage, r.issued_s, r.start_s, r.end_s) for r in result.reductions] == [
+    assert [(r.device, r.action.stage, r.issued_s, r.start_s, r.end_s) for r in result.tasks] == [
         (0, 0, 9.0, 9.0, 14.0),
         (1, 1, 5.5, 9.0, 14.0),
     ]
@@ -136,7 +136,7 @@ def test_eager_over_latency_alone_is_the_longest_path(plan, latency_s):
         recompute=plan.memory.recompute,
     )  # fmt: skip
     for times, actions, wanted_starts, wanted_ends in zip(
-        result.operation_times, result.exchange.operations, wanted.starts, wanted.ends, strict=True
+        result.operation_times, result.queues.compute, wanted.starts, wanted.ends, strict=True
     ):
         starts, ends = (
             [time for time, action in zip(column, actions, strict=True) if action.kind in COMPUTE_KINDS]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from ...actions import Action
 from ...errors import RequestError
-from ..messages import match_messages
 from ..plan import Plan
+from ..queues import queues_of
 from .progress import Room, run_order, waits_of
 
 _AHEAD = 2
@@ -28,12 +28,12 @@ def room_for(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Room:
         plan: sound.
         lowered: what its devices issue.
     """
-    exchange = match_messages(plan, lowered)
+    queues = queues_of(plan, lowered)
     ahead = _AHEAD
     while ahead < plan.microbatches:
         found = _ahead_by(ahead)
         try:
-            run_order(waits_of(plan, exchange, found))
+            run_order(waits_of(plan, queues, found))
         except RequestError:
             ahead *= 2
         else:

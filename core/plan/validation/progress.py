@@ -1,35 +1,35 @@
 """Whether a plan runs to the end: everything waits for what it needs, and nothing may wait for itself.
 
-What waits for what, between operations, messages and reductions of tied weights:
+What waits for what, between compute items, messages and tasks (``core/plan/items.py``):
 
-1. an operation waits for the one in front of it on its device, and for what it reads;
-2. a message waits for its send (the operation in front of that), for its receive to be posted (likewise), and for the
-   message in front of it in its queue;
-3. the reduction of a tied weight waits for every stage that holds it; the STEPs of these stages wait for it;
-4. where steps wait for all stages, the sync waits for the operation in front of it on every device and for all
-   reductions, and every STEP waits for the sync;
-   where a device may run ahead of its readers so far and no further (see `backpressure`), an F waits for the transfer
-   of what it made that many microbatches before, for each of its readers;
-5. over a data dimension a stage's gradients are reduced behind its last backward and behind the reduction in front of
-   that on its device; its STEP and its tied weights wait for that. All replicas run the same orders, so that one of
-   them tells for all.
+1. a compute item waits for the one before it on its device, and for what it reads;
+2. a message waits for its send (the compute item before that), for its receive to be posted (likewise), and for the
+   message before it in its queue;
+3. a task waits for each of its items to be issued (the compute item before that), for the tasks that its items wait
+   for, and for the task before it in its order; its readers wait for it;
+4. where a device may run ahead of its readers so far and no further (see `backpressure`), an F waits for the transfer
+   of what it made that many microbatches before, for each of its readers.
+
+All replicas run the same orders, so that one of them is enough.
 
 One pass in the order of these dependencies gives the times of a step in which no link is shared, too. A cycle is
 what a deadlock is.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import networkx
 from attrs import field, frozen
 
-from ...actions import Action, Kind
+from ...actions import Kind
+from ...costs.costs import StageCosts
 from ...errors import RequestError
-from ..messages import Exchange
+from ..kinds import compute_times, task_seconds
 from ..plan import Plan
+from ..queues import Queues
 
 Node = int
-"""Operations, messages and reductions, numbered through."""
+"""Compute items, messages and tasks, numbered through."""
 
 Room = Callable[[int, int], int]
 """How many microbatches a stage may be ahead of the transfers to a reader."""
@@ -37,15 +37,12 @@ Room = Callable[[int, int], int]
 _MAKERS = (Kind.F, Kind.B, Kind.I)
 """Operations that make what others read."""
 
-_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _TIED, _GRADIENTS, _SYNC, _ROOM = (
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _ROOM = (
     "stands behind it",
     "reads what it makes",
     "carries what it makes",
     "its receive is posted behind it",
     "comes next in the queue",
-    "sums a tied weight with it",
-    "needs its gradients",
-    "agrees with all stages",
     "must have left before more is made",
 )
 
@@ -73,24 +70,24 @@ class Waits:
         return len(self.names) - 1
 
 
-def waits_of(plan: Plan, exchange: Exchange, room: Room | None = None) -> Waits:
+def waits_of(plan: Plan, queues: Queues, room: Room | None = None) -> Waits:
     """What waits for what in a lowered plan.
 
     Args:
         plan: the plan.
-        exchange: lowered, and taken apart.
+        queues: of the lowered plan.
         room: stage and reader of a message → how many microbatches ahead its F may be; None where nothing holds it up.
     """
     waits = Waits()
     made: dict[tuple[int, bool, int | None], Node] = {}
-    for actions in exchange.operations:
+    for actions in queues.compute:
         waits.first_operation.append(len(waits.names))
         for position, action in enumerate(actions):
             node = waits.add(str(action), [(len(waits.names) - 1, _ORDER)] if position else [])
             if action.kind in _MAKERS:
                 made[action.stage, action.kind is Kind.F, action.microbatch] = node
     _add_local_reads(plan, waits, made)
-    for (src, dst), messages in exchange.queues.items():
+    for (src, dst), messages in queues.messages.items():
         waits.first_message[src, dst] = len(waits.names)
         for position, message in enumerate(messages):
             before = [(waits.first_operation[src] + message.issued, _SENDS)]
@@ -101,18 +98,15 @@ def waits_of(plan: Plan, exchange: Exchange, room: Room | None = None) -> Waits:
             node = waits.add(str(message.send), before)
             waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
     if room is not None:
-        _add_room(exchange, waits, room, made)
-    first_reduction = len(waits.names)
-    _add_reductions(plan, exchange, waits, _add_gradients(exchange, waits))
-    if plan.sync:
-        _add_sync(exchange, waits, range(first_reduction, len(waits.names)))
+        _add_room(queues, waits, room, made)
+    _add_tasks(queues, waits)
     return waits
 
 
-def _add_room(exchange: Exchange, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]) -> None:
+def _add_room(queues: Queues, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]) -> None:
     """A forward waits until there is room for what it makes."""
     for pair, first in waits.first_message.items():
-        for position, message in enumerate(exchange.queues[pair]):
+        for position, message in enumerate(queues.messages[pair]):
             stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
             if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
                 later = made.get((stage, True, microbatch + room(stage, reader)))
@@ -131,51 +125,21 @@ def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int |
                 waits.before[made[edge.src, False, microbatch]].append((made[edge.dst, False, microbatch], _READS))
 
 
-def _steps(exchange: Exchange, waits: Waits) -> dict[int, Node]:
-    """The STEP of every stage."""
-    steps: dict[int, Node] = {}
-    for first, actions in zip(waits.first_operation, exchange.operations, strict=True):
-        steps.update({a.stage: first + i for i, a in enumerate(actions) if a.kind is Kind.STEP})
-    return steps
-
-
-def _add_gradients(exchange: Exchange, waits: Waits) -> dict[int, Node]:
-    """Reductions over the data dimension, in order on every device; returns that of every stage."""
-    steps = _steps(exchange, waits)
-    nodes: dict[int, Node] = {}
-    for first, reduced in zip(waits.first_operation, exchange.gradients, strict=True):
-        ahead = None
-        for at, stage in reduced:
-            before = [(first + at - 1, _GRADIENTS)] + ([] if ahead is None else [(ahead, _QUEUE)])
-            ahead = nodes[stage] = waits.add(f"{stage}REDUCE_GRAD", before)
-            if stage in steps:
-                waits.before[steps[stage]].append((ahead, _GRADIENTS))
-    return nodes
-
-
-def _add_reductions(plan: Plan, exchange: Exchange, waits: Waits, gradients: Mapping[int, Node]) -> None:
-    steps = _steps(exchange, waits)
-    joined = {stage: (device, at) for device, tied in enumerate(exchange.reductions) for at, stage in tied}
-    for weight in plan.tied:
-        absent = next((stage for stage in weight.stages if stage not in joined or stage not in steps), None)
-        if absent is not None:
-            raise RequestError(
-                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP behind "
-                "it: add them"
-            )
-        joins = [joined[stage] for stage in weight.stages]
-        ends = [(waits.first_operation[device] + at - 1, _TIED) for device, at in joins if at]
-        ends += [(gradients[stage], _GRADIENTS) for stage in weight.stages if stage in gradients]
-        node = waits.add(f"the reduction of '{weight.name}'", ends)
-        for stage in weight.stages:
-            waits.before[steps[stage]].append((node, _TIED))
-
-
-def _add_sync(exchange: Exchange, waits: Waits, reductions: Iterable[Node]) -> None:
-    ends = [(waits.first_operation[d] + at - 1, _SYNC) for d, at in enumerate(exchange.syncs) if at]
-    node = waits.add("the sync of all stages", [*ends, *((reduction, _GRADIENTS) for reduction in reductions)])
-    for step in _steps(exchange, waits).values():
-        waits.before[step].append((node, _SYNC))
+def _add_tasks(queues: Queues, waits: Waits) -> None:
+    first = len(waits.names)
+    ahead: dict[tuple[str, int], Node] = {}
+    for task in queues.tasks:
+        before = [
+            (waits.first_operation[item.device] + item.issued - 1, task.reason) for item in task.items if item.issued
+        ]
+        before += [(first + other, queues.tasks[other].reason) for item in task.items for other in item.waits]
+        if task.order in ahead:
+            before.append((ahead[task.order], _QUEUE))
+        node = waits.add(task.name, before)
+        if task.order is not None:
+            ahead[task.order] = node
+        for device, position in task.readers:
+            waits.before[waits.first_operation[device] + position].append((node, task.reason))
 
 
 def run_order(waits: Waits) -> list[Node]:
@@ -233,30 +197,32 @@ class FreeTimes:
 
 
 def free_times(
-    exchange: Exchange,
+    queues: Queues,
     waits: Waits,
     order: Sequence[Node],
-    seconds: Callable[[Action], float],
+    costs: Sequence[StageCosts],
     hop: Callable[[int, int], tuple[float, float]],
 ) -> FreeTimes:
-    """When everything happens while no two queues share a link.
+    """When everything happens while no two queues share a link. Reductions and agreements take no time here.
 
     Args:
-        exchange, waits, order: the plan, what waits for what in it, and an order for that.
-        seconds: duration of an operation.
+        queues, waits, order: the plan, what waits for what in it, and an order for that.
+        costs: per stage.
         hop: latency in seconds, and bytes/s, from one device to another.
     """
     ready = [0.0] * len(waits.names)
     occupied = [0.0] * len(waits.names)  # until when a node holds its queue
     size = [0.0] * len(waits.names)
     latency = [0.0] * len(waits.names)
-    for first, actions in zip(waits.first_operation, exchange.operations, strict=True):
-        size[first : first + len(actions)] = [seconds(action) for action in actions]
+    for first, seconds in zip(waits.first_operation, compute_times(queues.compute, costs), strict=True):
+        size[first : first + len(seconds)] = seconds
     for pair, first in waits.first_message.items():
         latency_s, bytes_per_s = hop(*pair)
-        messages = exchange.queues[pair]
+        messages = queues.messages[pair]
         size[first : first + len(messages)] = [message.bytes / bytes_per_s for message in messages]
         latency[first : first + len(messages)] = [latency_s] * len(messages)
+    if queues.tasks:
+        size[-len(queues.tasks) :] = [task_seconds(task, costs) or 0.0 for task in queues.tasks]
     starts = [0.0] * len(waits.names)
     for node in order:
         start = 0.0
@@ -268,7 +234,7 @@ def free_times(
     return FreeTimes(
         tuple(
             (starts[first : first + len(actions)], ready[first : first + len(actions)])
-            for first, actions in zip(waits.first_operation, exchange.operations, strict=True)
+            for first, actions in zip(waits.first_operation, queues.compute, strict=True)
         ),
-        {pair: ready[first : first + len(exchange.queues[pair])] for pair, first in waits.first_message.items()},
+        {pair: ready[first : first + len(queues.messages[pair])] for pair, first in waits.first_message.items()},
     )

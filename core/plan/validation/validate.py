@@ -9,8 +9,8 @@ from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ..lowering import lower
-from ..messages import Exchange, match_messages
 from ..plan import Plan
+from ..queues import Queues, queues_of
 from ..residency import Timeline, device_timelines
 from .memory import check_memory
 from .progress import Waits, free_times, run_order, waits_of
@@ -52,8 +52,8 @@ def validate(
     warnings = check_structure(plan)
     lowered = lower(plan) if lowered is None else lowered
     _check_same_compute(plan, lowered)
-    exchange = match_messages(plan, lowered)
-    waits = waits_of(plan, exchange)
+    queues = queues_of(plan, lowered)
+    waits = waits_of(plan, queues)
     order = run_order(waits)
     if plan.prediction is None:
         if memory_limits is not None:
@@ -64,7 +64,7 @@ def validate(
         memory_limits = plan.mesh.memory_bytes(plan.prediction.cluster)
     if len(memory_limits) != plan.devices:
         raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
-    timelines = _timelines(plan, costs, cluster, exchange, (waits, order))
+    timelines = _timelines(plan, costs, cluster, queues, (waits, order))
     warnings += check_memory(plan, costs, timelines, memory_limits)
     return ValidationReport(
         tuple(warnings),
@@ -121,23 +121,12 @@ def _timelines(
     plan: Plan,
     costs: Sequence[StageCosts],
     cluster: Cluster,
-    exchange: Exchange,
+    queues: Queues,
     progress: tuple[Waits, Sequence[int]],
 ) -> tuple[Timeline, ...]:
-    def seconds(action: Action) -> float:
-        cost = costs[action.stage]
-        return {
-            "F": cost.forward_s,
-            "B": cost.full_backward_s,
-            "I": cost.backward_input_s,
-            "W": cost.backward_weight_s,
-            "RECOMPUTE": cost.second_forward_s,
-            "STEP": cost.optimizer_s,
-        }[action.kind.value]
-
     def hop(src: int, dst: int) -> tuple[float, float]:
         path = cluster.path(src, dst)
         return sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path)
 
-    times = free_times(exchange, *progress, seconds, hop)
-    return device_timelines(plan, costs, exchange, times.operations, times.arrivals)
+    times = free_times(queues, *progress, costs, hop)
+    return device_timelines(plan, costs, queues, times.operations, times.arrivals)

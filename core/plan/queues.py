@@ -1,0 +1,135 @@
+"""The queues of a lowered plan: what each device computes in order, and the messages and tasks next to that.
+
+Whoever looks at a lowered plan looks at this: validation, memory, the simulator and its trace. What an action waits for
+and what waits for it is found here, once; kinds are known by ``TaskKind`` alone (``kinds.py``).
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from attrs import evolve, frozen
+
+from ..actions import Action, Kind
+from ..errors import RequestError
+from . import step_end  # noqa: F401 - declares its kinds
+from .items import Item, Message, Task
+from .kinds import task_kinds
+from .messages import Positions, Posted, match_messages, peer_device
+from .plan import Plan
+
+_F, _B, _I, _W, _RECOMPUTE, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.STEP
+_SEND_F, _SEND_B, _RECV_F, _RECV_B = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B
+
+
+@frozen
+class Queues:
+    """A lowered plan by queues.
+
+    Args:
+        compute: per device its compute queue: F, B, I, W, RECOMPUTE and STEP, in order.
+        messages: the queue of every ordered pair of devices, in the order in which both ends have it.
+        tasks: everything else, those of one order in that order.
+    """
+
+    compute: tuple[tuple[Action, ...], ...]
+    messages: dict[tuple[int, int], list[Message]]
+    tasks: tuple[Task, ...] = ()
+
+    def replicated(self, replicas: int) -> "Queues":
+        """The same for ``replicas`` equal pipelines, device d of replica r being number ``r × devices + d``.
+
+        The replicas' queues hold the very messages of the first: their ``src`` and ``dst`` are positions along the
+        pipeline.
+        """
+        if replicas == 1:
+            return self
+        count = len(self.compute)
+        messages = {
+            (first + src, first + dst): queue
+            for first in range(0, replicas * count, count)
+            for (src, dst), queue in self.messages.items()
+        }
+        return Queues(self.compute * replicas, messages, _replicated(self.tasks, replicas, count))
+
+    def without(self, kind: Kind) -> "Queues":
+        """The same, nobody waiting for tasks of a kind that no other task waits for."""
+        return evolve(self, tasks=tuple(task for task in self.tasks if task.kind is not kind))
+
+
+def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task, ...]:
+    """Tasks of all replicas: replica by replica, but for those in which all of them take part."""
+    result: list[Task] = []
+    kinds = task_kinds()
+    numbers: dict[tuple[int, int], int] = {}  # (replica, task of one replica) → position in the result
+    together = range(replicas)
+
+    def add(at: int, parts: Sequence[int]) -> None:
+        task = tasks[at]
+        numbers.update(((replica, at), len(result)) for replica in parts)
+        items = tuple(
+            item._replace(
+                device=replica * count + item.device, waits=tuple(numbers[replica, other] for other in item.waits)
+            )
+            for replica in parts
+            for item in task.items
+        )
+        readers = tuple((replica * count + device, at) for replica in parts for device, at in task.readers)
+        order = task.order and (task.order[0], parts[0] * count + task.order[1])
+        result.append(task._replace(items=items, readers=readers, order=order))
+
+    for joined, run in groupby(range(len(tasks)), lambda at: kinds[tasks[at].kind].joins_replicas):
+        found = list(run)
+        for parts in (together,) if joined else ([replica] for replica in together):
+            for at in found:
+                add(at, parts)
+    return tuple(result)
+
+
+def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
+    """Sort what devices issue into queues.
+
+    Args:
+        plan: its placement and edges.
+        lowered: per device its actions, by ``lower`` or by hand; nothing of how ``lower`` works is taken for granted.
+
+    Raises:
+        RequestError: an action stands on the wrong device; messages do not match (``match_messages``), or tasks are not
+            where they belong (``TaskKind.tasks``).
+    """
+    sent: Posted = {}
+    received: Posted = {}
+    compute: list[tuple[Action, ...]] = []
+    forward: list[Positions] = []
+    backward: list[Positions] = []
+    kinds = task_kinds()
+    items: dict[Kind, list[Item]] = {kind: [] for kind in kinds}
+    for device, actions in enumerate(lowered):
+        ops: list[Action] = []
+        forward_at: Positions = {}
+        backward_at: Positions = {}
+        for place, action in enumerate(actions):
+            kind = action.kind
+            if kind is _F:
+                forward_at[action.stage, action.microbatch] = len(ops)
+                ops.append(action)
+            elif kind is _B or kind is _I:
+                backward_at[action.stage, action.microbatch] = len(ops)
+                ops.append(action)
+            elif kind is _W or kind is _RECOMPUTE or kind is _STEP:
+                ops.append(action)
+            elif kind is _SEND_F or kind is _SEND_B:
+                sent.setdefault((device, peer_device(plan, device, action)), []).append((action, len(ops) - 1))
+            elif kind is _RECV_F or kind is _RECV_B:
+                received.setdefault((peer_device(plan, device, action), device), []).append((action, len(ops)))
+            elif kind in kinds:
+                items[kind].append(Item(device, kinds[kind].queue, action, len(ops), place))
+            else:
+                raise RequestError(f"device {device} issues {action}: no runner of this version knows how; remove it")
+        compute.append(tuple(ops))
+        forward.append(forward_at)
+        backward.append(backward_at)
+    messages = match_messages(plan, sent, received, forward, backward)
+    tasks: list[Task] = []
+    for kind, declared in kinds.items():
+        tasks += declared.tasks(plan, compute, items[kind], tuple(tasks))
+    return Queues(tuple(compute), messages, tuple(tasks))

@@ -1,0 +1,180 @@
+"""The kinds at the end of a step: sums of gradients over replicas and of tied weights, agreement of all stages, STEP.
+
+::
+
+    compute           ... 1B7 │ 0B6 │ 0B7 ──┬───────────────┬────── STEP
+    REDUCE_GRAD            └─▶ [ stage 1 ]──┼─▶ [ stage 0 ]─┤         a stage's, over its replicas, in one order
+    REDUCE_TIED                                             ├─▶ [ ]   over the stages that hold a weight
+    SYNC                                                    └─▶ [ ]   over all devices, when all sums are there
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ..actions import Action, Kind
+from ..errors import RequestError
+from ..trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE
+from .items import Item, Task
+from .kinds import Compute, TaskKind, declare
+from .plan import Plan
+
+_NEEDS_GRADIENTS = "needs its gradients"
+
+
+def _steps(compute: Compute) -> dict[int, tuple[int, int]]:
+    """Stage → device and position of its STEP."""
+    return {
+        action.stage: (device, position)
+        for device, actions in enumerate(compute)
+        for position, action in enumerate(actions)
+        if action.kind is Kind.STEP
+    }
+
+
+# Over replicas
+
+
+def _insert_gradients(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
+    """REDUCE_GRAD of every stage, after its last backward."""
+    if plan.mesh.data == 1 or plan.forward_only:
+        return
+    actions = plan.device_actions[device]
+    last = {action.stage: position for position, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
+    for stage, position in last.items():
+        yield position, Action(stage, Kind.REDUCE_GRAD)
+
+
+def _gradient_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
+    """Over a data dimension every stage has one REDUCE_GRAD, between its last backward and its STEP."""
+    by_device: list[list[Item]] = [[] for _ in compute]
+    for item in items:
+        by_device[item.device].append(item)
+    steps = _steps(compute)
+    for device, (actions, reduced) in enumerate(zip(compute, by_device, strict=True)):
+        stages = [item.action.stage for item in reduced]
+        if stages and (plan.mesh.data == 1 or plan.forward_only):
+            why = "is forward only" if plan.forward_only else "has one replica"
+            raise RequestError(
+                f"device {device} issues {stages[0]}REDUCE_GRAD and the plan {why}: there is nothing to reduce; "
+                "remove it"
+            )
+        if (
+            plan.mesh.data > 1
+            and not plan.forward_only
+            and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device))
+        ):
+            raise RequestError(
+                f"device {device} issues REDUCE_GRAD of stages {stages} and holds "
+                f"{[stage.index for stage in plan.stages_on(device)]}: over replicas each stage reduces once"
+            )
+        for item in reduced:
+            stage = item.action.stage
+            early = next((a for a in actions[item.issued :] if a.stage == stage and a.kind is not Kind.STEP), None)
+            late = next((a for a in actions[: item.issued] if a.stage == stage and a.kind is Kind.STEP), None)
+            if early is not None or late is not None:
+                raise RequestError(
+                    f"{stage}REDUCE_GRAD stands in front of {early}: move it behind"
+                    if early is not None
+                    else f"{stage}REDUCE_GRAD stands behind {late}: move it in front"
+                )
+            readers = (steps[stage],) if stage in steps else ()
+            order = (COLLECTIVE_QUEUE, device)
+            yield Task(Kind.REDUCE_GRAD, str(item.action), _NEEDS_GRADIENTS, (item,), readers, order)
+
+
+# Of tied weights
+
+
+def _insert_tied(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
+    """Every sum of a tied weight comes before every STEP: two stages of one device may share one."""
+    tied = {stage for weight in plan.tied for stage in weight.stages}
+    for stage in plan.stages_on(device) if tied and not plan.forward_only else ():
+        if stage.index in tied:
+            yield None, Action(stage.index, Kind.REDUCE_TIED)
+
+
+def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
+    """One for each weight, over its stages; a stage's gradients are summed over replicas first."""
+    if not plan.tied:
+        return
+    by_stage = {item.action.stage: item for item in items}
+    steps = _steps(compute)
+    summed = {task.items[0].action.stage: at for at, task in enumerate(known) if task.kind is Kind.REDUCE_GRAD}
+    for weight in plan.tied:
+        absent = next((stage for stage in weight.stages if stage not in by_stage or stage not in steps), None)
+        if absent is not None:
+            raise RequestError(
+                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP behind "
+                "it: add them"
+            )
+        joins = tuple(
+            by_stage[stage]._replace(waits=(summed[stage],)) if stage in summed else by_stage[stage]
+            for stage in weight.stages
+        )
+        readers = tuple(steps[stage] for stage in weight.stages)
+        name = f"the reduction of '{weight.name}'"
+        yield Task(Kind.REDUCE_TIED, name, "sums a tied weight with it", joins, readers, weight=weight)
+
+
+# Of all stages
+
+
+def _insert_sync(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
+    """The device's SYNC has the number of its first stage, and comes after all sums: it is about whole gradients."""
+    if plan.sync and not plan.forward_only:
+        for stage in plan.stages_on(device)[:1]:
+            yield None, Action(stage.index, Kind.SYNC)
+
+
+def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
+    """Where steps wait for all stages, every device with a stage has one SYNC, between all sums and its STEPs."""
+    for item in items:
+        where = f"device {item.device} issues {item.action}"
+        if not plan.sync:
+            raise RequestError(f"{where} and the plan's steps wait for no other stage (sync is false): remove it")
+        if sum(other.device == item.device for other in items) > 1:
+            raise RequestError(f"{where} twice: a device agrees with the others once a step; remove one")
+        step = next((a for a in compute[item.device][: item.issued] if a.kind is Kind.STEP), None)
+        if step is not None:
+            raise RequestError(f"{where} behind {step}, which waits for it: move it in front")
+        sums = (each for task in known for each in task.items if each.device == item.device)
+        late = next((each.action for each in sums if each.place > item.place), None)
+        late = late or next((a for a in compute[item.device][item.issued :] if a.kind is not Kind.STEP), None)
+        if late is not None:
+            raise RequestError(
+                f"the SYNC of device {item.device} stands in front of {late}: it tells of whole gradients; "
+                "move it behind"
+            )
+    if plan.sync:
+        there = {item.device for item in items}
+        absent = next((d for d in range(plan.devices) if d not in there and plan.stages_on(d)), None)
+        if absent is not None:
+            raise RequestError(f"device {absent} issues no SYNC, and the plan's steps wait for all stages: add it")
+        yield from sync_task(compute, items, known)
+
+
+def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
+    """The agreement of these devices before they step.
+
+    Args:
+        compute: their compute queues.
+        items: one for each device that takes part.
+        known: the sums that come before.
+    """
+    reductions = [(at, task) for at, task in enumerate(known) if task.kind in (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)]
+    joins, readers = [], []
+    for item in items:
+        waits = [at for at, task in reductions if any(each.device == item.device for each in task.items)]
+        joins.append(item._replace(waits=tuple(waits)))
+        steps = (at for at, action in enumerate(compute[item.device]) if action.kind is Kind.STEP)
+        readers += [(item.device, at) for at in (next(steps, None),) if at is not None]
+    if joins:
+        name, reason = "the sync of all stages", "agrees with all stages"
+        yield Task(Kind.SYNC, name, reason, tuple(joins), tuple(readers))
+
+
+_FENCE = (Kind.STEP,)
+declare(
+    TaskKind(Kind.REDUCE_GRAD, COLLECTIVE_QUEUE, _insert_gradients, _gradient_tasks, fence=_FENCE, joins_replicas=True)
+)
+declare(TaskKind(Kind.REDUCE_TIED, COMPUTE_QUEUE, _insert_tied, _tied_tasks, fence=_FENCE))
+declare(TaskKind(Kind.SYNC, COMPUTE_QUEUE, _insert_sync, _sync_tasks, fence=_FENCE, joins_replicas=True))

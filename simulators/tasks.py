@@ -1,0 +1,202 @@
+"""Tasks: what devices do next to their compute, other than messages.
+
+::
+
+    device 0, compute    ... 0B7 │ 0F8 │ ......... 0STEP
+                              ▼ joins              ▲
+    task                     [ waits ][ runs ]─────┤      starts when all have joined and the one before it has ended
+                                   ▲ joins         ▼
+    device 1, compute       ... 1B7 │ 1F8 │ ...... 1STEP
+
+A task runs for its own time, or moves bytes over links that others may be using (``moved_by``).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..core.actions import Kind
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.collectives import Phase, collective_phases
+from ..core.costs.costs import StageCosts
+from ..core.evaluate.reduction import sync_bytes, sync_time
+from ..core.plan.items import Task
+from ..core.plan.kinds import task_seconds
+from ..core.plan.plan import Plan
+from ..core.plan.queues import Queues
+from .collectives import Collective
+from .device import DeviceQueue
+from .network import Network
+from .times import FlowTimes, TaskTimes
+from .waiting import Delays, added, lost, scaled
+
+
+class RunningTask:
+    """A task in a simulated step.
+
+    Args:
+        task: which.
+        collective: what it does once all have joined.
+        bytes: of each member's own part.
+        devices: the queues of all devices, by rank, not yet begun.
+        ahead: the task before it in its order.
+
+    Attributes:
+        on_end: called when it has ended.
+        joined_s: when each of its items joined.
+    """
+
+    def __init__(
+        self, task: Task, collective: Collective, size: float, devices: Sequence[DeviceQueue],
+        ahead: "RunningTask | None",
+    ) -> None:  # fmt: skip
+        self.task, self.collective, self.bytes = task, collective, size
+        self.ahead = ahead
+        self.on_end: list[Callable[[], None]] = []
+        self.joined_s = [0.0] * len(task.items)
+        self.ended = False
+        self._missing = [1 + len(item.waits) for item in task.items]
+        self._absent = len(task.items)
+        self._readers = [(devices[device], position) for device, position in task.readers]
+        for device, position in self._readers:
+            device.pending[position] += 1
+        collective.on_end.append(self._end)
+        if ahead is not None:
+            ahead.on_end.append(self._start)
+
+    def join(self, member: int) -> None:
+        """One of the things that an item waits for, or its own issue, has happened."""
+        self._missing[member] -= 1
+        if not self._missing[member]:
+            self.joined_s[member] = self.collective.network.environment.now
+            self._absent -= 1
+            self._start()
+
+    def close(self) -> None:
+        """Release references, so that everything is freed at once."""
+        self.on_end.clear()
+        self.collective.close()
+
+    def _start(self) -> None:
+        if not self._absent and (self.ahead is None or self.ahead.ended):
+            self.collective.start()
+
+    def _end(self) -> None:
+        self.ended = True
+        for device, position in self._readers:
+            device.arrived(position)
+        for call in self.on_end:
+            call()
+
+
+Movement = Callable[[Task, Plan, Sequence[StageCosts], Cluster], tuple[Sequence[Sequence[Phase]], float, float]]
+"""What a task moves, step by step; the bytes of a member; and the seconds that it takes where it moves nothing."""
+
+
+def _gradients(
+    task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """REDUCE_GRAD: the all-reduce that is fastest alone, in one bucket."""
+    size = costs[task.items[0].action.stage].gradient_bytes
+    phases = collective_phases(cluster, [item.device for item in task.items], size)
+    return [[phase] for phase in phases], size, 0.0
+
+
+def _tied(
+    task: Task, _: Plan, __: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """REDUCE_TIED: all send to the device of the first stage, which adds up and sends the sum back."""
+    assert task.weight is not None
+    first, size = task.items[0].device, task.weight.bytes
+    stages = Counter(item.device for item in task.items if item.device != first)
+
+    def one(src: int, dst: int, count: int) -> Phase:
+        path = cluster.path(src, dst)
+        return Phase(count * size, sum(link.latency_s for link, _ in path), tuple(path))
+
+    gather = [one(device, first, count) for device, count in stages.items()]
+    scatter = [one(first, device, count) for device, count in stages.items()]
+    return [gather, scatter] if stages else [], size, 0.0
+
+
+def _sync(
+    task: Task, plan: Plan, _: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """SYNC: to one device and back, each way as long as the slowest transfer between two of them."""
+    return [], sync_bytes(plan), sync_time(plan, cluster, [item.device for item in task.items])
+
+
+moved_by: dict[Kind, Movement] = {Kind.REDUCE_GRAD: _gradients, Kind.REDUCE_TIED: _tied, Kind.SYNC: _sync}
+"""The kinds whose tasks depend on links or members; every other takes the time that it declares."""
+
+
+def run_tasks(
+    network: Network, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, queues: Queues,
+    devices: Sequence[DeviceQueue],
+) -> list[RunningTask]:  # fmt: skip
+    """All tasks of a step, joined where devices issue their items.
+
+    Args:
+        network: whose links they cross.
+        plan, costs: what is moved.
+        cluster: its devices in the order of ranks.
+        queues: of the lowered plan with all its replicas.
+        devices: by rank, not yet begun.
+    """
+    result: list[RunningTask] = []
+    latest: dict[tuple[str, int], RunningTask] = {}
+    for task in queues.tasks:
+        if task.kind in moved_by:
+            phases, size, delay_s = moved_by[task.kind](task, plan, costs, cluster)
+        else:
+            phases, size, delay_s = (), 0.0, task_seconds(task, costs) or 0.0
+        ahead = None if task.order is None else latest.get(task.order)
+        running = RunningTask(task, Collective(network, phases, delay_s), size, devices, ahead)
+        if task.order is not None:
+            latest[task.order] = running
+        for member, item in enumerate(task.items):
+            join = partial(running.join, member)
+            devices[item.device].between[item.issued].append(join)
+            for other in item.waits:
+                result[other].on_end.append(join)
+        result.append(running)
+    return result
+
+
+def task_flows(tasks: Sequence[RunningTask]) -> tuple[FlowTimes, ...]:
+    """What all of them sent."""
+    return tuple(flow.times for running in tasks for step in running.collective.steps for flow in step)
+
+
+def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
+    """When each device did what, device by device in the order issued.
+
+    An action that takes part in several tasks ends with the last of them, and has the bytes of all.
+    """
+    found: dict[tuple[int, int], list[tuple[RunningTask, int, Delays]]] = {}
+    for running, delays in zip(tasks, _delays(tasks), strict=True):
+        for member, item in enumerate(running.task.items):
+            found.setdefault((item.device, item.place), []).append((running, member, delays))
+    result = []
+    for _, parts in sorted(found.items(), key=lambda entry: entry[0]):
+        running, member, delays = max(parts, key=lambda part: part[0].collective.end_s)
+        item, collective = running.task.items[member], running.collective
+        times = running.joined_s[member], collective.end_s, collective.start_s
+        size = sum(part[0].bytes for part in parts)
+        result.append(TaskTimes(item.device, item.queue, item.action, *times, size, delays))
+    return tuple(result)
+
+
+def _delays(tasks: Sequence[RunningTask]) -> list[Delays]:
+    """Per task by full link how much later it ended because others shared the link: itself, and those before it."""
+    result: list[Delays] = []
+    known: dict[int, tuple[Delays, float]] = {}
+    for running in tasks:
+        collective = running.collective
+        delays, end_alone_s = known.get(id(running.ahead), ({}, 0.0))
+        start_alone_s = max(*running.joined_s, end_alone_s)
+        own = added(lost(slowest) for slowest in collective.slowest)
+        delays = added((scaled(delays, collective.start_s - start_alone_s), own))
+        known[id(running)] = delays, start_alone_s + collective.alone_s
+        result.append(delays)
+    return result
