@@ -47,8 +47,9 @@ class SimulationResult:
 
     @cached_property
     def step_s(self) -> float:
-        """From the start of the step until the last device is done."""
-        return max((ends[-1] for _, ends in self.operation_times if ends), default=0.0)
+        """From the start of the step until the last device is done, on all of its queues."""
+        ends = [ends[-1] for _, ends in self.operation_times if ends]
+        return max([*ends, *(task.end_s for task in self.tasks)], default=0.0)
 
     @cached_property
     def stage_span_s(self) -> float:

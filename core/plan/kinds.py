@@ -56,7 +56,8 @@ class TaskKind:
         seconds: how long a task takes by itself; None where that depends on links and members, which the simulator
             knows.
         changes: of memory, at fixed places of the compute order, so that what an order holds does not depend on how
-            long a task takes: its start counts from when it is issued, its end from when its first reader starts.
+            long a task takes: its start counts from when it is issued, its end from when its reader on the same device
+            starts.
         fence: kinds of the compute queue whose action of the same stage and microbatch waits for its end.
         joins_replicas: whether the same items of all replicas take part in one task.
     """

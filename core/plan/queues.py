@@ -52,8 +52,17 @@ class Queues:
         return Queues(self.compute * replicas, messages, _replicated(self.tasks, replicas, count))
 
     def without(self, kind: Kind) -> "Queues":
-        """The same, nobody waiting for tasks of a kind that no other task waits for."""
-        return evolve(self, tasks=tuple(task for task in self.tasks if task.kind is not kind))
+        """The same without the tasks of a kind; nobody waits for them."""
+        kept = [at for at, task in enumerate(self.tasks) if task.kind is not kind]
+        if len(kept) == len(self.tasks):
+            return self
+        numbers = {at: number for number, at in enumerate(kept)}
+
+        def kept_waits(item: Item) -> Item:
+            return item._replace(waits=tuple(numbers[at] for at in item.waits if at in numbers))
+
+        tasks = (self.tasks[at] for at in kept)
+        return evolve(self, tasks=tuple(task._replace(items=tuple(map(kept_waits, task.items))) for task in tasks))
 
 
 def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task, ...]:

@@ -155,12 +155,10 @@ def _add_tasks(queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArr
     """Add what tasks next to compute allocate and free, at fixed places of the compute order."""
     kinds = task_kinds()
     for task in queues.tasks:
-        for change in kinds[task.kind].changes:
-            item = task.items[0]
-            if change.moment is Moment.START:
-                place = 2 * item.issued
-            else:
-                place = 2 * task.readers[0][1] + 1 if task.readers else -1
+        for change, item in itertools.product(kinds[task.kind].changes, task.items):
+            reader = next((at for device, at in task.readers if device == item.device), None)
+            end = -1 if reader is None else 2 * reader + 1
+            place = 2 * item.issued if change.moment is Moment.START else end
             size = change.sign * getattr(costs[item.action.stage], change.size)
             rows[item.device][_ROWS[change.memory, change.use], place] += size
 

@@ -97,7 +97,7 @@ class ClockedWalk:
             self._run(device, action)
 
     def _run(self, device: int, action: Action) -> None:
-        found, wait, run, _ = next(self._left[device])
+        found, wait, run, *_ = next(self._left[device])
         if found != action:
             raise RuntimeError(f"the clock comes to {action} on device {device}, whose next instruction is {found}")
         if wait is not None:

@@ -20,18 +20,19 @@ from attrs import define, field
 from torch import Tensor
 
 from ...backends.contract import Backend
-from ...core.actions import SEND_KINDS, WORK_KINDS, Action, Kind
+from ...core.actions import WORK_KINDS, Action, Kind
 from ...core.capture.graph.storages import StorageMeter
 from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
 from ...core.plan.validation.progress import Room
-from ...core.trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
+from ...core.trace.trace import COMPUTE_QUEUE
 from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
 from ..programs.stage_run import StageRun
+from . import compute_instructions, message_instructions, step_end_instructions  # noqa: F401 - register theirs
 from .frame import Frame
 from .instructions import Binder, Instruction
 from .mail import Transport
@@ -89,9 +90,6 @@ class StepRecord:
     peak_saved: int = 0
 
 
-_UPDATE = frozenset({Kind.REDUCE_TIED, Kind.SYNC, Kind.STEP})
-"""What stands behind the last compute action and the last reduction over replicas."""
-
 Note = tuple[Action, str, Any, Any, int]
 """An action, its queue, the marks of its start and end, and the bytes that it moves."""
 
@@ -101,7 +99,7 @@ class Bound:
     """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
-        compute: up to the update; reductions over replicas stand among it.
+        compute: up to the update: all but tied reductions, SYNC and STEP.
         update: tied reductions and optimizer steps.
         states: of this device's stages.
         reads: for each microbatch the positions of the leaves that are read here.
@@ -134,7 +132,7 @@ class Executor:
         self.device = backend.device
         self.backend = backend
         self._queue = queue
-        self._placement, self._tied = plan.placement, tied
+        self._tied = tied
         self.update = update
         self._frame = Frame(backend, backend, queue, update, replicas=replicas)
 
@@ -150,7 +148,8 @@ class Executor:
             room: how far stages may run ahead of their readers; None where nothing holds them up.
         """
         found = Binder(plan, lowered, self.device, runs, self._tied, self._frame, room).instructions
-        first = next((i for i, one in enumerate(found) if one.action.kind in _UPDATE), len(found))
+        update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
+        first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
 
@@ -175,7 +174,7 @@ class Executor:
         give_back = bound.fresh and queue.device.type == "cpu"
         compute = bound.compute
         if ending is Ending.KEEP:  # sums over replicas are of the gradients of all batches
-            compute = [one for one in compute if one.action.kind is not Kind.REDUCE_GRAD]
+            compute = [one for one in compute if not one.action.kind.whole_step]
         if give_back:
             compute = [_then_give_back(one) for one in compute]
         bound.fresh = False
@@ -207,7 +206,7 @@ class Executor:
         """
         frame = self._frame
         frame.backend, frame.reduced = self.backend, False
-        frame.reductions.clear()
+        frame.pending.clear()
         frame.messages = self.backend if messages is None else messages
         self._load(bound, inputs)
         frame.keys, frame.weights = inputs.keys, inputs.weights
@@ -261,26 +260,19 @@ class Executor:
 
     def _walk(self, instructions: Sequence[Instruction], notes: list[Note], trace: bool) -> None:
         if not trace:
-            for _, wait, run, _ in instructions:
+            for _, wait, run, _, _, _ in instructions:
                 if wait is not None:
                     wait()
                 run()
             return
         mark = self._queue.mark
-        for action, wait, run, mail in instructions:
+        for action, wait, run, _, where, moved in instructions:
             if wait is not None:
                 wait()
             start = mark()
             run()
             end = mark()
-            where, size = COMPUTE_QUEUE, 0
-            if action.kind is Kind.REDUCE_GRAD:
-                where, size = COLLECTIVE_QUEUE, self._frame.reductions[action.stage].bytes
-            if mail is not None and mail.tensors is not None and action.peer is not None:
-                peer = self._placement[action.peer]
-                where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
-                size = sum(tensor.nbytes for tensor in mail.tensors)
-            notes.append((action, where, start, end, size))
+            notes.append((action, where, start, end, 0 if moved is None else moved()))
 
 
 def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instruction]:

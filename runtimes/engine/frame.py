@@ -10,10 +10,9 @@ from attrs import define, field
 from torch import Tensor
 
 from ...backends.contract import Backend, Handle
-from ...core.actions import Action, Kind
+from ...core.actions import Action
 from ...core.capture.graph.storages import StorageMeter
 from ..devices.compute import ComputeQueue
-from ..optimizer.buckets import Reduction
 from ..optimizer.update import Update
 from .mail import Transport
 
@@ -35,14 +34,14 @@ class Frame:
         results: (name, microbatch) → the part of the step's result computed here.
         taken: takes such a part instead, if it does.
         traced: whether arrivals are recorded.
-        arrivals: receive → the mark at which its reader had waited for it, when the step is traced; reduction over
-            replicas → that at which it was over, or where the transport does not tell, at which it was waited for.
+        arrivals: when the step is traced: receive → the mark at which its reader had waited for it; what was pending →
+            that at which it was over, or where nothing reports that, at which it was waited for.
         flying: send → its transfer, when the step is traced.
         meter: of the saved tensors, when they are watched.
         reduced: whether the gradients of tied weights were exchanged.
         update: this device's part of it.
         replicas: this device's end to its replicas; None where there are none.
-        reductions: over them, by stage, that nobody has waited for yet.
+        pending: what actions on other queues than compute have under way, that nobody has waited for yet.
     """
 
     backend: Backend
@@ -63,17 +62,17 @@ class Frame:
     meter: StorageMeter | None = None
     reduced: bool = False
     replicas: Backend | None = None
-    reductions: dict[int, Reduction] = field(factory=dict)
+    pending: dict[Action, Handle] = field(factory=dict)
 
-    def settle(self, stage: int | None = None) -> None:
-        """Wait for the sums of a stage's gradients over replicas, or of all stages' here."""
-        for reduced in (stage,) if stage is not None else tuple(self.reductions):
-            reduction = self.reductions.pop(reduced, None)
-            if reduction is not None:
-                reduction.wait()
+    def settle(self, *actions: Action) -> None:
+        """Wait for what these actions have under way, or for everything that is."""
+        for action in actions or tuple(self.pending):
+            handle = self.pending.pop(action, None)
+            if handle is not None:
+                handle.wait()
                 if self.traced:
-                    ended = reduction.ended_ns
-                    self.arrivals[Action(reduced, Kind.REDUCE_GRAD)] = self.queue.mark() if ended is None else ended
+                    ended = getattr(handle, "ended_ns", None)
+                    self.arrivals[action] = self.queue.mark() if ended is None else ended
 
     def given(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch, there to be read."""

@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Sequence
 
-from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
+from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
 from ...core.costs.message_times import MessageTimes
+from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace, TraceEvent, receive_queue, send_queue
 from .executor import StepRecord
@@ -15,18 +16,20 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
 
     Where the transport does not tell, a transfer is known from its two ends: it starts when send and receive are both
     posted, and it had arrived when the reader had waited for it, which is the earliest that anybody can tell.
-    A reduction over replicas likewise: it starts when all have issued it, and ends for each when it was over there, as
-    gloo tells; of another transport, when it had been waited for, which may be much later.
+    What ran on another queue, such as a reduction over replicas, likewise: it starts when all who take part have issued
+    it, and ends for each when it was over there, as gloo reports; of another transport, when it had been waited for,
+    which may be much later.
 
     Args:
         plan: that was run.
         records: one for each device, replica by replica, on one monotonic clock.
     """
     origin = min(record.start_ns for record in records)
+    kinds = task_kinds()
     joined: dict[Action, int] = {}
     for record in records:
         for action, _, issued, _, _ in record.events:
-            if action.kind is Kind.REDUCE_GRAD:
+            if (declared := kinds.get(action.kind)) is not None and declared.joins_replicas:
                 joined[action] = max(issued, joined.get(action, issued))
     events, memory = [], []
     for first in range(0, len(records), plan.devices):
@@ -48,8 +51,8 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                     start, end = spans.get(receive.counterpart, (start, end))
                     peer = first + plan.placement[action.counterpart.stage]
                     where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
-                elif action.kind is Kind.REDUCE_GRAD:
-                    start = joined[action]
+                elif action in record.arrivals:
+                    start = joined.get(action, issued)
                     end = max(record.arrivals[action], start)
                 events.append(TraceEvent(device, where, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]

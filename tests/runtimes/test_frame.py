@@ -56,7 +56,7 @@ def test_a_reduction_ends_when_it_was_over_where_the_transport_tells(handles, wa
     reduction = Reduction(buckets_of(parameters, size=16), Replicas(list(handles)))
     if watched:
         reduction.watch()
-    frame = Frame(None, None, Clock(), None, traced=True, reductions={3: reduction})
+    frame = Frame(None, None, Clock(), None, traced=True, pending={Action(3, Kind.REDUCE_GRAD): reduction})
     frame.settle()
     assert frame.arrivals == {Action(3, Kind.REDUCE_GRAD): end}
-    assert not frame.reductions
+    assert not frame.pending

@@ -1,0 +1,46 @@
+"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC and STEP; what they do is in ``optimizer``."""
+
+from functools import partial
+
+from ...core.actions import Action, Kind
+from ...core.trace.trace import COLLECTIVE_QUEUE
+from .instructions import Binder, Instruction, executes
+
+
+@executes(Kind.REDUCE_GRAD)
+def _bind_reduction_over_replicas(binder: Binder, action: Action) -> Instruction:
+    frame, state = binder.frame, binder.run_of(action).state
+    moved = 0
+
+    def call() -> None:
+        nonlocal moved
+        assert frame.replicas is not None
+        reduction = frame.pending[action] = state.reduce_gradients(frame.replicas)
+        moved = reduction.bytes
+        if frame.traced and frame.queue.device.type == "cpu":  # the marks of a GPU are events of its own
+            reduction.watch()
+
+    return Instruction(action, None, call, None, COLLECTIVE_QUEUE, lambda: moved)
+
+
+@executes(Kind.REDUCE_TIED)
+def _bind_tied_reduction(binder: Binder, action: Action) -> Instruction:
+    frame, tied = binder.frame, binder.tied
+
+    def call() -> None:
+        if not frame.reduced:  # one exchange serves all stages of this device
+            tied.reduce(frame.backend)
+            frame.reduced = True
+
+    return Instruction(action, frame.settle, call)
+
+
+@executes(Kind.SYNC)
+def _bind_sync(binder: Binder, action: Action) -> Instruction:
+    frame = binder.frame
+    return Instruction(action, frame.settle, lambda: frame.update.sync(frame.backend))
+
+
+@executes(Kind.STEP)
+def _bind_step(binder: Binder, action: Action) -> Instruction:
+    return Instruction(action, None, partial(binder.frame.update.step, binder.run_of(action).state))

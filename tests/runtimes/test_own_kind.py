@@ -1,0 +1,160 @@
+"""A kind of action made up here, on a queue of its own: lowered, validated, simulated, traced and executed.
+
+CHECKSUM adds up the saved tensors of a stage and microbatch after each F, and B waits for it. All of it is in this
+file.
+"""
+
+import threading
+
+import pytest
+import torch
+from panpipe.core.actions import Action, Kind, declare_kind, parse_action
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.evaluate.memory import Change, Memory, Moment, Size, Use
+from panpipe.core.plan.kinds import declared, own_queue
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.queues import queues_of
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.trace.compare import compare
+from panpipe.core.trace.perfetto import read_trace, write_trace
+from panpipe.runtimes.engine.instructions import INSTRUCTIONS, Binder, Instruction
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.simulators.run import simulate
+
+from ..support.cuts import captured, even_plan
+from ..support.held import simulated
+from ..support.models import CASES
+from ..support.parity import build
+from ..support.plans import orders, plan_of
+
+CHECKSUM = declare_kind("CHECKSUM")
+QUEUE = "checksums"
+KIND = own_queue(
+    CHECKSUM,
+    QUEUE,
+    stages=lambda plan: () if plan.forward_only else range(len(plan.stages)),
+    after=Kind.F,
+    fence=(Kind.B, Kind.I),
+    seconds=lambda cost: 1.5 * cost.forward_s,
+    changes=(
+        Change(Moment.START, Use.SAVED, Size.INPUT, 1, Memory.HOST),
+        Change(Moment.END, Use.SAVED, Size.INPUT, -1, Memory.HOST),
+    ),
+)
+COST = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, input_bytes=8)
+PLAN = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), costs=[COST])
+NAME, DTYPE = "tied gpt with dropout", torch.float32
+
+
+@pytest.fixture(autouse=True)
+def kind():
+    with declared(KIND):
+        yield
+
+
+def test_an_own_kind_is_in_the_grammar_and_in_the_lowered_plan():
+    assert parse_action("2CHECKSUM7") == Action(2, CHECKSUM, 7)
+    with pytest.raises(RequestError, match="CHECKSUM needs a microbatch"):
+        parse_action("2CHECKSUM")
+    assert [list(map(str, actions)) for actions in lower(PLAN)] == [
+        ["0F0", "0CHECKSUM0", "0F1", "0CHECKSUM1", "0B0", "0B1", "0STEP"]
+    ]
+    found = [(task.items[0].queue, task.name, task.readers) for task in queues_of(PLAN, lower(PLAN)).tasks]
+    assert found == [(QUEUE, "0CHECKSUM0", ((0, 2),)), (QUEUE, "0CHECKSUM1", ((0, 3),))]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("0F0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues no 0CHECKSUM0, and the plan asks for it: add it"),
+        ("0CHECKSUM0 0F0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "0CHECKSUM0 is issued before the action that it follows"),
+        ("0F0 0F1 0CHECKSUM1 0B0 0CHECKSUM0 0B1 0STEP", "0CHECKSUM0 is issued after 0B0, which waits for it"),
+        ("0F0 0CHECKSUM0 0CHECKSUM0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues 0CHECKSUM0, which the plan does"),
+    ],
+)
+def test_an_own_kind_in_another_place_is_refused(row, said):
+    assert validate(PLAN).peak_saved_bytes == (200.0,)
+    with pytest.raises(RequestError, match=said) as refusal:
+        validate(PLAN, lowered=orders(row))
+    assert "\n" not in str(refusal.value)
+
+
+def test_simulator_runs_an_own_queue_next_to_compute_and_its_fence_waits(tmp_path):
+    result = simulate(PLAN)
+    # Checksums take 1.5 s, one after another: 1–2.5 and 2.5–4. 0B0 waits until 2.5; 0B1 is late anyway.
+    assert result.operation_times == (([0.0, 1.0, 2.5, 4.5, 6.5], [1.0, 2.0, 4.5, 6.5, 6.5]),)
+    events = [(str(e.action), e.start_s, e.end_s) for e in result.trace.events if e.queue == QUEUE]
+    assert events == [("0CHECKSUM0", 1.0, 2.5), ("0CHECKSUM1", 2.5, 4.0)]
+    timeline = result.timelines[0]
+    held = dict(zip(timeline.times.tolist(), timeline.host.tolist(), strict=True))
+    assert held == {0.0: 0.0, 1.0: 8.0, 2.0: 16.0, 2.5: 8.0, 4.5: 0.0, 6.5: 0.0}
+    write_trace(result.trace, tmp_path / "trace.json")
+    assert read_trace(tmp_path / "trace.json") == result.trace
+
+
+def test_what_nobody_waits_for_is_part_of_the_step():
+    free = own_queue(
+        CHECKSUM, QUEUE, stages=lambda plan: [0], after=Kind.F, fence=(), seconds=lambda cost: 4.0 * cost.forward_s
+    )
+    with declared(free):
+        result = simulate(PLAN)
+    assert result.operation_times == (([0.0, 1.0, 2.0, 4.0, 6.0], [1.0, 2.0, 4.0, 6.0, 6.0]),)
+    assert result.step_s == 9.0  # 1–5 and 5–9
+
+
+def test_validation_times_memory_with_the_fence():
+    """The timeline of validation is that of the simulator, where nothing is shared."""
+    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1), costs=[COST] * 2)
+    result, report = simulate(plan), validate(plan)
+    assert report.peak_memory_bytes == result.peak_memory_bytes
+    assert report.peak_saved_bytes == result.peak_saved_bytes == (200.0, 100.0)
+
+
+class Sum:
+    """A checksum under way."""
+
+    def __init__(self, waited: list[str], action: Action) -> None:
+        self.waited, self.action = waited, action
+
+    def wait(self) -> None:
+        self.waited.append(str(self.action))
+
+
+def test_executor_runs_an_own_kind_and_its_fence_waits(monkeypatch):
+    sums, waited, lock = {}, [], threading.Lock()
+
+    def bind(binder: Binder, action: Action) -> Instruction:
+        frame, run = binder.frame, binder.run_of(action)
+
+        def checksum() -> None:
+            tensors = [t for t in run.held(action.microbatch or 0) if isinstance(t, torch.Tensor)]
+            with lock:
+                sums[str(action)] = sum(t.double().sum().item() for t in tensors)
+            frame.pending[action] = Sum(waited, action)
+
+        return Instruction(action, None, checksum, None, QUEUE)
+
+    case = CASES[NAME]
+    plan = even_plan(captured(case, DTYPE, 8, 4), 2, 4)
+    with monkeypatch.context() as patch:
+        patch.setitem(INSTRUCTIONS, CHECKSUM, bind)
+        pipe = build(ThreadTeam(2), NAME, DTYPE, 8, plan, 4)
+        pipe.step(case.batch(8, DTYPE))
+        _, trace = pipe.trace_step(case.batch(8, DTYPE))
+        prediction = simulated(plan, pipe)
+    names = {f"{stage}CHECKSUM{m}" for stage in range(2) for m in range(4)}
+    assert set(sums) == names
+    assert len(set(sums.values())) == len(names)
+    assert sorted(waited) == sorted([*names, *names])  # two steps
+    events = {str(e.action): e for e in trace.events}
+    for stage in range(2):
+        for m in range(4):
+            event = events[f"{stage}CHECKSUM{m}"]
+            assert event.queue == QUEUE
+            assert events[f"{stage}F{m}"].end_s <= event.start_s <= event.end_s <= events[f"{stage}B{m}"].start_s
+    compared = compare(prediction.trace, trace)
+    assert {each.kind: each.count for each in compared.kinds}[CHECKSUM] == len(names)
+    assert not compared.only_predicted
+    assert not compared.only_measured
+    assert not [each for each in compared.order if each.queue == QUEUE]
