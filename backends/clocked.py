@@ -1,11 +1,11 @@
-"""The transport of virtual devices: messages arrive when a clock says so, and not before.
+"""The transport of virtual devices: a clock decides when each message arrives.
 
     sender                       clock                      receiver
-    1 send: leaves tensors                                  1 receive: leaves buffers
+    1 send: queues tensors                                  1 receive: queues buffers
                                  2 deliver: copies
-    3 handles of both are done, and nothing of the message is kept
+    3 both handles are done, and the references to the tensors are dropped
 
-Whoever waits for a message that the clock has not delivered shows that the order of actions is wrong, and is told so.
+A wait for a message that the clock has not delivered yet raises an error: the order of actions is wrong.
 """
 
 from collections import deque
@@ -26,18 +26,18 @@ class _End:
 
     def wait(self) -> None:
         if self.tensors is not None:
-            raise RuntimeError(f"{self.name} is waited for before the clock delivered it")
+            raise RuntimeError(f"{self.name} was waited for before the clock delivered it: the order is wrong")
 
 
 @define(eq=False)
 class ClockedExchange:
-    """The messages under way between virtual devices, per ordered pair in order."""
+    """The messages in flight between virtual devices: a queue for each ordered pair."""
 
     _sends: dict[tuple[int, int], deque[_End]] = field(factory=dict)
     _receives: dict[tuple[int, int], deque[_End]] = field(factory=dict)
 
     def deliver(self, src: int, dst: int) -> None:
-        """The next message from ``src`` has arrived at ``dst``."""
+        """Copy the next message from ``src`` to ``dst``."""
         send, receive = self._sends[src, dst].popleft(), self._receives[src, dst].popleft()
         assert send.tensors is not None
         assert receive.tensors is not None
@@ -50,7 +50,7 @@ class ClockedExchange:
         return ClockedTransport(self, device)
 
     def post(self, src: int, dst: int, tensors: Sequence[Tensor], *, sending: bool) -> Handle:
-        """Leave one end of a message."""
+        """Queue one end of a message."""
         end = _End(f"a message from device {src} to device {dst}", tensors)
         (self._sends if sending else self._receives).setdefault((src, dst), deque()).append(end)
         return end
@@ -58,7 +58,7 @@ class ClockedExchange:
 
 @define(eq=False)
 class ClockedTransport:
-    """One device's end of the exchange, for messages alone."""
+    """One device's end of the exchange; it has no all-reduce."""
 
     exchange: ClockedExchange
     device: int

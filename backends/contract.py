@@ -1,9 +1,9 @@
 """The contract of a backend: how tensors move between two devices of a pipeline.
 
 A message is a list of tensors. Messages from one device to another arrive in the order in which they were sent, and
-the receiver posts its receives in that order; the two directions of a pair, and pairs, know nothing of each other.
-Tensors are added up over all devices of a transport: those of a pipeline are one, and the replicas of a stage another.
-Everything is asynchronous by handle: ``wait`` makes what the caller does next see the bytes; on CUDA it orders streams
+the receiver posts its receives in that order. Each ordered pair of devices is independent of all others. An all-reduce
+sums over all devices of a transport; the devices of a pipeline have one transport, the replicas of a stage another.
+Every operation returns a handle. After ``wait`` the caller's next operations see the bytes; on CUDA it orders streams
 and need not block the host. `panpipe.backends.conformance` has a rule for each of these sentences.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 
 class Handle(Protocol):
-    """A communication under way. Handles may be waited for in any order."""
+    """An operation in flight. Handles may be waited for in any order."""
 
     def wait(self) -> None:
-        """Return when the caller may read what was received or added up, or overwrite what was sent.
+        """Return when the caller may read the received or summed tensors, or overwrite the sent ones.
 
         Raises:
-            WorkerError: the device at the other end stopped; raised within 10 s, with ``device N`` or ``rank N`` in it.
-                A transport that would wait on says so (`BackendKind.misses_the_dead`).
+            WorkerError: the peer stopped; raised within 10 s, with ``device N`` or ``rank N`` in the message. A
+                transport that would wait forever sets `BackendKind.detects_dead_peers` to False.
         """
 
 
@@ -31,8 +31,8 @@ class Backend(ABC):
     """One device's end of a transport.
 
     Attributes:
-        name: under which plans and users know the transport.
-        device: number of this device among those that it connects: along the pipeline, or of the replica.
+        name: the transport's name in plans and in ``backend=``.
+        device: index of this device among those of the transport: the position in the pipeline, or the replica.
         devices: how many there are.
     """
 
@@ -42,9 +42,9 @@ class Backend(ABC):
 
     @abstractmethod
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        """Send a message to device ``peer``, and return before its receive is posted.
+        """Start to send a message to device ``peer``; returns without waiting for its receive.
 
-        The tensors, in any memory layout, stay unchanged until the handle was waited for.
+        The tensors may have any memory layout. The caller does not change them until it has waited for the handle.
 
         Raises:
             WorkerError: device ``peer`` is known to have stopped.
@@ -52,19 +52,19 @@ class Backend(ABC):
 
     @abstractmethod
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        """Receive the next message of device ``peer`` into contiguous buffers of its shapes and dtypes.
+        """Start to receive the next message of device ``peer`` into contiguous buffers of its shapes and dtypes.
 
         Raises:
             WorkerError: device ``peer`` is known to have stopped.
         """
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        """Add a contiguous tensor of numbers up over all devices, in place: to the same bits on all of them.
+        """Start to sum a contiguous tensor over all devices, in place; the result has the same bits on all of them.
 
-        All devices call it with the same shape and dtype, in one order, in which it counts as a message from each to
-        each, and leave the tensor alone until they waited.
-        This one sends the tensor from each device to each, which is right for a few numbers and for two devices; a
-        transport that has an all-reduce of its own, of 2 (n − 1) / n times the bytes, overrides it.
+        All devices call it with the same shape and dtype, and in the same order relative to their messages, as if it
+        were a message from each device to each. They do not touch the tensor until they have waited.
+        This implementation sends the tensor from each device to each. That is efficient for small tensors and for two
+        devices; a transport with a real all-reduce, which moves 2 (n − 1) / n times the bytes, overrides it.
 
         Raises:
             WorkerError: a device is known to have stopped.
@@ -73,15 +73,15 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self, failure: BaseException | None = None) -> None:
-        """Stop using the transport; again does no harm.
+        """Stop using the transport; further calls have no effect.
 
-        With a failure, everybody who waits for this device raises it, if they share a process; a process that stops is
-        missed by itself.
+        With a failure, waits for this device raise it in the other threads of this process. Other processes detect that
+        this one has ended.
         """
 
 
 class _Summing:
-    """The sum of a tensor that every device sends to every other; each adds up in the order of their numbers."""
+    """The sum of a tensor that every device sends to every other; each adds the parts in the order of the devices."""
 
     def __init__(self, end: Backend, tensor: Tensor) -> None:
         self._tensor, self._own = tensor, end.device

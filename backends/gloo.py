@@ -1,8 +1,8 @@
 """The gloo backend: processes, tensors on the CPU, one message after another over the process group's sockets.
 
-Two ranks share one connection a process group, and whoever sends on it keeps others from receiving meanwhile. So there
-are two groups, one for messages to higher ranks and one for those to lower ranks: an action of stages of nothing takes
-125 to 165 µs instead of 190 (two ranks, 32 bytes, torch 2.13, loopback, two cores).
+Two ranks have one connection per process group, and a send on it blocks receives. So there are two groups, one for
+messages to higher ranks and one for messages to lower ranks: an action of empty stages takes 125 to 165 µs instead of
+190 (two ranks, 32 bytes, torch 2.13, loopback, two cores).
 """
 
 import re
@@ -22,14 +22,14 @@ from .kind import BackendKind
 LATE_BELOW_BYTES = 1 << 16
 """Receives of messages below this size are posted late: one at a time, when the one before it has arrived.
 
-All of them posted early, small messages keep gloo's thread from where the computing one runs: 155 µs an action against
-78 µs with 32 bytes, two ranks and 30 µs of compute on two cores. At 512 KiB it is the other way round, 123 µs against
-247 µs (torch 2.13, loopback).
+If small receives are posted early, gloo's thread competes with the compute thread for its core: 155 µs per action
+instead of 78 µs with 32 bytes, two ranks and 30 µs of compute on two cores. At 512 KiB posting early is faster: 123 µs
+instead of 247 µs (torch 2.13, loopback).
 """
 
 
 class _Sent:
-    """A message on its way. gloo's handles can only be waited for: nothing else tells that they are done."""
+    """A message in flight. gloo's handles can only be waited for; they have no test for completion."""
 
     __slots__ = ("_rank", "_works")
 
@@ -43,11 +43,11 @@ class _Sent:
                 work.wait()
         except RuntimeError as error:
             raise WorkerError(f"rank {self._rank} stopped answering: {lost(error)}") from error
-        self._works = []  # they keep the tensors, and a trace keeps the handle
+        self._works = []  # they reference the tensors, and a trace keeps the handle
 
 
 class _Receive:
-    """A receive that is posted at once or later, and never before those in front of it."""
+    """A receive that is posted immediately or later, and never before the earlier ones in its queue."""
 
     __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_targets", "_works")
 
@@ -63,7 +63,7 @@ class _Receive:
         queue.append(self)
 
     def post(self) -> None:
-        """Post this receive and all in front of it."""
+        """Post all earlier receives in the queue, then this one."""
         while True:
             first = self._queue.popleft()
             first._works = [first._group.recv([buffer], first._peer, 0) for buffer in first._buffers]
@@ -79,7 +79,7 @@ class _Receive:
             if self._targets is not self._buffers:
                 for buffer, target in zip(self._buffers, self._targets, strict=True):
                     target.copy_(buffer)
-            self._works, self._buffers, self._targets = [], [], []  # as of a message on its way
+            self._works, self._buffers, self._targets = [], [], []  # for the same reason as in _Sent
             if self._queue:
                 self._queue[0].post()
         except RuntimeError as error:
@@ -87,7 +87,7 @@ class _Receive:
 
 
 class _Sum:
-    """A sum under way: gloo's ring, in which each part is added up by one rank and handed to the others."""
+    """A sum in flight: gloo's ring all-reduce, in which one rank sums each part and the others receive it."""
 
     __slots__ = ("_end", "_work", "ended_ns")
 
@@ -97,8 +97,8 @@ class _Sum:
         self.ended_ns: int | None = None
 
     def watch(self) -> None:
-        """Have ``ended_ns`` tell when the sum was over, by ``time.perf_counter_ns``: gloo's thread notes it, and by the
-        time that `wait` returns it has."""
+        """Record the end of the sum in ``ended_ns``, by ``time.perf_counter_ns``. gloo's thread sets it before `wait`
+        returns."""
         self._work.get_future().add_done_callback(self._note)
 
     def _note(self, _: Any) -> None:
@@ -114,7 +114,7 @@ class _Sum:
 class GlooBackend(Backend):
     """One rank's end of a gloo process group whose ranks are the devices.
 
-    Made on all of its ranks at the same time: they agree on a second group. Errors have the ranks' numbers in the job.
+    Creating it is collective: all ranks create a second group. Errors have the ranks' numbers in the job.
 
     Args:
         group: the group; the default one if None.
@@ -158,22 +158,22 @@ class GlooBackend(Backend):
             raise self.missed_in_sum(error) from error
 
     def missed_in_sum(self, error: RuntimeError) -> WorkerError:
-        """A sum failed: gloo does not tell by whom."""
+        """The error for a sum that failed; gloo does not report which rank caused it."""
         others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
         if len(others) == 1:
             return WorkerError(f"rank {others[0]} stopped answering: {lost(error)}")
         return WorkerError(f"one of ranks {', '.join(map(str, others))} stopped answering: {lost(error)}", others)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Let go of the second group; the first belongs to whoever made it. Closed already, nothing is left to do."""
+        """Release the second group; the first one belongs to the caller. Further calls have no effect."""
         if failure is None:
             self._down = None
 
 
 def lost(error: BaseException) -> str:
-    """What a failure of gloo says of the other end, in plain words; other failures as they are, in a line.
+    """The reason of a gloo failure in plain words; other failures unchanged, on one line.
 
-    gloo's own text begins with a place in its sources and ends with an address:
+    gloo's text begins with a position in its source code and ends with an address:
     ``[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:28137``.
     """
     text = message_of(error)
@@ -190,9 +190,10 @@ _CLOSED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 
 def _further_group(ranks: Sequence[int], place: int) -> Any:
-    """Another gloo group of some ranks of the job, which all of them make at once; other ranks may be making their own.
+    """Create another gloo group of some ranks of the job; collective over these ranks alone.
 
-    torch would name it after its ranks: one that comes when such a one has gone would find that one's addresses.
+    The name has a counter. torch would name the group after its ranks, and a second one would read the first one's
+    addresses from the store.
     """
     c10d = dist.distributed_c10d
     store = c10d._get_default_store()
@@ -203,15 +204,15 @@ def _further_group(ranks: Sequence[int], place: int) -> Any:
 
 
 def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The buffers, or others for them on the host."""
+    """The buffers, or host buffers in their place if any is on a GPU."""
     if not any(buffer.is_cuda for buffer in buffers):
         return buffers
     return [torch.empty(buffer.shape, dtype=buffer.dtype) for buffer in buffers]
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor as gloo takes it: its values one after another in the host's memory. The work keeps a copy that is
-    made; for one of a GPU's tensor the host waits."""
+    """The tensor as gloo requires it: contiguous in host memory. gloo's work keeps the copy if one is needed; the host
+    waits for a copy from a GPU."""
     if tensor.is_cuda:
         tensor = tensor.cpu()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
@@ -220,7 +221,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def missing() -> str | None:
-    """Why there is no gloo here."""
+    """The reason why gloo is not available; None if it is."""
     if not dist.is_available():
         return "this build of PyTorch has no torch.distributed"
     return None if dist.is_gloo_available() else "this build of PyTorch has no gloo"

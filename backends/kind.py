@@ -1,4 +1,4 @@
-"""Backends as users ask for them: a name, where the transport works, and how its ends are made."""
+"""The description of a backend: its name, where it works, and how to create its ends."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,28 +11,28 @@ from .contract import Backend
 
 
 def nothing_missing() -> str | None:
-    """For transports that work everywhere, without limits."""
+    """None: for transports that work everywhere, without limits."""
     return None
 
 
 @frozen
 class BackendKind:
-    """A transport that users ask for by name. Packages add one through the entry-point group ``panpipe.backends``.
+    """A transport that users select by name. Packages add one through the entry-point group ``panpipe.backends``.
 
-    A kind travels to other processes: its functions are defined at the top of a module.
+    A kind is pickled for other processes, so its functions must be defined at the top level of a module.
 
     Args:
         name: for ``backend=``.
-        summary: one line about it.
-        threads: makes the ends of a pipeline whose devices are threads of this process, from their number.
-        ranks: makes this rank's end of a pipeline of ranks; called on all of them at once with their process group,
-            which is there for agreeing on how to connect. A kind has one of the two, or both.
-        dtypes: what it moves; None for all. float32 and float64 are always among them.
-        device_types: where the tensors may be.
-        misses_the_dead: whether those who wait for a rank whose process died raise WorkerError; where they would wait
-            on, a pipeline's ranks still miss it, by connections beside the transport.
-        missing: why it cannot be used on this machine; None where it can.
-        limits: what users should know of it on this machine, where it can be used; None for nothing.
+        summary: one line for lists.
+        threads: from a number of devices, creates the ends of a pipeline whose devices are threads of this process.
+        ranks: creates this rank's end of a pipeline of ranks; called on all of them with their process group, which
+            serves to exchange addresses. A kind has one of the two, or both.
+        dtypes: that it can send; None for all. float32 and float64 are required.
+        device_types: types of device on which tensors may be.
+        detects_dead_peers: whether a wait for a rank whose process died raises WorkerError. If it would wait forever, a
+            pipeline detects the death through separate connections between its ranks.
+        missing: the reason why it cannot be used on this machine; None if it can.
+        limits: its limits on this machine, for users; None for none.
     """
 
     name: str
@@ -41,7 +41,7 @@ class BackendKind:
     ranks: Callable[[Any], Backend] | None = field(default=None, kw_only=True)
     dtypes: frozenset[torch.dtype] | None = field(default=None, kw_only=True)
     device_types: frozenset[str] = field(default=frozenset({"cpu"}), kw_only=True)
-    misses_the_dead: bool = field(default=True, kw_only=True)
+    detects_dead_peers: bool = field(default=True, kw_only=True)
     missing: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
     limits: Callable[[], str | None] = field(default=nothing_missing, kw_only=True)
 
@@ -51,19 +51,19 @@ class BackendKind:
         lacking = {torch.float32, torch.float64}.difference(self.dtypes or {torch.float32, torch.float64})
         if lacking:
             names = " and ".join(sorted(dtype_name(dtype) for dtype in lacking))
-            raise RequestError(f"backend '{self.name}' does not move {names}: losses and times travel so; add it")
+            raise RequestError(f"backend '{self.name}' does not send {names}: losses and times need it; add it")
 
     @property
     def unavailable(self) -> str | None:
-        """Why it cannot be used here; None where it can."""
+        """The reason why it cannot be used here; None if it can."""
         try:
             return self.missing()
         except Exception as error:
-            return f"asking whether it works here failed with {error!r}"
+            return f"its function `missing` failed with {error!r}"
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """What the devices of its pipelines may be: ``threads``, ``ranks``."""
+        """The kinds of pipelines that it connects: ``threads``, ``ranks``."""
         return ("threads",) * (self.threads is not None) + ("ranks",) * (self.ranks is not None)
 
 

@@ -1,14 +1,14 @@
-"""The backend of one process: a thread for each device, and a copy where a message meets its receive.
+"""The backend of one process: a thread for each device; a message is one copy into the receiver's buffers.
 
     sender's thread                          receiver's thread
-    1 send: leaves (tensors, ready) ──┐  ┌── 2 receive: leaves (buffers, free)
+    1 send: queues (tensors, ready) ──┐  ┌── 2 receive: queues (buffers, free)
                                       ▼  ▼
-                       3 whoever comes second copies, after ready and free
+                       3 the later thread copies, after ready and free
                                       │
     4 both handles see `done` ◄───────┴────► 4
 
-On CUDA ready, free and done are events: the copy is issued on streams of its own, and no host waits for a device. Peers
-have a stream on either GPU, because PyTorch orders a copy between GPUs behind the current streams of both.
+On CUDA ready, free and done are events: the copy is issued on a separate stream, and no host waits for a device. A pair
+has a stream on each of its GPUs, because PyTorch orders a copy between GPUs after the current streams of both.
 """
 
 import threading
@@ -27,13 +27,13 @@ from .streams import streams_of
 
 @define(eq=False)
 class _Transfer:
-    """One end of a message, and what both ends learn of its end.
+    """One end of a message, and its completion.
 
     Args:
-        tensors: what is sent, or where it goes.
-        ready: the event behind which they may be read or written; None where there are no streams.
-        done: set when the copy was made, or issued.
-        span: the events around the copy.
+        tensors: the tensors to send, or the buffers to receive into.
+        ready: the event after which they may be read or written; None for devices without streams.
+        done: set when the copy has run, or was issued.
+        span: the events before and after the copy.
     """
 
     tensors: Sequence[Tensor]
@@ -52,7 +52,7 @@ class _Channel:
 
 
 class Exchange:
-    """What the devices of one process share.
+    """The channels between the devices of one process, and their common failure.
 
     Args:
         devices: how many there are.
@@ -68,7 +68,7 @@ class Exchange:
         return self._channels[sender, receiver]
 
     def fail(self, device: int, failure: BaseException) -> None:
-        """Wake everybody who waits: device ``device`` stopped."""
+        """Record that device ``device`` stopped, and wake all waiting threads."""
         if self.failure is None:
             self.failure = device, failure
         for channel in self._channels.values():
@@ -100,11 +100,11 @@ class _MemcpyHandle:
             streams = streams_of(device)
             assert streams is not None
             streams.wait(streams.current(device), transfer.span[1])
-        transfer.tensors = ()  # a trace keeps the handle for its span
+        transfer.tensors = ()  # frees them: a trace keeps the handle for its span
 
     @property
     def span(self) -> tuple[Any, Any] | None:
-        """Timed events around the copy, on the sender's device; None where there are none."""
+        """Timed events before and after the copy, on the sender's device; None for devices without streams."""
         return self._transfer.span
 
 
@@ -134,7 +134,7 @@ class MemcpyBackend(Backend):
         mine, theirs = (channel.sends, channel.receives) if sending else (channel.receives, channel.sends)
         transfer = _Transfer(tensors, _ready(tensors))
         with channel.lock:
-            self.exchange.check()  # in here: a device that stops wakes what stands in the channel, under its lock
+            self.exchange.check()  # under the lock: `fail` wakes the transfers that are in the channel under it
             other = theirs.popleft() if theirs else None
             if other is None:
                 mine.append(transfer)
@@ -160,7 +160,7 @@ KIND = BackendKind(
 
 
 def _ready(tensors: Sequence[Tensor]) -> Any:
-    """An event behind everything issued so far that the tensors depend on; None where that has happened."""
+    """An event after everything issued so far that the tensors depend on; None if it has already run."""
     if not tensors:
         return None
     streams = streams_of(tensors[0].device)

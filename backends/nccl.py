@@ -1,4 +1,4 @@
-"""The nccl backend: ranks, a GPU each, messages that go from GPU to GPU.
+"""The nccl backend: one GPU per rank, messages directly between GPUs.
 
     send on rank a                              receive on rank b
     1 event on the compute stream               1 event on the compute stream
@@ -6,18 +6,18 @@
     3 NCCL sends, in the communicator a→b ════▶ 3 NCCL receives, in the communicator a→b
     4 event on the pair's stream ─▶ `wait`      4 event on the pair's stream ─▶ `wait`
 
-NCCL runs the operations of a communicator one after another, in the order in which each rank issued them, and one that
-has begun waits on the GPU for its counterpart. So every *ordered* pair of ranks has a communicator of its own, in which
-the one only sends and the other only receives: its order is the order of messages, which lowering gives both ends alike
-and the validator proves (`match_messages`). With one communicator for both directions 1F1B would lock up: there, the
-ends of a pair issue sends and receives in different orders. Different communicators run beside each other; what one of
-them waits for is issued whatever another one does, because no host waits for a device.
+NCCL runs the operations of a communicator one after another, in the order in which each rank issued them, and a started
+operation waits on the GPU for its counterpart. So every *ordered* pair of ranks has its own communicator, in which one
+rank only sends and the other only receives. Its order is the order of messages; lowering gives both ends the same one,
+and the validator proves it (`match_messages`). With one communicator for both directions 1F1B would deadlock, because
+the two ranks of a pair issue sends and receives in different orders. Different communicators run concurrently, and no
+host waits for a device, so the counterpart of every operation is issued independently of other communicators.
 
-All communicators are made, and used once, in one order on all ranks: NCCL makes one on its first use, and then the host
-does wait for the other rank. Their streams are none that anything else uses: PyTorch has 32 of each priority, hands
-them out in turns, and two communicators on one stream would be one again.
+All ranks create all communicators, and use each once, in one order: NCCL connects a communicator on its first use, and
+the host waits for the other rank then. Each communicator has a stream that nothing else uses: PyTorch has 32 streams of
+each priority and assigns them in turns, and two communicators on one stream would again have one common order.
 
-Not run on a GPU yet; tests prove on lowered plans that this assignment of communicators cannot lock up.
+Not run on a GPU yet; tests prove on lowered plans that this assignment of communicators cannot deadlock.
 """
 
 import itertools
@@ -37,30 +37,30 @@ from .kind import BackendKind
 from .streams import Streams, streams_of
 
 CONNECTIONS_VARIABLE, CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-"""Hardware queues of a process: with fewer than it has streams, a message that waits could hold up another stream that
-shares its queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most)."""
+"""Hardware queues of a process: if it has more streams, a message that waits could block another stream in the same
+queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most)."""
 
 
 MOST_COMMUNICATORS = 32
-"""Of a process: PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``)."""
+"""Per process: the number of PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``)."""
 _FIRST_SUMS = (1, 1 << 14, 1 << 20, 1 << 23)
-"""Elements of the sums that are tried first: NCCL connects what an algorithm needs when a size first asks for it."""
+"""Elements of the warm-up all-reduces: NCCL connects an algorithm's channels when a size first uses it."""
 
 
 def communicators(ranks: int) -> list[tuple[int, int]]:
-    """The ordered pairs that have a communicator, in the order in which all ranks make them."""
+    """The ordered pairs that have a communicator, in the order in which all ranks create them."""
     return list(itertools.permutations(range(ranks), 2))
 
 
 @define(eq=False)
 class _Transfer:
-    """A message under way.
+    """A message in flight.
 
     Args:
         streams: of the GPU.
         device: the GPU.
-        span: the timed events around it, on the pair's stream.
-        tensors: what it moves, until it was waited for: contiguous, seen as bytes.
+        span: the timed events before and after it, on the pair's stream.
+        tensors: its tensors as contiguous bytes; empty after the wait.
     """
 
     streams: Streams
@@ -75,10 +75,10 @@ class _Transfer:
 
 
 class NcclBackend(Backend):
-    """One rank's end of a process group whose ranks are the devices, each on the GPU that is current in its process.
+    """One rank's end of a process group whose ranks are the devices, each with its process's current GPU.
 
     Args:
-        group: the group, of any backend; it serves to agree on the communicators. The default one if None.
+        group: the group, of any backend; its ranks get the communicators. The default group if None.
     """
 
     name: ClassVar[str] = "nccl"
@@ -96,7 +96,7 @@ class NcclBackend(Backend):
         self._streams = streams
         self._pairs: dict[tuple[int, int], Any] = {}
         self._all: Any = None
-        # All ranks of the job make all groups, those of other pipelines too: torch names groups by counting.
+        # All ranks of the job create all groups, also those of other pipelines: torch names groups by a counter.
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, (self._ranks, _identity(self._gpu)))
         refuse_shared([gpu for _, gpu in found])
@@ -110,12 +110,12 @@ class NcclBackend(Backend):
         if NcclBackend._open + wanted > MOST_COMMUNICATORS:
             raise RequestError(
                 f"{self.devices} ranks take {wanted} NCCL communicators each, {NcclBackend._open} are open and "
-                f"PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may wait for each other for ever; "
+                f"PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may deadlock; "
                 "use fewer ranks, close pipelines that are done, or use backend='gloo'"
             )
 
     def _connect(self, ranks: tuple[int, ...]) -> None:
-        """Make the communicators of a group, which may be another one than this rank's."""
+        """Create the communicators of a group, which this rank may not be in."""
         mine = list(ranks) == list(self._ranks)
         for pair in communicators(len(ranks)):
             made = _group([ranks[place] for place in pair])
@@ -133,7 +133,7 @@ class NcclBackend(Backend):
             NcclBackend._open += len(self._pairs) + (self._all is not None)
 
     def _first_use(self, pair: tuple[int, int]) -> None:
-        """Make NCCL connect the two: on its own the host would wait for that in the middle of a step."""
+        """Connect the two ranks now; otherwise the host would wait for it in the middle of the first step."""
         peer = pair[1] if self.device == pair[0] else pair[0]
         probe = torch.zeros(1, device=self._gpu)
         (self.send if self.device == pair[0] else self.receive)([probe], peer).wait()
@@ -156,7 +156,7 @@ class NcclBackend(Backend):
                 start = streams.record(stream, timed=True)
                 if moved:
                     for work in dist.batch_isend_irecv([dist.P2POp(move, tensor, rank, group) for tensor in moved]):
-                        work.wait()  # has this stream wait for NCCL's; the host goes on
+                        work.wait()  # makes this stream wait for NCCL's; the host does not wait
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
             raise WorkerError(f"rank {rank} stopped answering: {error}") from error
@@ -187,28 +187,28 @@ class NcclBackend(Backend):
 
 
 def stream_name(ranks: Sequence[int], pair: tuple[int, int] | None = None) -> tuple[Any, ...]:
-    """The name of the stream of a pair, or of all: another one for every communicator, those of replicas too.
+    """The name of the stream of a pair, or of all ranks; different for every communicator, also between replicas.
 
     Args:
         ranks: of the group, in the job.
-        pair: places in it: sender, receiver.
+        pair: indices in ``ranks``: sender, receiver.
     """
     return ("nccl", "all", *ranks) if pair is None else ("nccl", "pair", *(ranks[place] for place in pair))
 
 
 def _group(ranks: list[int]) -> Any:
-    """A group with a communicator of its own, on a stream that goes before compute."""
+    """A group with its own communicator, on a stream with higher priority than compute."""
     return dist.new_group(ranks, backend="nccl", pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
 
 
 def _identity(gpu: torch.device) -> str:
-    """What a GPU is called on every rank alike, whichever of them each can see."""
+    """A name for a GPU that is the same on every rank, independent of CUDA_VISIBLE_DEVICES."""
     known = torch.cuda.get_device_properties(gpu)
     return f"GPU {getattr(known, 'uuid', gpu)} of {socket.gethostname()}"
 
 
 def refuse_shared(gpus: Sequence[str]) -> None:
-    """Refuse ranks that share a GPU, on all of them at once: NCCL would, in the middle of connecting.
+    """Refuse ranks that share a GPU, on all ranks together; NCCL would fail while it connects.
 
     Args:
         gpus: of each rank.
@@ -219,19 +219,19 @@ def refuse_shared(gpus: Sequence[str]) -> None:
     for rank, gpu in enumerate(gpus):
         if gpu in gpus[:rank]:
             raise RequestError(
-                f"ranks {gpus.index(gpu)} and {rank} are both on {gpu}: NCCL connects ranks with a GPU each; start as "
-                "many ranks as there are GPUs, or use backend='gloo'"
+                f"ranks {gpus.index(gpu)} and {rank} are both on {gpu}: NCCL needs one GPU per rank; start as many "
+                "ranks as there are GPUs, or use backend='gloo'"
             )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's bytes, in its own memory where it is contiguous: NCCL has no name for every dtype."""
+    """A tensor's bytes, a view if it is contiguous: NCCL does not support every dtype."""
     plain = tensor.resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
 
 def missing() -> str | None:
-    """Why there is no NCCL here."""
+    """The reason why NCCL is not available; None if it is."""
     if not dist.is_available():
         return "this build of PyTorch has no torch.distributed"
     if not dist.is_nccl_available():
@@ -244,17 +244,17 @@ def missing() -> str | None:
 
 
 def limits() -> str | None:
-    """What it can connect on this machine."""
+    """The limits of NCCL on this machine; None for none."""
     gpus = torch.cuda.device_count()
     if gpus > 1:
         return None
     return (
-        "it connects ranks with a GPU each and there is 1 GPU here: one rank, or several on as many machines; stages "
-        "share the GPU over memcpy, as in devices='cuda:0,cuda:0' with share_devices=True"
+        "it needs one GPU per rank and there is 1 GPU here: use one rank per machine, or let stages share the GPU over "
+        "memcpy, as in devices='cuda:0,cuda:0' with share_devices=True"
     )
 
 
 KIND = BackendKind(
-    "nccl", "NCCL between ranks with a GPU each, a communicator for each pair and direction; has not run on a GPU yet",
-    ranks=NcclBackend, device_types=frozenset({"cuda"}), misses_the_dead=False, missing=missing, limits=limits,
+    "nccl", "NCCL between ranks with one GPU each, a communicator for each ordered pair; has not run on a GPU yet",
+    ranks=NcclBackend, device_types=frozenset({"cuda"}), detects_dead_peers=False, missing=missing, limits=limits,
 )  # fmt: skip

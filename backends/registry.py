@@ -1,4 +1,4 @@
-"""Backends by name: those of panpipe, and those that other packages add.
+"""Backends by name: panpipe's own, and those that other packages add.
 
 A package adds one through the entry-point group ``panpipe.backends``: the entry point names a ``BackendKind``.
 """
@@ -19,11 +19,11 @@ BUILT_IN = (memcpy.KIND, gloo.KIND, nccl.KIND)
 
 @frozen
 class Plugins:
-    """What other packages add.
+    """The backends of other packages.
 
     Args:
         kinds: by name.
-        left_out: those that cannot be loaded, are no ``BackendKind``, or take a name that is taken.
+        left_out: plug-ins that cannot be loaded, are no ``BackendKind``, or have a name that is taken.
     """
 
     kinds: dict[str, BackendKind]
@@ -32,7 +32,7 @@ class Plugins:
 
 @cache
 def plugins() -> Plugins:
-    """The plug-ins; one that cannot be used hides no other."""
+    """The plug-ins; one that cannot be used does not affect the others."""
     kinds, taken = dict[str, BackendKind](), {kind.name for kind in BUILT_IN}
 
     def add(kind: object) -> None:
@@ -60,7 +60,7 @@ def find_backend(wanted: str | BackendKind) -> BackendKind:
     """The kind of that name, or the kind itself, if it can be used here.
 
     Raises:
-        RequestError: there is none, with a list of those known; or it cannot be used here.
+        RequestError: there is none, and the message lists the known ones; or it cannot be used here.
 
     Warns:
         UserWarning: once, for each plug-in that is left out.

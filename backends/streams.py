@@ -1,13 +1,12 @@
-"""Streams and events: what orders work on a device whose host runs ahead of it.
+"""Streams and events: they order operations on a device whose host runs ahead of it.
 
-The executor and the transports are written against `Streams`, never against ``torch.cuda``: a test puts an
-implementation there that records who waits for what and proves that every read is ordered behind its write. The one
-for CUDA below only passes on.
+The executor and the transports use `Streams`, never ``torch.cuda`` directly: a test replaces it by an implementation
+that records all waits and proves that every read is ordered after its write. `CudaStreams` below only forwards calls.
 
-Memory: a tensor's memory belongs to the stream on which it was made, and is handed out again there as soon as the host
-lets go of it. Panpipe keeps every tensor that another stream reads or writes until its own stream is ordered behind
-that, and so needs no ``record_stream``: with that, when memory comes back would depend on when the host happens to ask,
-and the peak of a step would be another one each time.
+Memory: a tensor's memory belongs to the stream on which it was allocated, and can be reused there as soon as the host
+frees the tensor. Panpipe keeps every tensor that another stream reads or writes until its own stream is ordered after
+that. It therefore needs no ``record_stream``, with which the time of reuse would depend on the host's timing, and the
+peak of a step would vary.
 """
 
 from abc import ABC, abstractmethod
@@ -26,12 +25,12 @@ class Streams(ABC):
         self._named: dict[tuple[Hashable, torch.device], Any] = {}
 
     def named(self, name: Hashable, device: torch.device, *, urgent: bool = False) -> Any:
-        """The stream of this name on a device, made when it is first asked for: streams are few, and stay.
+        """The stream of this name on a device, created on first use and then kept: streams are few.
 
         Args:
-            name: what it is for.
-            device: where it is.
-            urgent: whether what it does goes before what others do.
+            name: its purpose.
+            device: its device.
+            urgent: whether it has a higher priority than other streams.
         """
         key = name, device
         found = self._named.get(key)
@@ -39,28 +38,28 @@ class Streams(ABC):
 
     @abstractmethod
     def new(self, device: torch.device, urgent: bool) -> Any:
-        """A new stream on a device; arguments as of `named`."""
+        """A new stream on a device; arguments as in `named`."""
 
     @abstractmethod
     def current(self, device: torch.device) -> Any:
-        """The stream that this thread's work on a device goes to."""
+        """This thread's current stream on a device."""
 
     @abstractmethod
     def using(self, *streams: Any) -> AbstractContextManager[None]:
-        """A context in which this thread's work goes to these streams, one for each of their devices."""
+        """A context in which these are this thread's current streams, one for each of their devices."""
 
     @abstractmethod
     def record(self, stream: Any, *, timed: bool = False) -> Any:
-        """An event behind everything that was issued to a stream so far.
+        """An event after everything that was issued to a stream so far.
 
         Args:
             stream: the stream.
-            timed: whether `elapsed_s` will be asked about it.
+            timed: whether `elapsed_s` can be used with it.
         """
 
     @abstractmethod
     def wait(self, stream: Any, event: Any) -> None:
-        """Have what is issued to a stream from now on come behind an event. The host does not wait."""
+        """Make everything issued to a stream from now on run after an event. The host does not wait."""
 
     @abstractmethod
     def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -68,7 +67,7 @@ class Streams(ABC):
 
     @abstractmethod
     def download(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host, once everything issued to the current stream has run: the host waits."""
+        """The tensor on the host; the host waits until everything issued to the current stream has run."""
 
     @abstractmethod
     def finish(self, stream: Any) -> None:
@@ -84,10 +83,10 @@ class Streams(ABC):
 
 
 class CudaStreams(Streams):
-    """CUDA's, by ``torch.cuda``."""
+    """Streams and events of CUDA, through ``torch.cuda``."""
 
     def new(self, device: torch.device, urgent: bool) -> Any:
-        # Of each priority PyTorch has 32 streams a device, and hands them out in turns: urgent ones are a set apart.
+        # PyTorch has 32 streams per device and priority, and assigns them in turns: urgent ones are a separate set.
         return torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
     def current(self, device: torch.device) -> Any:
@@ -109,7 +108,7 @@ class CudaStreams(Streams):
         stream.wait_event(event)
 
     def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
-        # From pageable memory the host would wait. The allocator of pinned memory keeps it until the copy has run.
+        # The host would wait for a copy from pageable memory. The allocator keeps pinned memory until the copy has run.
         if tensor.device.type == "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True)
@@ -135,18 +134,18 @@ _KINDS: dict[str, Streams] = {"cuda": CudaStreams()}
 
 
 def streams_of(device: torch.device) -> Streams | None:
-    """The streams of a device; None where what was called has happened."""
+    """The streams of a device; None for a device that runs operations synchronously."""
     return _KINDS.get(device.type)
 
 
 class InheritedStreams:
-    """The streams that the work of the calling thread goes to, for threads that go on with it.
+    """The calling thread's current streams, for threads that continue its operations.
 
-    A thread begins on device 0 and on the default stream of every device, and what it asks of a device there would come
-    behind nothing that its caller has under way on another stream.
+    A new thread has device 0 and the default stream of every device. Its operations would not be ordered after those
+    that its caller issued to other streams.
 
     Args:
-        devices: those that the threads work on, or copy from.
+        devices: those that the threads use, or copy from.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -158,7 +157,7 @@ class InheritedStreams:
 
     @contextmanager
     def active(self, here: torch.device | None) -> Iterator[None]:
-        """A context in which a thread's work goes to them, with ``here`` as the device that it is on, if any."""
+        """A context in which they are the thread's current streams, with ``here`` as its current device, if any."""
         streams = None if here is None else streams_of(here)
         if streams is None or here not in self._current:
             yield

@@ -1,8 +1,8 @@
-"""A backend of your own: it moves tensors between threads by futures. Checked, then trained with.
+"""A custom backend that sends tensors between threads through futures; checked, then used for training.
 
     python examples/own_backend.py
 
-An entry point ``futures = "my_package:KIND"`` in the group ``panpipe.backends`` of a package makes it known by name.
+An entry point ``futures = "my_package:KIND"`` in a package's group ``panpipe.backends`` registers it by name.
 """
 
 import threading
@@ -17,7 +17,7 @@ from panpipe.backends.kind import BackendKind
 
 
 class Mailboxes:
-    """What the devices of a pipeline share: message n from one to another is future (sender, receiver, n)."""
+    """The messages of all devices: number n from one device to another is the future (sender, receiver, n)."""
 
     def __init__(self):
         self.lock, self.futures, self.failure = threading.Lock(), defaultdict(Future), None
@@ -37,7 +37,7 @@ class Mailboxes:
 
 
 class Sent:
-    """The handle of a send: the message was copied, so nothing is to be waited for but bad news."""
+    """The handle of a send: the message is already copied, so `wait` only raises failures."""
 
     def __init__(self, mailboxes):
         self.mailboxes = mailboxes
@@ -48,7 +48,7 @@ class Sent:
 
 
 class Receiving:
-    """The handle of a receive: the future of a message, and where to put the message."""
+    """The handle of a receive: the future of a message, and the buffers for it."""
 
     def __init__(self, future, buffers):
         self.future, self.buffers = future, buffers
@@ -59,7 +59,7 @@ class Receiving:
 
 
 class FutureBackend(Backend):
-    """One device's end. Messages are numbered, so that handles may be waited for in any order."""
+    """One device's end. Messages have numbers, so that handles may be waited for in any order."""
 
     name = "futures"
 

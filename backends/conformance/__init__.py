@@ -1,4 +1,4 @@
-"""Whether a backend keeps the contract: what panpipe's tests run for every backend, and authors for theirs.
+"""Checks whether a backend keeps the contract: for panpipe's own backends and for those of other packages.
 
     def test_it_keeps_the_contract():
         conformance.check(my_package.BACKEND)

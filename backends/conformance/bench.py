@@ -1,4 +1,4 @@
-"""What a rule runs on: one device, its end of the transport, and what is tried there."""
+"""The environment of a rule: one device, its end of the transport, and the dtypes to try."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,9 +16,9 @@ class Bench:
 
     Args:
         end: its end of the transport.
-        dtypes: what the backend moves of those that are tried.
-        where: its tensors are there.
-        alone: whether this device is a process of its own.
+        dtypes: those of the tried dtypes that the backend can send.
+        where: the device of its tensors.
+        alone: whether this device has a separate process.
     """
 
     end: Backend
@@ -32,23 +32,23 @@ class Bench:
         return [device for device in range(self.end.devices) if device != self.end.device]
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> tuple[Handle, Sequence[Tensor]]:
-        """A send under way, with what must live until it is over."""
+        """A send in flight, with the tensors that must live until it has ended."""
         here = [tensor.to(self.where) for tensor in tensors]
         return self.end.send(here, peer), here
 
     def receive(self, like: Sequence[Tensor], peer: int) -> tuple[Handle, list[Tensor]]:
-        """A receive under way, with its buffers: as large as ``like``, and filled with something else."""
+        """A receive in flight, with its buffers: of the shapes of ``like``, filled with ones."""
         buffers = [torch.empty(one.shape, dtype=one.dtype, device=self.where) for one in like]
         for buffer in buffers:
             buffer.fill_(1)
         return self.end.receive(buffers, peer), buffers
 
     def exchange(self, messages: Callable[[int, int], list[list[Tensor]]], what: Callable[[int, int], str]) -> None:
-        """Send all messages of every pair and direction at once, receive them, and expect them unchanged.
+        """Send all messages of every ordered pair at the same time, receive them, and expect them unchanged.
 
         Args:
-            messages: (sender, receiver) → what the one sends the other, in order.
-            what: (sender, number of the message) → the subject of what is said of a changed one.
+            messages: (sender, receiver) → the messages from the one to the other, in order.
+            what: (sender, number of the message) → its name in an error about a changed message.
         """
         me = self.end.device
         flying = [self.send(message, peer) for peer in self.others for message in messages(me, peer)]

@@ -1,4 +1,4 @@
-"""A process in which rules run: with one device, or with all of them as threads."""
+"""A process that runs the rules: with one device, or with all of them as threads."""
 
 import multiprocessing
 import os
@@ -22,15 +22,15 @@ HOST = "127.0.0.1"
 
 @frozen
 class Job:
-    """What the processes do.
+    """The job of the processes.
 
     Args:
         kind: the backend.
-        ranks: whether each device is a process of its own.
+        ranks: whether each device has a separate process.
         devices: how many.
-        where: the type of device that tensors are on.
-        first: number of the rule to begin with.
-        port: of the store on this machine at which processes meet.
+        where: the type of device of the tensors.
+        first: number of the first rule to run.
+        port: of the store on this machine through which the processes connect.
     """
 
     kind: BackendKind
@@ -44,12 +44,12 @@ class Job:
 def serve(job: Job, local: Sequence[int], line: Connection) -> None:
     """Run the rules on this process's devices, and send (device, number of the rule, problem) for each.
 
-    The number in front of the first says that the device is connected.
+    The number ``first - 1`` reports that the device is connected.
 
     Args:
-        job: what to do.
+        job: the job.
         local: this process's devices.
-        line: to the process that started this one.
+        line: the pipe to the process that started this one.
     """
     torch.set_num_threads(1)
     ends = _connect(job, local, line)
@@ -75,9 +75,9 @@ def serve(job: Job, local: Sequence[int], line: Connection) -> None:
         thread.join()
     parent = multiprocessing.parent_process()
     if broken.is_set() and parent is not None:
-        parent.join()  # it ends this process: to go first would look like another problem to the other devices
+        parent.join()  # it kills this process; an earlier exit would look like a second problem to the other devices
     line.close()
-    os._exit(0)  # whatever the backend left behind
+    os._exit(0)  # without waiting for threads that the backend left running
 
 
 def _problem(number: int, bench: Bench) -> str | None:
@@ -95,7 +95,7 @@ def _connect(job: Job, local: Sequence[int], line: Connection) -> Sequence[Backe
         if job.ranks:
             assert job.kind.ranks is not None
             if job.where == "cuda":
-                torch.cuda.set_device(_place(job, local[0]))  # where a rank's end of the transport is made
+                torch.cuda.set_device(_place(job, local[0]))  # a rank's end of the transport uses the current device
             store = TCPStore(HOST, job.port, is_master=False)
             dist.init_process_group("gloo", store=store, rank=local[0], world_size=job.devices)
             return [job.kind.ranks(dist.group.WORLD)]

@@ -1,4 +1,4 @@
-"""Runs the rules for a backend, in processes of their own: a rule that hangs or kills ends nobody else."""
+"""Runs the rules for a backend in separate processes, so that a rule that hangs or crashes does not stop the caller."""
 
 import multiprocessing
 import pickle
@@ -19,23 +19,23 @@ from .rules import RULES, Rule, rules_of
 DEVICES = 3
 LIMIT_S = 30.0
 _START_S = 120.0
-"""How long processes may take to start: importing torch takes long where much else runs."""
+"""Most seconds for processes to start: importing torch is slow on a busy machine."""
 _GATHER_S = 1.0
-"""How long to go on listening when one device saw a rule broken."""
+"""Seconds to wait for further reports after the first device reported a broken rule."""
 
 
 class ConformanceError(AssertionError):
-    """A backend breaks rules of the contract; the message has each with how it is broken."""
+    """A backend breaks rules of the contract; the message has each of them with the problem."""
 
 
 @frozen
 class Finding:
-    """What came of a rule.
+    """The result of one rule.
 
     Args:
         rule: the rule.
-        workers: what the devices were: ``threads`` or ``ranks``.
-        problem: how it is broken; None where it is kept.
+        workers: whether the devices were ``threads`` or ``ranks``.
+        problem: how the rule is broken; None if the backend keeps it.
     """
 
     rule: Rule
@@ -47,10 +47,10 @@ def check(kind: BackendKind, devices: int = DEVICES, *, where: str = "cpu", limi
     """Run every rule; one call is a whole test.
 
     Args:
-        kind: the backend; defined in a module, because other processes run it.
-        devices: how many; three or more show what two cannot.
-        where: the type of device that tensors are on.
-        limit_s: how long a rule may take.
+        kind: the backend; defined in a module, because other processes import it.
+        devices: how many; three or more find problems that two cannot show.
+        where: the type of device of the tensors.
+        limit_s: most seconds for a rule.
 
     Raises:
         ConformanceError: rules are broken.
@@ -68,32 +68,32 @@ def check(kind: BackendKind, devices: int = DEVICES, *, where: str = "cpu", limi
 def examine(
     kind: BackendKind, devices: int = DEVICES, *, where: str = "cpu", limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """Run every rule, whatever comes of the others; see `check`.
+    """Run every rule, also after a broken one; see `check`.
 
     Returns:
-        What came of each, for threads and for ranks if the backend connects both.
+        The result of each rule, for threads and for ranks if the backend connects both.
     """
     if devices < 2:
-        raise RequestError(f"{devices} devices: messages need two; three show more")
+        raise RequestError(f"{devices} devices: messages need at least two; give 3 to find more problems")
     if where not in kind.device_types:
         raise RequestError(
-            f"backend '{kind.name}' moves no tensors on {where}: try {', '.join(sorted(kind.device_types))}"
+            f"backend '{kind.name}' sends no tensors on {where}: try {', '.join(sorted(kind.device_types))}"
         )
     if where == "cuda" and not torch.cuda.is_available():
-        raise RequestError("tensors on cuda and PyTorch finds no GPU here: check on cpu, or where there is one")
+        raise RequestError("tensors on cuda need a GPU and PyTorch finds none: check on cpu, or on a GPU machine")
     if kind.unavailable is not None:
         raise RequestError(f"backend '{kind.name}' cannot be used here: {kind.unavailable}")
     try:
         pickle.dumps(kind)
     except Exception as error:
         raise RequestError(
-            f"backend '{kind.name}' cannot be given to another process ({error}): define its functions at the top of a "
-            "module"
+            f"backend '{kind.name}' cannot be pickled for another process ({error}): define its functions at the top "
+            "level of a module"
         ) from error
     findings: list[Finding] = []
     for workers in kind.runs:
         found: list[Finding] = []
-        while len(found) < len(rules_of(kind)):  # behind a broken rule nobody knows what is in flight: begin anew
+        while len(found) < len(rules_of(kind)):  # a broken rule may leave messages in flight: start new processes
             store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
             job = Job(kind, workers == "ranks", devices, where, len(found), store.port)
             problems = _Examination(job, limit_s).run()
@@ -105,11 +105,11 @@ def examine(
 
 @define
 class _Examination:
-    """Processes that run the rules from one on, until one is broken.
+    """Processes that run the rules from the job's first one, until one is broken.
 
     Args:
-        job: what they do.
-        limit_s: how long a rule may take.
+        job: their job.
+        limit_s: most seconds for a rule.
     """
 
     job: Job
@@ -119,7 +119,7 @@ class _Examination:
     reports: dict[int, dict[int, str | None]] = field(factory=dict)
 
     def run(self) -> list[str | None]:
-        """What came of the rules, in order; a problem is the last."""
+        """The problem or None of each rule, in order; it ends with the first problem."""
         found: list[str | None] = []
         self._start()
         try:
@@ -150,7 +150,7 @@ class _Examination:
             self.lines[mine] = local
 
     def _await_start(self) -> None:
-        """Return when every device is connected, or one of them says why it is not."""
+        """Return when every device is connected, or one of them has reported why it is not."""
         first, deadline = self.job.first, time.monotonic() + _START_S
         ready = self.reports.setdefault(first - 1, {})
         while len(ready) < self.job.devices and not any(self.reports.get(first, {}).values()):
@@ -158,22 +158,22 @@ class _Examination:
                 return
 
     def _outcome(self, rule: int, limit_s: float) -> str | None:
-        """What came of a rule: None once all devices have kept it."""
-        told = self.reports.setdefault(rule, {})
+        """The problem with a rule; None once all devices have kept it."""
+        reported = self.reports.setdefault(rule, {})
         expected = set(range(self.job.devices))
         if RULES[rule] is RULES[-1]:
             expected.discard(self.job.devices - 1)
         deadline = time.monotonic() + limit_s
-        while expected - told.keys() or any(told.values()):
-            broken = [f"device {device}: {problem}" for device, problem in sorted(told.items()) if problem]
+        while expected - reported.keys() or any(reported.values()):
+            broken = [f"device {device}: {problem}" for device, problem in sorted(reported.items()) if problem]
             left = min(deadline, time.monotonic() + _GATHER_S if broken else deadline) - time.monotonic()
-            if (broken and (not expected - told.keys())) or not self._listen(left, rule):
-                late = ", ".join(map(str, sorted(expected - told.keys())))
+            if (broken and (not expected - reported.keys())) or not self._listen(left, rule):
+                late = ", ".join(map(str, sorted(expected - reported.keys())))
                 return "; ".join(broken) or f"device {late} had not finished after {limit_s:g} s"
         return None
 
     def _listen(self, limit_s: float, rule: int) -> bool:
-        """Take the next reports in; false if there are none in time."""
+        """Read the next reports; False if none arrives in time."""
         ready = wait(list(self.lines), max(limit_s, 0))
         for line in ready:
             assert isinstance(line, Connection)
@@ -188,7 +188,7 @@ class _Examination:
         return bool(ready)
 
     def _missed(self, device: int, rule: int) -> None:
-        """A process ended: that is its part of the last rule, once it is through with those before."""
+        """Record that a process ended; in the last rule, after all earlier ones, it is expected to."""
         unfinished = next((i for i in range(rule, len(RULES) - 1) if device not in self.reports.get(i, {})), None)
         if unfinished is not None:
             self.reports.setdefault(unfinished, {})[device] = "its process ended"

@@ -1,4 +1,4 @@
-"""What the rules send: tensors of random bytes, the same on both ends, and compared bit for bit."""
+"""The messages that the rules send: tensors of random bytes, generated equally on both ends, compared bit for bit."""
 
 from zlib import crc32
 
@@ -11,7 +11,7 @@ DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
     torch.complex64,
 )  # fmt: skip
-"""What the rules send of it, as far as the backend moves it."""
+"""The dtypes that the rules send, if the backend can."""
 
 
 class BrokenRuleError(Exception):
@@ -38,11 +38,11 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def expect(found: Tensor, wanted: Tensor, what: str) -> None:
-    """Raise BrokenRuleError where two tensors differ in a bit.
+    """Raise BrokenRuleError if two tensors differ in a bit.
 
     Args:
-        found, wanted: what arrived, and what was sent.
-        what: the subject of the message, such as ``what device 0 sent``.
+        found, wanted: the received and the sent tensor.
+        what: the subject of the error, such as ``the message of device 0``.
     """
     if not same(found, wanted):
         wrong = int((_bits(found) != _bits(wanted)).sum())

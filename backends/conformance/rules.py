@@ -1,7 +1,7 @@
 """The rules of the contract, each a function that all devices of a pipeline run at the same time.
 
-A rule uses nothing but the backend. It raises `BrokenRuleError` where it sees the contract broken; where a device waits
-for ever, those who run the rules notice.
+A rule uses only the backend. It raises `BrokenRuleError` if the contract is broken. If a device waits forever, the
+examination reports it after a time limit.
 """
 
 import os
@@ -23,7 +23,7 @@ from .payload import BrokenRuleError, expect, payload, same
 from .sums import add_up, add_up_in_flight
 
 FAILURE_S = 10.0
-"""Within this time a device learns that another one stopped."""
+"""Most seconds until a device has detected that another one stopped."""
 
 
 @frozen
@@ -31,9 +31,9 @@ class Rule:
     """A rule of the contract.
 
     Args:
-        name: a short one.
-        text: what the contract demands.
-        run: raises BrokenRuleError on a device that sees it broken.
+        name: a short name.
+        text: the requirement of the contract.
+        run: raises BrokenRuleError on a device on which it is broken.
     """
 
     name: str
@@ -56,18 +56,18 @@ def keep_order(bench: Bench) -> None:
             if not same(got, numbered(peer, me, number)):
                 sender, receiver, found = got.tolist()
                 raise BrokenRuleError(
-                    f"where message {number} from device {peer} to {me} was due, there was message {found:g} from "
-                    f"device {sender:g} to {receiver:g}"
+                    f"message {found:g} from device {sender:g} to {receiver:g} arrived where message {number} from "
+                    f"device {peer} to {me} was due"
                 )
     for handle, _ in flying:
         handle.wait()
 
 
 def send_first(bench: Bench) -> None:
-    """Large messages both ways; nobody posts a receive before all of his sends have returned."""
+    """Large messages both ways; no device posts a receive before all of its sends have returned."""
     bench.exchange(
         lambda sender, receiver: [[payload((1 << 20,), torch.float32, sender, receiver)]],
-        lambda sender, _: f"the large message of device {sender}",
+        lambda sender, _: f"the large message from device {sender}",
     )
 
 
@@ -80,7 +80,7 @@ def receive_first(bench: Bench) -> None:
     ]
     for peer, n, handle, (got,) in arriving:
         handle.wait()
-        expect(got, payload((1 + 20_000 * n,), torch.float32, peer, n), f"message {n} of device {peer}")
+        expect(got, payload((1 + 20_000 * n,), torch.float32, peer, n), f"message {n} from device {peer}")
     for handle, _ in flying:
         handle.wait()
 
@@ -104,32 +104,32 @@ def wait_in_any_order(bench: Bench) -> None:
     arriving = [(peer, n, *bench.receive([message(peer, n)], peer)) for peer in bench.others for n in range(count)]
     for peer, n, handle, (got,) in reversed(arriving):
         handle.wait()
-        expect(got, message(peer, n), f"message {n} of device {peer}, waited for in reverse order")
+        expect(got, message(peer, n), f"message {n} from device {peer}, waited for in reverse order")
     for handle, _ in reversed(flying):
         handle.wait()
 
 
 def move_shapes(bench: Bench) -> None:
-    """Messages of several tensors: scalars, ones without elements, an odd number of elements."""
+    """Messages of several tensors: scalars, empty ones, ones with an odd number of elements."""
     shapes = ((), (1,), (0,), (2, 0, 3), (3, 5, 7), (65_537,))
     together = [payload(shape) for shape in shapes]
     alone = [[payload(shape)] for shape in shapes]
-    bench.exchange(lambda *_: [together, *alone], lambda sender, number: f"message {number} of device {sender}")
+    bench.exchange(lambda *_: [together, *alone], lambda sender, number: f"message {number} from device {sender}")
 
 
 def move_dtypes(bench: Bench) -> None:
     """Every dtype, bit for bit, alone and mixed."""
     alone = [[payload((3, 11), dtype)] for dtype in bench.dtypes]
     mixed = [payload((7,), dtype) for dtype in bench.dtypes]
-    bench.exchange(lambda *_: [*alone, mixed], lambda sender, _: f"what device {sender} sent")
+    bench.exchange(lambda *_: [*alone, mixed], lambda sender, _: f"a message from device {sender}")
 
 
 def read_layouts(bench: Bench) -> None:
-    """What is sent need not be contiguous, and may be a lazy conjugate."""
+    """Sent tensors may be non-contiguous, or lazy conjugates."""
     whole = payload((6, 10))
     layouts = {
-        "transposed": whole.t(), "every second column": whole[:, ::2], "one row for all": whole[:1].expand(6, 10),
-        "the end of a larger one": whole[4:],
+        "transposed": whole.t(), "every second column": whole[:, ::2], "an expanded row": whole[:1].expand(6, 10),
+        "the end of a larger tensor": whole[4:],
         "channels last": payload((2, 3, 4, 5)).to(memory_format=torch.channels_last),
     }  # fmt: skip
     if torch.complex64 in bench.dtypes:
@@ -142,7 +142,7 @@ def read_layouts(bench: Bench) -> None:
 
 
 def release_when_waited(bench: Bench) -> None:
-    """A sender overwrites what it sent as soon as it waited; the receivers are late."""
+    """A sender overwrites the sent tensor as soon as it has waited; the receivers are late."""
     me, first = bench.end.device, payload((50_000,), torch.float32, 1)
     if me == 0:
         for peer in bench.others:
@@ -153,28 +153,28 @@ def release_when_waited(bench: Bench) -> None:
         time.sleep(0.05)
         handle, (got,) = bench.receive([first], 0)
         handle.wait()
-        expect(got, first, "what device 0 overwrote after it had waited for the send")
+        expect(got, first, "a tensor that device 0 overwrote after it had waited for the send")
 
 
 def touch_nothing_else(bench: Bench) -> None:
-    """What is sent stays as it is, and so does what lies around a receive's buffer."""
+    """Sent tensors are unchanged, and so is the memory around a receive's buffer."""
     me, message = bench.end.device, payload((100,), torch.float32, 2)
     flying = [bench.send([message.clone()], peer) for peer in bench.others]
     for peer in bench.others:
         around = torch.full((300,), 7.0, device=bench.where)
         bench.end.receive([around[100:200]], peer).wait()
-        expect(around[100:200], message, f"what device {peer} sent into a part of a larger tensor")
+        expect(around[100:200], message, f"a message from device {peer} into a part of a larger tensor")
         if not bool((around[:100] == 7).all() and (around[200:] == 7).all()):
             raise BrokenRuleError(
-                f"device {me} received from {peer} into a part of a tensor, and more of it was written"
+                f"device {me} received from {peer} into a part of a tensor, and bytes outside it were written"
             )
     for handle, (sent,) in flying:
         handle.wait()
         if not same(sent, message):
-            raise BrokenRuleError(f"device {me} sent a tensor, and it was changed")
+            raise BrokenRuleError(f"device {me} sent a tensor, and the backend changed it")
 
 
-def miss_the_dead(bench: Bench) -> None:
+def detect_dead_peers(bench: Bench) -> None:
     """The last device stops while all the others wait for it."""
     me, victim = bench.end.device, bench.end.devices - 1
     if me == victim:
@@ -192,7 +192,7 @@ def miss_the_dead(bench: Bench) -> None:
         try:
             next(pending)()
         except WorkerError as error:
-            # Of those that a sum misses it may not know which.
+            # A failed sum need not name the device that stopped.
             if what != "a sum" and not re.search(rf"\b(rank|device) {victim}\b", str(error)):
                 raise BrokenRuleError(
                     f"{what} on device {me} raised WorkerError('{error}'), which does not name device {victim}"
@@ -202,15 +202,15 @@ def miss_the_dead(bench: Bench) -> None:
                 f"{what} on device {me} raised {type(error).__name__} and not WorkerError: {error}"
             ) from error
         else:
-            raise BrokenRuleError(f"{what} on device {me} ended as if device {victim} had not stopped")
+            raise BrokenRuleError(f"{what} on device {me} raised nothing although device {victim} had stopped")
         if time.monotonic() - begun > FAILURE_S:
-            raise BrokenRuleError(f"{what} on device {me} took {time.monotonic() - begun:.1f} s to learn of it")
+            raise BrokenRuleError(f"{what} on device {me} took {time.monotonic() - begun:.1f} s to detect it")
     bench.end.close()
     bench.end.close()
 
 
 def _waits_for(bench: Bench, peer: int) -> Iterator[Callable[[], None]]:
-    """A receive from a device that is about to stop; then a send, a receive and a sum when it is known to have."""
+    """A receive from a device that is about to stop; then a send, a receive and a sum after it has stopped."""
     yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
     yield partial(_finish, partial(bench.send, [torch.ones(1 << 20)], peer))
     yield partial(_finish, partial(bench.receive, [torch.empty(3)], peer))
@@ -227,26 +227,26 @@ def _rules() -> Iterator[Rule]:
     yield Rule("early receives", "receives may be posted before the messages are sent", receive_first)
     yield Rule("in flight", "many messages may be in flight at once", many_in_flight)
     yield Rule("waiting", "handles may be waited for in any order", wait_in_any_order)
-    yield Rule("shapes", "a message is any number of tensors of any shape, without elements too", move_shapes)
+    yield Rule("shapes", "a message is any number of tensors of any shape, also without elements", move_shapes)
     yield Rule("dtypes", "every dtype that the backend moves arrives bit for bit", move_dtypes)
-    yield Rule("layouts", "what is sent need not be contiguous", read_layouts)
-    yield Rule("reuse", "what was sent may be overwritten once its handle was waited for", release_when_waited)
-    yield Rule("bounds", "nothing but the buffers of a receive is written", touch_nothing_else)
-    yield Rule("sums", "a tensor is added up over all devices in place, to the same bits on all of them", add_up)
+    yield Rule("layouts", "sent tensors need not be contiguous", read_layouts)
+    yield Rule("reuse", "a sent tensor may be overwritten after the wait for its handle", release_when_waited)
+    yield Rule("bounds", "a receive writes only its buffers", touch_nothing_else)
+    yield Rule("sums", "an all-reduce sums in place, with the same bits on all devices", add_up)
     yield Rule(
         "sums in flight", "several sums may be in flight at once, among messages, and waited for in any order",
         add_up_in_flight,
     )  # fmt: skip
     yield Rule(
-        "death", f"those who wait for a device that stops raise WorkerError with its number within {FAILURE_S:g} s",
-        miss_the_dead,
+        "death", f"a wait for a device that stopped raises WorkerError with its number within {FAILURE_S:g} s",
+        detect_dead_peers,
     )  # fmt: skip
 
 
 RULES = tuple(_rules())
-"""All rules; the last one ends a device."""
+"""All rules; the last one stops a device."""
 
 
 def rules_of(kind: BackendKind) -> tuple[Rule, ...]:
-    """Those that a backend says it keeps: all, but of one that does not miss the dead the last."""
-    return RULES if kind.misses_the_dead else RULES[:-1]
+    """The rules that apply to a backend: all, without the last one if it does not detect dead peers."""
+    return RULES if kind.detects_dead_peers else RULES[:-1]

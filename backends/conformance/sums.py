@@ -14,7 +14,7 @@ SHAPES = ((), (1,), (3, 5, 7), (65_537,))
 NUMBERS = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
 )  # fmt: skip
-"""What the rules add up of it, as far as the backend moves it."""
+"""The dtypes that the rules sum, if the backend can send them."""
 
 
 def add_up(bench: Bench) -> None:
@@ -30,12 +30,12 @@ def add_up(bench: Bench) -> None:
             _expect_sum(bench, tensor, wanted)
             if not bool((around[:10] == 7).all() and (around[10 + count :] == 7).all()):
                 raise BrokenRuleError(
-                    f"device {bench.end.device} added up a part of a tensor, and more of it was written"
+                    f"device {bench.end.device} summed a part of a tensor, and bytes outside it were written"
                 )
 
 
 def add_up_in_flight(bench: Bench) -> None:
-    """Sums of several sizes, one behind the other, with a message to everybody between each two."""
+    """Sums of several sizes, one after the other, with a message to every device between each two."""
     me, shapes = bench.end.device, [(5,), (40_000,), (1,), (3_000,), (200_000,)]
     sums: list[tuple[Handle, Tensor, Tensor]] = []
     flying, arriving = [], []
@@ -47,7 +47,7 @@ def add_up_in_flight(bench: Bench) -> None:
         arriving += [(peer, message, *bench.receive(message, peer)) for peer in bench.others]
     for peer, (sent,), handle, (got,) in arriving:
         handle.wait()
-        expect(got, sent, f"a message of device {peer} among sums")
+        expect(got, sent, f"a message from device {peer} among sums")
     for handle, _, _ in reversed(sums):
         handle.wait()
     for _, tensor, wanted in sums:
@@ -57,7 +57,7 @@ def add_up_in_flight(bench: Bench) -> None:
 
 
 def _addend(device: int, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:
-    """What a device adds: numbers whose sum depends on the order in which they are added, as far as they round."""
+    """A device's addend: random numbers, so that rounding makes the sum depend on the order of addition."""
     generator = torch.Generator().manual_seed(crc32(repr((device, shape, number)).encode()))
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -71,7 +71,7 @@ def _total(bench: Bench, shape: tuple[int, ...], dtype: torch.dtype, number: int
 
 
 def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
-    """Raise BrokenRuleError where a sum is wrong by more than rounding, or another one than elsewhere."""
+    """Raise BrokenRuleError if a sum is wrong by more than rounding, or differs between devices."""
     what = f"a sum {list(wanted.shape)} of {dtype_name(found.dtype)} on device {bench.end.device}"
     rounding = 4 * bench.end.devices * torch.finfo(found.dtype).eps if found.dtype.is_floating_point else 0.0
     far = (found.cpu().to(wanted.dtype) - wanted).abs()
@@ -83,6 +83,6 @@ def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
         handle, (there,) = bench.receive([here], peer)
         handle.wait()
         if not same(there, here):
-            raise BrokenRuleError(f"{what} has other bits than on device {peer}")
+            raise BrokenRuleError(f"{what} differs in bits from that on device {peer}")
     for handle in flying:
         handle.wait()

@@ -25,7 +25,7 @@ class Device:
 
     Args:
         name: unique among devices and hubs.
-        memory_bytes: all there is for panpipe; nothing is kept back from it.
+        memory_bytes: all that panpipe may use; no reserve is subtracted from it.
         type: a name from the catalogue or of the cluster's own types, or None where the operator graph already carries
             times.
     """
@@ -58,14 +58,14 @@ class Cluster:
     """Devices, in the order that plans number them, with hubs and links.
 
     Args:
-        devices: that compute.
+        devices: the devices, in the order of their numbers.
         hubs: where links meet; a bare name is a switch.
-        links: between devices and hubs, one at most between any two.
-        types: of devices, that the catalogue does not have.
+        links: between devices and hubs, at most one between any two.
+        types: device types that the catalogue does not have.
 
     Raises:
-        RequestError: a name stands twice, a hub's kind is unknown, two links join the same places, a link names nothing
-            known, or a rate, latency or memory is not positive.
+        RequestError: a name is used twice, a hub's kind is unknown, two links join the same ends, an end of a link is
+            unknown, or a rate, latency or memory is not positive.
     """
 
     devices: tuple[Device, ...]
@@ -80,13 +80,13 @@ class Cluster:
         for what, found in (("", counts), ("device type ", Counter(kind.name for kind in self.types))):
             twice = next((name for name, count in found.items() if count > 1), None)
             if twice is not None:
-                raise RequestError(f"{what}'{twice}' stands twice in the cluster: names are unique; rename one")
+                raise RequestError(f"{what}'{twice}' appears twice in the cluster: names are unique; rename one")
         for device in self.devices:
             if device.memory_bytes <= 0:
                 raise RequestError(f"memory_bytes of '{device.name}' is {device.memory_bytes}: it must be above 0")
         for hub in self.hubs:
             if hub.kind not in HUB_KINDS:
-                raise RequestError(f"hub '{hub.name}' is of kind '{hub.kind}': known are {', '.join(HUB_KINDS)}")
+                raise RequestError(f"hub '{hub.name}' has kind '{hub.kind}': give one of {', '.join(HUB_KINDS)}")
         _check_links(self.links, counts)
 
     @cached_property
@@ -100,10 +100,10 @@ class Cluster:
         return {}
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
-        """Links from device ``src`` to device ``dst``, each with whether it is crossed from a to b.
+        """Links from device ``src`` to device ``dst``, each with its direction (True from a to b).
 
-        The path of least latency; among equals, one of fewest links (see :mod:`.routing`). It never turns around among
-        PCIe switches and NICs: without NVLink it is staged through a host.
+        The path with the least latency; of equal ones, one with the fewest links (see :mod:`.routing`). It never turns
+        around at PCIe switches or NICs: without NVLink a transfer is staged through a host.
 
         Raises:
             RequestError: nothing connects them.
@@ -117,18 +117,18 @@ class Cluster:
         return self._paths[src, dst]
 
     def arranged(self, order: Sequence[int]) -> "Cluster":
-        """The same cluster with its devices in another order; every two of them keep the path between them.
+        """The same cluster with its devices in another order; the path between any two devices stays the same.
 
         Args:
-            order: all numbers of devices, each once.
+            order: all device numbers, each once.
         """
         other = evolve(self, devices=tuple(self.devices[number] for number in order))
-        # Among equal paths the number of a device chooses: it is the one that it has here.
+        # The device's number selects one of several equal paths, so the router keeps the old numbers.
         vars(other)["_router"] = ArrangedRouter(self._router, tuple(order))
         return other
 
     def host_path(self, device: int) -> tuple[Hop, ...]:
-        """Links from a device to the nearest host, each with whether it is crossed from a to b: the way of an offload.
+        """Links from a device to the nearest host, each with its direction (True from a to b): the path of an offload.
 
         Raises:
             RequestError: no host is connected to it.
@@ -140,7 +140,7 @@ class Cluster:
         return path
 
     def transfer_s(self, src: int, dst: int, size_bytes: float) -> float:
-        """Time of one transfer with all links free: the sum of latencies, then the rate of the slowest link."""
+        """Seconds of one transfer on idle links: the sum of latencies, plus the bytes at the slowest link's rate."""
         if src == dst:
             return 0.0
         path = self.path(src, dst)
@@ -153,21 +153,21 @@ def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
         what = f"link {link.a} – {link.b}"
         unknown = next((end for end in (link.a, link.b) if end not in places), None)
         if unknown is not None:
-            raise RequestError(f"{what} names '{unknown}', which is neither device nor hub")
+            raise RequestError(f"{what} names '{unknown}', which is neither a device nor a hub: add it, or correct it")
         if not link.bytes_per_s > 0 or not 0 <= link.latency_s < inf:
             raise RequestError(
                 f"{what} has {link.bytes_per_s} bytes/s and {link.latency_s} s: "
-                "a rate is above 0 and a latency at least 0"
+                "a rate must be above 0 and a latency at least 0"
             )
         ends = frozenset((link.a, link.b))
         if ends in joined or len(ends) == 1:
-            fault = "leads back to where it starts" if len(ends) == 1 else "stands twice"
-            raise RequestError(f"{what} {fault}: two different places have one link, at the rate of all their cables")
+            fault = "joins a place to itself" if len(ends) == 1 else "appears twice"
+            raise RequestError(f"{what} {fault}: give one link for each pair of places, at the rate of all its cables")
         joined.add(ends)
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file. Raises RequestError where it is not one."""
+    """Read a cluster file. Raises RequestError if it is not one."""
     cluster = from_json(read_text(path), FORMAT, Cluster, str(path))
     endless = next((link for link in cluster.links if not isfinite(link.bytes_per_s)), None)
     if endless is not None:
@@ -181,14 +181,14 @@ def cluster_json(cluster: Cluster) -> str:
 
 
 def fully_connected(count: int, memory_bytes: int, bytes_per_s: float, latency_s: float) -> Cluster:
-    """``count`` equal devices with a link of their own between every two."""
+    """``count`` equal devices with a separate link between every two."""
     names = [f"device{i}" for i in range(count)]
     links = [Link(a, b, bytes_per_s, latency_s) for i, a in enumerate(names) for b in names[i + 1 :]]
     return Cluster(tuple(Device(name, memory_bytes) for name in names), (), tuple(links))
 
 
 def _read_hub(value: Any, _: type) -> Hub:
-    """A hub as it stands in a file: an object, or a bare name for a switch."""
+    """A hub as a file has it: an object, or a bare name for a switch."""
     return Hub(value) if isinstance(value, str) else _hub_object(value, Hub)
 
 
@@ -197,7 +197,7 @@ def _write_hub(hub: Hub) -> Any:
 
 
 def _write_cluster(cluster: Cluster) -> dict[str, Any]:
-    """Own types are left out where there are none, so that files without them stay as they were."""
+    """``types`` is omitted when it is empty, so that files without types do not change."""
     document: dict[str, Any] = _cluster_object(cluster)
     if not cluster.types:
         del document["types"]

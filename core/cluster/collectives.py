@@ -1,8 +1,8 @@
-"""Collectives: which links all-reduce, all-gather and reduce-scatter cross, how often, and how long they take alone.
+"""Collectives: the links that all-reduce, all-gather and reduce-scatter cross, how often, and their time alone.
 
-A collective is a sequence of *phases*. In a phase all members send at once and at one rate, which the slowest of their
-paths sets, and the next phase begins when what was sent has arrived. With n members and S bytes (what each member holds
-of an all-reduce, and the whole result of an all-gather or source of a reduce-scatter):
+A collective is a sequence of *phases*. In a phase all members send at the same time and rate, which the slowest of
+their paths sets. The next phase begins when the data has arrived. There are n members. S is the size in bytes: of one
+member's tensor in an all-reduce, of the whole result of an all-gather, of the whole input of a reduce-scatter.
 
 ============  ==============  =======================================  ==========================  ===========
 algorithm     operation       who sends to whom                        bytes over each             latencies
@@ -11,17 +11,17 @@ ring          all-reduce      each member to the next                  2(n−1)/
 ring          the others      each member to the next                  (n−1)/n · S                 n−1
 tree          all-reduce      up and down two binary trees at once     S/2 each way                2·⌈log2 n⌉
 tree          the others      in phase k each to the 2^k-th before it  min(2^k, n−2^k)/n · S       ⌈log2 n⌉
-hierarchical  all of them     rings within nodes, rings across them    as of the rings it is of    of all rings
+hierarchical  all of them     rings within nodes, rings across them    as in its rings             of all rings
 ============  ==============  =======================================  ==========================  ===========
 
 Rings and what they move: NCCL ("Performance reported by NCCL tests", bus bandwidth; Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations", JPDC 2009). Double binary trees: Sanders, Speck and Träff,
-"Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; built as NCCL's ``trees.cc`` builds them.
-Doubling for the two others: Bruck et al., "Efficient algorithms for all-to-all communications", IEEE TPDS 1997; it is
-what NCCL's PAT does.
+"Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; constructed as in NCCL's ``trees.cc``.
+Doubling for the two others: Bruck et al., "Efficient algorithms for all-to-all communications", IEEE TPDS 1997, as in
+NCCL's PAT.
 
-In a ring of messages pipelined in pieces all n edges are busy all the time, so a ring is one phase that crosses the
-paths of all its edges at one rate; a link that several edges cross is crossed as often.
+A ring sends its messages in pieces, so all n edges are busy all the time. It is therefore one phase that crosses the
+paths of all its edges at one rate. A link that k edges cross is crossed k times.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,17 +52,17 @@ class Algorithm(StrEnum):
 
 
 Crossing = tuple[Link, bool]
-"""A link, and whether it is crossed from its a to its b."""
+"""A link and the direction in which it is crossed (True from a to b)."""
 
 
 @frozen
 class Phase:
-    """All members send at once, at one rate.
+    """All members send at the same time and rate.
 
     Args:
         bytes: over each of the paths.
-        latency_s: from when the last byte was sent until it has arrived.
-        crossings: of all paths together; a link stands as often as it is crossed.
+        latency_s: from the sending of the last byte to its arrival.
+        crossings: of all paths together; a link is listed once for each crossing.
     """
 
     bytes: float
@@ -71,7 +71,7 @@ class Phase:
 
     @property
     def bytes_per_s(self) -> float:
-        """Rate over each path while nothing else is on the way."""
+        """Rate over each path while nothing else uses its links."""
         counts: dict[Crossing, int] = {}
         for crossing in self.crossings:
             counts[crossing] = counts.get(crossing, 0) + 1
@@ -90,7 +90,7 @@ def collective_s(
     operation: Operation = Operation.ALL_REDUCE,
     algorithm: Algorithm | None = None,
 ) -> float:
-    """Seconds of a collective while nothing else is on its links. Arguments as of ``collective_phases``."""
+    """Seconds of a collective while nothing else uses its links. Arguments as in ``collective_phases``."""
     return _alone_s(collective_phases(cluster, devices, size_bytes, operation, algorithm))
 
 
@@ -101,15 +101,15 @@ def collective_phases(
     operation: Operation = Operation.ALL_REDUCE,
     algorithm: Algorithm | None = None,
 ) -> tuple[Phase, ...]:
-    """The phases of a collective, in order; none where one device or nothing is to be moved.
+    """The phases of a collective, in order; empty for one device or no bytes.
 
     Args:
         cluster: whose links are crossed.
-        devices: the members, by their numbers in the cluster; their order does not matter.
+        devices: the members' numbers in the cluster, in any order.
         size_bytes: S.
-        operation: what is done.
-        algorithm: how; None takes what is fastest alone, as NCCL's tuning does. Where no distance parts the members
-            into equal groups, hierarchical is the ring.
+        operation: the collective.
+        algorithm: None takes the one that is fastest alone, as NCCL's tuning does. Hierarchical becomes the ring where
+            no distance divides the members into equal groups.
 
     Raises:
         RequestError: nothing connects two members.
@@ -121,7 +121,7 @@ def collective_phases(
     wanted = tuple(Algorithm) if algorithm is None else (algorithm,)
     found = [_phases(cluster, order, size_bytes, operation, each) for each in wanted]
     choices = [phases for phases in found if phases is not None]
-    if not choices:  # hierarchical, and every member as near to every other: there is one group
+    if not choices:  # hierarchical, and all members are equally far from each other: there is one group
         return _phases(cluster, order, size_bytes, operation, Algorithm.RING) or ()
     return min(choices, key=_alone_s)
 
@@ -140,12 +140,12 @@ def _phases(
 
 
 def _ring(cluster: Cluster, order: tuple[int, ...], size: float, rounds: int) -> Phase:
-    """One ring; ``rounds`` × (n−1) steps, in each of which every member hands a piece of S/n on."""
+    """One ring; ``rounds`` × (n−1) steps. In each of them every member sends a piece of S/n to the next."""
     return _rings(cluster, (order,), size, rounds)
 
 
 def _rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rounds: int) -> Phase:
-    """Equally long rings at once. In every round a piece passes all edges but one."""
+    """Rings of equal length at the same time. In every round a piece passes all edges but one."""
     count = len(orders[0])
     pairs = [(order[i], order[(i + 1) % count]) for order in orders for i in range(count)]
     latency_s = 0.0
@@ -157,7 +157,7 @@ def _rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rou
 
 
 def _double_tree(cluster: Cluster, order: tuple[int, ...], size: float) -> Phase:
-    """Half of it up and down one binary tree, half of it the other, in which leaves of the first are inner nodes."""
+    """Half of the bytes up and down one binary tree, half over a second one in which its leaves are inner nodes."""
     count = len(order)
     pairs = []
     latency_s = 0.0
@@ -201,10 +201,10 @@ def _doubling(cluster: Cluster, order: tuple[int, ...], size: float) -> tuple[Ph
 def _hierarchical(
     cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation
 ) -> tuple[Phase, ...] | None:
-    """Rings within groups of members that are near each other, and rings of the groups' equals across; None where no
-    distance parts the members into equal groups.
+    """Rings within groups of near members, then rings of the members with one index in all groups; None where no
+    distance divides the members into equal groups.
 
-    Of the distances that do, the one that is fastest alone.
+    Of the distances that do, the one whose phases are fastest alone.
     """
     distances = sorted({cluster.transfer_s(a, b, size / len(order)) for a in order for b in order if a != b})
     choices = []
@@ -229,7 +229,7 @@ def _in_groups(
 
 
 def _groups(cluster: Cluster, members: Sequence[int], piece: float, distance: float) -> list[tuple[int, ...]]:
-    """Members, ascending, that steps of at most ``distance`` seconds for a piece connect."""
+    """Groups of members, ascending, connected by steps of at most ``distance`` seconds for a piece."""
     graph: networkx.Graph[int] = networkx.Graph()
     graph.add_nodes_from(sorted(members))
     graph.add_edges_from(
@@ -240,10 +240,10 @@ def _groups(cluster: Cluster, members: Sequence[int], piece: float, distance: fl
 
 @lru_cache(maxsize=4096)
 def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
-    """The members in the order of a ring: those of a node stand next to each other.
+    """The members in the order of a ring: those of a node are next to each other.
 
-    From each member the ring goes on to the nearest that is left: of least latency, or of highest rate, or simply the
-    next number; the order whose ring is the fastest alone wins, and of equals the first in this list.
+    From each member the ring continues with the nearest remaining one, by latency, by rate, or by number. The result is
+    the order whose ring is the fastest alone; of equal ones, the first in this list.
 
     Args:
         cluster: whose links are crossed.

@@ -1,4 +1,4 @@
-"""A type of device: what one of its kind computes, holds and moves, and where each of these numbers comes from."""
+"""A type of device: its compute rates, memory and links, and the source of each of these numbers."""
 
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -11,9 +11,9 @@ from ..errors import RequestError
 from .sourced import Source, joined, structured
 
 COMPUTE_KINDS = ("matmul", "attention", "convolution")
-"""Kinds of operators that arithmetic limits: their efficiency is a fraction of the peak FLOP/s."""
+"""Kinds of operators that are compute-bound: their efficiency is a fraction of the peak FLOP/s."""
 MEMORY_KINDS = ("normalisation", "elementwise", "gather")
-"""Kinds of operators that memory limits: their efficiency is a fraction of the peak bandwidth of the memory."""
+"""Kinds of operators that are memory-bound: their efficiency is a fraction of the peak memory bandwidth."""
 NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16")
 """Number types of matrix products that a device may state a rate for."""
 
@@ -23,21 +23,21 @@ class DeviceType:
     """One type of device. Rates are of dense arithmetic; bytes are decimal.
 
     Args:
-        name: in the catalogue.
-        title: for people.
-        peak_flops_per_s: FLOP/s that the vendor states, by the number type of a matrix product (``bf16``, ``fp32``, …).
+        name: its name in the catalogue.
+        title: a name for display.
+        peak_flops_per_s: the vendor's FLOP/s, by the number type of a matrix product (``bf16``, ``fp32``, …).
         effective_flops_per_s: FLOP/s of whole transformer layers in training, by number type.
         memory_bytes: all memory of the device.
-        reserve_bytes: what of it the driver, its libraries and fragmentation take from a training program.
-        peak_memory_bytes_per_s: bandwidth of the memory, bytes read plus bytes written, that the vendor states.
-        effective_memory_bytes_per_s: the same of a large copy.
-        efficiency: by kind of operator, in (0, 1]: of ``COMPUTE_KINDS`` the fraction of the peak FLOP/s that large
-            ones reach, of ``MEMORY_KINDS`` the fraction of the peak bandwidth of the memory.
-        launch_overhead_s: time that a device needs for an operator without work.
+        reserve_bytes: memory that the driver, its libraries and fragmentation take from a training program.
+        peak_memory_bytes_per_s: the vendor's memory bandwidth, bytes read plus bytes written.
+        effective_memory_bytes_per_s: the memory bandwidth that a large copy reaches.
+        efficiency: by kind of operator, in (0, 1]: for ``COMPUTE_KINDS`` the fraction of the peak FLOP/s that large
+            ones reach, for ``MEMORY_KINDS`` the fraction of the peak memory bandwidth.
+        launch_overhead_s: time of an empty operator.
         host_link: the catalogue's link to the host.
         host_copy: the catalogue's link whose effective rate copies to and from host memory reach.
-        sources: of each number, by its name; of a rate or efficiency, by ``field.key``, as in ``efficiency.matmul``.
-        gpu_link: the catalogue's link to other devices of its kind; None where there is only the host's.
+        sources: by the name of each number; for a rate or efficiency ``field.key``, as in ``efficiency.matmul``.
+        gpu_link: the catalogue's link to other devices of this type; None if only the host connects them.
         aliases: other names.
 
     Raises:
@@ -71,7 +71,7 @@ class DeviceType:
         kinds = (*COMPUTE_KINDS, *MEMORY_KINDS)
         if sorted(self.efficiency) != sorted(kinds):
             raise RequestError(
-                f"efficiency of device '{self.name}' is given for {', '.join(self.efficiency) or 'nothing'}: "
+                f"efficiency of device '{self.name}' has keys {', '.join(self.efficiency) or 'nothing'}: "
                 f"give one for each of {', '.join(kinds)}"
             )
         high = next((kind for kind, value in self.efficiency.items() if value > 1), None)
@@ -108,11 +108,11 @@ class DeviceType:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that a plan may fill: all of it less the reserve."""
+        """Memory that a plan may use: all of it minus the reserve."""
         return self.memory_bytes - self.reserve_bytes
 
     def numbers(self) -> Iterator[tuple[str, float]]:
-        """Every number with its name, as ``sources`` names it."""
+        """Every number with its name in ``sources``."""
         for name in ("peak_flops_per_s", "effective_flops_per_s"):
             yield from ((f"{name}.{kind}", rate) for kind, rate in getattr(self, name).items())
         for name in ("memory_bytes", "reserve_bytes", "peak_memory_bytes_per_s", "effective_memory_bytes_per_s"):

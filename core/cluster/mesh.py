@@ -1,10 +1,10 @@
-"""The mesh of devices: how many along the pipeline, how many replicas of it, and which device stands where.
+"""The mesh of devices: the pipeline's length, the number of replicas, and the device at each position.
 
-People write ``pp=4,dp=2``. The last dimension named has neighbouring devices, as in torch's ``init_device_mesh``, so
-that the first one runs across nodes::
+It is written ``pp=4,dp=2``. The last dimension has neighbouring devices, as in torch's ``init_device_mesh``, so that
+the first one crosses nodes::
 
-    dp=2,pp=4    replicas 0 1 2 3 │ 4 5 6 7            a pipeline within a node, gradients reduced across
-    pp=4,dp=2    replicas 0 2 4 6 │ 1 3 5 7            replicas side by side, messages of the pipeline across
+    dp=2,pp=4    replicas 0 1 2 3 │ 4 5 6 7            a pipeline within a node, gradients reduced across nodes
+    pp=4,dp=2    replicas 0 2 4 6 │ 1 3 5 7            replicas within a node, the pipeline's messages across nodes
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,16 +24,16 @@ Number = TypeVar("Number", bound=float)
 
 @frozen
 class Mesh:
-    """How many devices stand along the pipeline and along the data dimension, and which of a cluster's they are.
+    """The sizes of the pipeline and data dimensions, and the cluster's devices in them.
 
-    A *replica* is one whole pipeline. All replicas run the same orders, each on microbatches of its own. Their devices
+    A *replica* is one whole pipeline. All replicas run the same orders, each on its own microbatches. Their devices
     are numbered replica by replica: *rank* ``replica × pipeline + position``.
 
     Args:
-        pipeline: devices of one replica, one for each position along the pipeline.
-        data: replicas.
+        pipeline: number of devices of one replica, one for each position along the pipeline.
+        data: number of replicas.
         devices: per replica the cluster's device at every position; None takes them in the cluster's order, so that
-            a rank's device is the one of its number.
+            rank r has device r.
     """
 
     pipeline: int
@@ -42,7 +42,7 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """All devices: those of every replica."""
+        """Number of devices of all replicas together."""
         return self.pipeline * self.data
 
     @property
@@ -60,24 +60,24 @@ class Mesh:
         return tuple(tuple(range(first, first + self.pipeline)) for first in range(0, self.ranks, self.pipeline))
 
     def check(self, cluster: Cluster | None = None) -> None:
-        """Refuse what is no mesh, or none of this cluster.
+        """Check the mesh, and that the cluster has its devices.
 
         Raises:
-            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline``, one stands twice, or the
-                cluster does not have it.
+            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline``, one is listed twice, or
+                the cluster does not have it.
         """
         if self.pipeline < 1 or self.data < 1:
-            raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both are at least 1; plan again")
+            raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both must be at least 1; plan again")
         if self.devices is not None:
             counts = [len(replica) for replica in self.devices]
             if counts != [self.pipeline] * self.data:
                 raise RequestError(
-                    f"mesh.devices has replicas of {counts} devices: {self.data} replicas of {self.pipeline} each"
+                    f"mesh.devices has replicas of {counts} devices: give {self.data} replicas of {self.pipeline} each"
                 )
             seen = set()
             for device in self.cluster_devices:
                 if device in seen or device < 0:
-                    rule = "they go from 0" if device < 0 else "a device stands at one position of one replica"
+                    rule = "numbers start at 0" if device < 0 else "a device has one position in one replica"
                     raise RequestError(f"mesh.devices names device {device}{' twice' * (device >= 0)}: {rule}")
                 seen.add(device)
         if cluster is not None and max(self.cluster_devices) >= len(cluster.devices):
@@ -92,10 +92,10 @@ class Mesh:
             )
 
     def arrange(self, cluster: Cluster) -> Cluster:
-        """The same cluster with its devices in the order of ranks; those that the mesh leaves out come last.
+        """The same cluster with its devices in the order of ranks; devices outside the mesh come last.
 
         Raises:
-            RequestError: as of ``check``.
+            RequestError: as in ``check``.
         """
         self.check(cluster)
         return cluster if self.devices is None else _arranged(self, cluster)
@@ -105,13 +105,13 @@ class Mesh:
         return divmod(self.cluster_devices.index(device), self.pipeline)
 
     def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
-        """Per position along the pipeline the memory of the replica that has least there. Errors as of ``check``."""
+        """Per position along the pipeline, the least memory of any replica's device. Errors as in ``check``."""
         self.check(cluster)
         return least_by_position([device.memory_bytes for device in cluster.devices], self.replicas)
 
 
 def least_by_position(values: Sequence[Number], replicas: Sequence[Sequence[int]]) -> tuple[Number, ...]:
-    """Per position along the pipeline the least that its device has in any replica, of values by the cluster's device.
+    """Per position along the pipeline, the minimum over the replicas of their device's value.
 
     Args:
         values: one for each of the cluster's devices.
@@ -129,12 +129,12 @@ def _arranged(mesh: Mesh, cluster: Cluster) -> Cluster:
 
 @frozen
 class MeshShape:
-    """A mesh as people write it, before it is known how many devices there are.
+    """A mesh as the user writes it, before the number of devices is known.
 
     Args:
         text: as written.
-        pipeline, data: size of each dimension; None where it is not named.
-        pipeline_last: whether neighbours along the pipeline are neighbours among the devices.
+        pipeline, data: size of each dimension; None if it is not given.
+        pipeline_last: whether neighbours along the pipeline have neighbouring device numbers.
     """
 
     text: str
@@ -143,16 +143,16 @@ class MeshShape:
     pipeline_last: bool = True
 
     def over(self, devices: int | None, what: str = "devices") -> Mesh:
-        """The mesh over so many devices, all of which it uses.
+        """The mesh over this many devices, all of which it uses.
 
-        A dimension that is not named: ``dp`` is 1, and ``pp`` what is left.
+        ``dp`` defaults to 1, and ``pp`` to the number of devices divided by ``dp``.
 
         Args:
             devices: how many there are; None for as many as the mesh has.
-            what: they are called.
+            what: the word for them in messages.
 
         Raises:
-            RequestError: the mesh is for another number.
+            RequestError: the mesh has another number of devices.
         """
         data = self.data or 1
         left = 2 if devices is None else max(devices // data, 1)
@@ -175,7 +175,7 @@ def parse_mesh(text: str) -> MeshShape:
     """Read a mesh such as ``pp=4``, ``pp=4,dp=2`` or ``dp=2,pp=4``.
 
     Raises:
-        RequestError: it is written otherwise, a name is unknown or stands twice, or a size is below 1.
+        RequestError: the text has another form, a name is unknown or appears twice, or a size is below 1.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -184,12 +184,12 @@ def parse_mesh(text: str) -> MeshShape:
             raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
         if name not in (PIPELINE, DATA):
             raise RequestError(
-                f"mesh '{text}' has a dimension '{name}': there are pp, along the pipeline, and dp, its replicas; "
-                "write such as pp=4,dp=2"
+                f"mesh '{text}' has a dimension '{name}': the dimensions are pp (the pipeline) and dp (its replicas); "
+                "write for example pp=4,dp=2"
             )
         if name in sizes or int(number) < 1:
             rule = f"{name} twice" if name in sizes else f"{name}={number}"
-            raise RequestError(f"mesh '{text}' has {rule}: every dimension stands once and is at least 1")
+            raise RequestError(f"mesh '{text}' has {rule}: give every dimension once, at least 1")
         sizes[name] = int(number)
     return MeshShape(text, sizes.get(PIPELINE), sizes.get(DATA), list(sizes)[-1] == PIPELINE)
 
@@ -199,14 +199,14 @@ def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:
 
     Args:
         names: of its two dimensions.
-        ranks: for each place along the first dimension, the devices along the second.
+        ranks: for each index of the first dimension, the devices along the second.
 
     Raises:
-        RequestError: the dimensions are others than ``pp`` and ``dp``.
+        RequestError: the dimensions are not ``pp`` and ``dp``.
     """
     if sorted(names) != sorted((PIPELINE, DATA)):
         raise RequestError(
-            f"the device mesh has dimensions {', '.join(names)}: name them pp, along the pipeline, and dp, its replicas"
+            f"the device mesh has dimensions {', '.join(names)}: name them pp (the pipeline) and dp (its replicas)"
         )
     replicas: Iterable[Sequence[int]] = ranks if names[0] == DATA else zip(*ranks, strict=True)
     devices = tuple(map(tuple, replicas))
@@ -215,6 +215,6 @@ def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:
 
 
 def plain(mesh: Mesh) -> Mesh:
-    """The same mesh, with its devices left out where they stand in the order of their numbers."""
+    """The same mesh; ``devices`` becomes None if they are in the order of their numbers."""
     in_order = mesh.cluster_devices == tuple(range(mesh.ranks))
     return evolve(mesh, devices=None) if in_order else mesh

@@ -1,19 +1,19 @@
 """Paths through a cluster: which links a transfer crosses.
 
-The path of least latency, then that of fewest links. Of several equal ones the transfers take different ones: at each
-place that equal paths lead to, the number of the device that they go to chooses, so that the GPUs behind a PCIe switch
-with two NICs use both. Rates do not choose: a pair has one path for messages of every size, and so one latency and one
-rate, which is what the search and a cluster's contract count; a longer way at a higher rate is not taken.
+It is the path with the least latency; of equal ones, one with the fewest links. Where several paths are still equal,
+the number of the destination device selects one at each branch, so that the GPUs of a PCIe switch with two NICs use
+both. Rates do not matter: a pair has one path for messages of every size, and therefore one latency and one rate, as
+the search and the cluster file's contract assume. A path with more latency and a higher rate is not taken.
 
-A path between two devices never turns around among PCIe switches and NICs: it passes a host, a switch (NVSwitch,
-network) or a cable between two NICs. So transfers between GPUs without NVLink are staged through host memory, as they
-are on machines whose GPUs may not reach each other directly, while a GPU reaches a NIC through its PCIe switch. ::
+A path between two devices never turns around at PCIe switches or NICs: it passes a host, a switch (NVSwitch, network)
+or a cable between two NICs. So transfers between GPUs without NVLink are staged through host memory, as on machines
+without peer-to-peer access, while a GPU reaches a NIC through its PCIe switch. ::
 
     allowed:    gpu0 ─ pcie0 ─ host0 ─ pcie1 ─ gpu2        gpu0 ─ pcie0 ─ nic0 ─ rail0 ─ nic0' ─ pcie0' ─ gpu0'
     forbidden:  gpu0 ─ pcie0 ─ gpu1                        gpu0 ─ pcie0 ─ nic0 ─ pcie0 ─ gpu1
 
-For the search a place stands twice in the graph: as it is reached from a device through PCIe switches and NICs alone
-(*inside*), and as it is reached otherwise. A device cannot be reached from inside.
+The graph that is searched has two states for each place: reached from a device through PCIe switches and NICs alone
+(*inside*), and reached otherwise. No step leads from an inside state to a device.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ INSIDE_KINDS = ("pcie", "nic")
 """Kinds of hubs among which a path between devices may not turn around."""
 PICOSECONDS = 1e12
 LINKS = 1024
-"""A link is as long as its latency in picoseconds × this + 1: whole numbers, so that equal paths are found to be."""
+"""A link's length is its latency in picoseconds × this + 1: whole numbers, so that equal paths compare as equal."""
 
 
 @frozen
@@ -41,7 +41,7 @@ class Link:
 
 
 Hop = tuple[Link, bool]
-"""A link, and whether it is crossed from its a to its b."""
+"""A link and the direction in which it is crossed (True from a to b)."""
 
 
 class Router:
@@ -49,7 +49,7 @@ class Router:
 
     Args:
         names: of all places, the devices first.
-        kinds: of all places: None for a device, else the hub's kind.
+        kinds: of all places: None for a device, otherwise the hub's kind.
         links: between them.
     """
 
@@ -59,7 +59,7 @@ class Router:
         self.links = links
         self.states = 2 * len(names)
         self.steps: list[list[tuple[int, float, int]]] = [[] for _ in range(self.states)]
-        """By state (2 × the place's number, + 1 inside): the states before it, how long the link is, and which."""
+        """By state (2 × the place's number, + 1 inside): each state before it, the link's length, the link's index."""
         for index, link in enumerate(links):
             length = round(link.latency_s * PICOSECONDS) * LINKS + 1
             for a, b in ((numbers[link.a], numbers[link.b]), (numbers[link.b], numbers[link.a])):
@@ -83,7 +83,7 @@ class Router:
         return None if end is None else self._walk(src, end, spread=src)
 
     def _walk(self, src: int, state: int, spread: int) -> tuple[Hop, ...] | None:
-        """Back from a state, over steps that its length is made of."""
+        """Follow the shortest path back from a state to its source."""
         lengths = self._from(src)
         if numpy.isinf(lengths[state]):
             return None
@@ -95,7 +95,7 @@ class Router:
         return tuple(reversed(hops))
 
     def _last_steps(self, src: int, state: int) -> list[tuple[int, int]]:
-        """The steps that shortest ways from a place to a state end with: the state before, and the link."""
+        """The last steps of all shortest paths from a place to a state: the state before, and the link."""
         if (src, state) not in self._known:
             lengths = self._from(src)
             steps = [(lengths[before] + length, before, index) for before, length, index in self.steps[state]]
@@ -104,7 +104,7 @@ class Router:
         return self._known[src, state]
 
     def _from(self, src: int) -> Any:
-        """The length of the shortest way from a place to every state."""
+        """The length of the shortest path from a place to every state."""
         if src not in self._lengths:
             from scipy.sparse.csgraph import dijkstra
 
@@ -132,11 +132,11 @@ class Router:
 
 
 class ArrangedRouter(Router):
-    """The same paths between the same devices, which have other numbers.
+    """The same paths between the same devices under other numbers.
 
     Args:
-        router: of the cluster as it was.
-        order: per device the number that it had.
+        router: of the original cluster.
+        order: per device its number in the original cluster.
     """
 
     def __init__(self, router: Router, order: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""Numbers with their sources, as they stand in files: ``{ value = 312e12, source = "…" }``.
+"""Numbers with their sources, as files have them: ``{ value = 312e12, source = "…" }``.
 
-``assumed`` in place of ``source`` says that nobody stated or measured the number for this very thing.
+``assumed`` in place of ``source`` marks a number that nobody stated or measured for exactly this part.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -21,8 +21,8 @@ class Source:
     """Where a number comes from.
 
     Args:
-        text: the page, paper, code or measurement; or the reason, of an assumption.
-        assumed: nobody stated or measured it for this very thing.
+        text: the page, paper, code or measurement; for an assumption, its reason.
+        assumed: nobody stated or measured the number for exactly this part.
     """
 
     text: str
@@ -38,10 +38,10 @@ def is_number(value: object) -> bool:
 
 
 def separate(table: Mapping[str, Any], where: str, path: str = "") -> tuple[dict[str, Any], dict[str, Source]]:
-    """A table with bare numbers, and the source of each of them by its dotted name.
+    """Split a table into one with bare numbers, and the source of each number by its dotted name.
 
     Raises:
-        RequestError: a number has neither source nor assumption, or both.
+        RequestError: a number has neither ``source`` nor ``assumed``, or both.
     """
     plain: dict[str, Any] = {}
     sources: dict[str, Source] = {}
@@ -68,7 +68,7 @@ def _source(number: Mapping[str, Any], what: str) -> Source:
         raise RequestError(f"{what} has {' and '.join(sorted(keys)) or 'no source'}: give one of source and assumed")
     text = number.get("source", number.get("assumed"))
     if not isinstance(text, str) or not text.strip():
-        raise RequestError(f"{what} has the source {text!r}: say in words where the number comes from")
+        raise RequestError(f"{what} has the source {text!r}: describe in words where the number comes from")
     return Source(text, "assumed" in number)
 
 
@@ -80,8 +80,8 @@ def structured(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     """
     plain, sources = separate(table, where)
     try:
-        told = {path: asdict(source) for path, source in sources.items()}
-        result: T = _structure(cast(Hashable, kind))({**plain, "sources": told}, kind)
+        tables = {path: asdict(source) for path, source in sources.items()}
+        result: T = _structure(cast(Hashable, kind))({**plain, "sources": tables}, kind)
         return result
     except Exception as error:
         if isinstance(error, RequestError):
@@ -95,7 +95,7 @@ def _structure(kind: Hashable) -> Callable[[Mapping[str, Any], Any], Any]:
 
 
 def joined(value: Any) -> dict[str, Any]:
-    """The table of an object with ``sources``: what :func:`structured` reads."""
+    """The table of an object with ``sources``: the inverse of :func:`structured`."""
     plain = asdict(value, filter=lambda attribute, item: attribute.name != "sources" and item is not None)
     sources: Mapping[str, Source] = value.sources
     for path, source in sources.items():

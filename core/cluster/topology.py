@@ -1,4 +1,4 @@
-"""How a cluster is built, for people to look at: its nodes, what is in each, and the network between them."""
+"""A cluster's structure for display: its nodes, their parts, and the network between them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ from .routing import Link
 
 @frozen
 class Branch:
-    """What hangs at a PCIe switch, or at the host where a device has none.
+    """The devices and NICs of a PCIe switch, or a device that is linked to the host directly.
 
     Args:
-        pcie: the switch; None for a device with a link to the host itself.
-        devices: positions in the node of those at it.
-        nics: those at it.
-        host: that it leads to; None if there is none.
+        pcie: the switch; None for a device that is linked to the host directly.
+        devices: their positions in the node.
+        nics: their names.
+        host: the host that it is linked to; None if there is none.
     """
 
     pcie: str | None
@@ -33,15 +33,15 @@ class NodeView:
     """One node.
 
     Args:
-        prefix: what all names in it begin with, where there are several nodes; it is left out of the names below.
-        numbers: its devices, as the cluster numbers them.
+        prefix: the common prefix of its names, if there are several nodes; the names below are without it.
+        numbers: its devices' numbers in the cluster.
         devices: their names.
-        switches: those between devices, such as NVSwitch, each with the positions of its devices.
-        bridges: pairs of positions with a link of their own.
+        switches: between devices, such as NVSwitch, each with the positions of its devices.
+        bridges: pairs of positions that are linked directly.
         branches: in the order of their devices.
         hosts: in the order of the cluster.
         host_links: pairs of hosts.
-        drawn: whether that is all of it: a node with other links is shown by its links alone.
+        drawn: whether these fields describe the whole node. If not (other links exist), only its links are listed.
     """
 
     prefix: str
@@ -55,7 +55,7 @@ class NodeView:
     drawn: bool
 
     def like(self, other: "NodeView", types: Sequence[str | None]) -> bool:
-        """Whether the two differ in nothing but the numbers of their devices."""
+        """Whether the two differ only in the numbers of their devices."""
         ours, theirs = ([types[number] for number in node.numbers] for node in (self, other))
         fields = ("devices", "switches", "bridges", "branches", "hosts", "host_links", "drawn")
         return ours == theirs and all(getattr(self, name) == getattr(other, name) for name in fields)
@@ -63,12 +63,12 @@ class NodeView:
 
 @frozen
 class Rail:
-    """A switch of the network with the NICs at it.
+    """A switch of the network and its NICs.
 
     Args:
         switch: its name.
-        nics: by node, without what all names of the node begin with.
-        up: the switches that it leads to.
+        nics: by node, without the node's prefix.
+        up: the switches that it is linked to.
     """
 
     switch: str
@@ -81,7 +81,7 @@ class LinkClass:
     """Links of one kind.
 
     Args:
-        ends: kinds of places they join, such as ``device – pcie``.
+        ends: the kinds of their two ends, such as ``device – pcie``.
         count: how many.
         bytes_per_s, latency_s: of each.
     """
@@ -94,14 +94,14 @@ class LinkClass:
 
 @frozen
 class PathClass:
-    """Paths from one device that are alike.
+    """Paths from one device over the same kinds of hubs at the same rate.
 
     Args:
-        device: that the first of them goes to; None for the device's host.
+        device: the destination of the first one; None for the device's host.
         count: how many.
-        hubs: names on the first one.
+        hubs: the names of the hubs on the first one.
         bytes_per_s: of its slowest link.
-        latency_s: of all its links.
+        latency_s: sum over its links.
     """
 
     device: int | None
@@ -116,9 +116,9 @@ class Topology:
     """A cluster's nodes and network.
 
     Args:
-        names: of the nodes: what all names in one begin with, or a number.
-        nodes: with devices.
-        rails: switches of the network with NICs, or that lead on to others.
+        names: of the nodes: the common prefix of a node's names, or a number.
+        nodes: those with devices.
+        rails: the switches of the network.
         links: all links, by kind.
     """
 
@@ -128,7 +128,7 @@ class Topology:
     links: tuple[LinkClass, ...]
 
     def groups(self, types: Sequence[str | None]) -> list[list[int]]:
-        """Numbers of nodes, those beside each other that are alike together; ``types`` are the devices'."""
+        """Numbers of nodes; equal nodes that follow each other are one group. ``types`` are the devices' types."""
         groups: list[list[int]] = []
         for number, node in enumerate(self.nodes):
             if groups and self.nodes[groups[-1][0]].like(node, types):
@@ -139,7 +139,7 @@ class Topology:
 
 
 def topology_of(cluster: Cluster) -> Topology:
-    """Take a cluster apart: nodes are what is left together without the switches of the network."""
+    """A cluster's nodes and network: nodes are the connected components without the network's switches."""
     kinds = {device.name: "device" for device in cluster.devices} | {hub.name: hub.kind for hub in cluster.hubs}
     graph: networkx.Graph[str] = networkx.Graph()
     graph.add_nodes_from(kinds)
@@ -159,7 +159,7 @@ def topology_of(cluster: Cluster) -> Topology:
 
 
 def link_classes(links: Iterable[Link], kinds: dict[str, str]) -> tuple[LinkClass, ...]:
-    """Links by the kinds of places that they join, their rate and latency, in the order of the first of each."""
+    """Links by the kinds of their ends, their rate and latency, in the order of the first of each."""
     shown = Counter(
         (" – ".join(sorted((kinds[link.a], kinds[link.b]), key=_rank)), link.bytes_per_s, link.latency_s)
         for link in links
@@ -168,7 +168,7 @@ def link_classes(links: Iterable[Link], kinds: dict[str, str]) -> tuple[LinkClas
 
 
 def path_classes(cluster: Cluster, device: int = 0) -> tuple[PathClass, ...]:
-    """Paths from a device to all others and to its host, those over equal hubs at an equal rate together."""
+    """Paths from a device to all others and to its host, grouped by the kinds of their hubs and by rate."""
     kinds = {hub.name: hub.kind for hub in cluster.hubs}
     found: dict[tuple[object, ...], PathClass] = {}
     for other in (*range(len(cluster.devices)), None):
@@ -191,7 +191,7 @@ def _rank(kind: str) -> int:
 
 
 def _network(graph: "networkx.Graph[str]", kinds: dict[str, str]) -> set[str]:
-    """Switches without devices that a NIC reaches over switches alone."""
+    """Switches without devices that a NIC reaches through switches alone."""
     found: set[str] = set()
     frontier = [name for name, kind in kinds.items() if kind == "nic"]
     while frontier:
@@ -204,7 +204,7 @@ def _network(graph: "networkx.Graph[str]", kinds: dict[str, str]) -> set[str]:
 
 
 def _prefix(names: Sequence[str]) -> str:
-    """What all names begin with, up to the last sign of punctuation in it."""
+    """The common prefix of all names, up to its last punctuation character."""
     first, last = min(names), max(names)
     length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(map(len, names)))
     return first[: max((at + 1 for at in range(length) if first[at] in "./:-_"), default=0)]
@@ -254,7 +254,7 @@ def _node(
 
 
 def _is_plain(branches: Sequence[Branch], bridges: Sequence[tuple[int, int]]) -> bool:
-    """Whether branches stand beside each other, and bridges join neighbours."""
+    """Whether the devices of each branch are consecutive, and bridges join neighbours."""
     places = [place for branch in branches for place in branch.devices]
     ends = [end for bridge in bridges for end in bridge]
     return (

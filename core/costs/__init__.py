@@ -1,1 +1,1 @@
-"""What operators and stages cost: the operator graph, stage costs, and the analytic model."""
+"""Costs of operators and stages: the operator graph, stage costs, and the analytic model."""

@@ -1,4 +1,4 @@
-"""What stages cost: the one type that profiles, the analytic model, the evaluator and the simulator share."""
+"""Costs of stages: the one type that profiles, the analytic model, the evaluator and the simulator share."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,21 @@ from .graph import OpGraph, stage_of_nodes
 
 @frozen
 class StageCosts:
-    """One stage, for one microbatch. Times in seconds (or any one unit, for schedules on paper), memory in bytes.
+    """Costs of one stage for one microbatch. Times in seconds (any unit, for abstract schedules), memory in bytes.
 
     Args:
         forward_s, backward_input_s, backward_weight_s: time of F, I and W.
         backward_s: time of the full backward B; None means I + W.
         optimizer_s: time of the stage's optimizer step.
-        parameter_bytes, gradient_bytes, optimizer_bytes: what the stage holds for the whole of training.
-        saved_bytes: what F allocates and the backward frees, over distinct storages. Where the stage recomputes, it is
-            RECOMPUTE that allocates it.
-        freed_by_input_bytes, created_by_input_bytes: what I frees of that, and what it allocates for W alone;
-            W frees the rest.
-        workspace_bytes: what a running action needs beside all that.
-        recompute_s: time of RECOMPUTE; None means as long as F. It need not make what only other stages read.
-        input_bytes: what F of a stage that recomputes keeps until RECOMPUTE starts: what it got from other stages, over
-            distinct storages, and the old values of buffers that it wrote.
+        parameter_bytes, gradient_bytes, optimizer_bytes: memory held during the whole training.
+        saved_bytes: memory that F allocates and the backward frees, over distinct storages. If the stage recomputes,
+            RECOMPUTE allocates it.
+        freed_by_input_bytes, created_by_input_bytes: the part of it that I frees, and the memory that I allocates for W
+            alone; W frees the rest.
+        workspace_bytes: memory that an action needs only while it runs, in addition to all that.
+        recompute_s: time of RECOMPUTE; None means that of F. It omits outputs that only other stages read.
+        input_bytes: memory that F of a stage that recomputes keeps until RECOMPUTE starts: its inputs from other
+            stages, over distinct storages, and the old values of the buffers that it wrote.
     """
 
     forward_s: float
@@ -55,12 +55,12 @@ class StageCosts:
 
     @property
     def kept_bytes(self) -> float:
-        """What a microbatch holds between I and W."""
+        """Bytes that a microbatch holds between I and W."""
         return self.saved_bytes - self.freed_by_input_bytes + self.created_by_input_bytes
 
     @property
     def reserved_bytes(self) -> float:
-        """What F has to find room for: I may leave more than F saved."""
+        """Bytes that must be free before F: I may keep more than F saved."""
         return max(self.saved_bytes, self.kept_bytes)
 
     @property
@@ -70,17 +70,17 @@ class StageCosts:
 
 
 EMPTY_GRADIENT_BYTES = 1
-"""Size of the gradient of a tensor without bytes: its stage's backward still waits for that of the reader."""
+"""Size of the gradient of an empty tensor: not 0, because the producer's backward still waits for the reader's."""
 
 
 @frozen
 class StageEdge:
-    """What one stage sends another for each microbatch.
+    """The tensors that one stage sends another for each microbatch.
 
     Args:
         src, dst: the producing and the reading stage.
-        bytes: forward, all tensors together; they travel as one message.
-        gradient_bytes: back; 0 where no tensor of the edge is differentiable, and then nothing comes back.
+        bytes: of the activations, all tensors together; they are sent as one message.
+        gradient_bytes: of the gradients; 0 if no tensor of the edge is differentiable, and then none is sent.
     """
 
     src: int
@@ -108,10 +108,10 @@ def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageE
 
 
 def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageCosts, ...]:
-    """Costs of stages as the sum of their nodes; the workspace is that of the largest node.
+    """Costs of stages as the sum of their nodes; the workspace is the largest of any node.
 
-    A parameter's gradient is as large as the parameter; what is left of ``state_bytes`` is optimizer state. The inputs
-    that a stage keeps to recompute are the tensors on its edges from earlier ones, each once.
+    A parameter's gradient is as large as the parameter; the rest of ``state_bytes`` is optimizer state. The inputs that
+    a stage keeps for recompute are the tensors on its edges from earlier stages, each once.
     """
     inputs = _input_bytes(graph, stages)
     result = []
@@ -138,7 +138,7 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
 
 
 def _input_bytes(graph: OpGraph, stages: Sequence[Sequence[str]]) -> list[int]:
-    """Per stage bytes of the tensors that it reads from other stages."""
+    """Per stage the bytes of the tensors that it reads from other stages."""
     where = stage_of_nodes(graph, stages)
     sizes: list[dict[tuple[str, int], int]] = [{} for _ in stages]
     for edge in graph.edges:

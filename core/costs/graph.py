@@ -1,8 +1,8 @@
-"""The operator graph: what a training step computes, in the order it computes it, with what each operator costs.
+"""The operator graph: the operators of a training step in their order, with the costs of each.
 
-Documents of format ``panpipe.opgraph/1`` hold one; capture makes one from a model. A node is one operator, an edge a
-tensor that one operator reads of another. Nodes stand in a topological order, and every partition in panpipe is a
-cut of that order.
+A document of format ``panpipe.opgraph/1`` holds one; capture derives one from a model. A node is one operator, an edge
+a tensor that one operator produces and another reads. Nodes are in topological order, and every partition cuts that
+order into consecutive stages.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ class OpNode:
         name: module path, operator and ordinal; unique in the graph.
         forward_s, backward_input_s, backward_weight_s: time of F, I and W.
         optimizer_s: time of the optimizer step over this operator's parameters, once a step.
-        parameter_bytes: its parameters alone.
-        state_bytes: parameters, gradients and optimizer state together.
-        saved_bytes: what it holds from forward to backward, for each microbatch in flight.
-        workspace_bytes: what it needs only while it runs.
-        parameters: names of the parameters it reads; empty where a file does not say.
+        parameter_bytes: of its parameters alone.
+        state_bytes: of parameters, gradients and optimizer state together.
+        saved_bytes: held from forward to backward, for each microbatch in flight.
+        workspace_bytes: needed only while it runs.
+        parameters: names of the parameters it reads; empty if a file does not list them.
     """
 
     name: str
@@ -48,13 +48,13 @@ class OpNode:
 
 @frozen(slots=False)
 class OpEdge:
-    """A tensor read across two operators.
+    """A tensor that one operator produces and another reads.
 
     Args:
         src, dst: names of the producing and the reading node.
         bytes: its size for one microbatch.
-        gradient: whether a gradient of the same size comes back.
-        tensor: which of the producer's outputs it is; readers of the same one share one transfer.
+        gradient: whether a gradient of the same size is sent back.
+        tensor: index of the producer's output; readers of the same output share one transfer.
     """
 
     src: str
@@ -69,7 +69,7 @@ class OpGraph:
     """Operators in topological order, and the tensors between them.
 
     Raises:
-        RequestError: two nodes share a name, an edge names no node or runs against the order, or a cost is negative.
+        RequestError: two nodes have one name, an edge names no node or is against the order, or a cost is negative.
     """
 
     nodes: tuple[OpNode, ...]
@@ -80,7 +80,7 @@ class OpGraph:
         if len(self.index) != len(self.nodes):
             names = [node.name for node in self.nodes]
             twice = next(name for name in names if names.count(name) > 1)
-            raise RequestError(f"operator '{twice}' stands twice in the graph: names are unique; rename one")
+            raise RequestError(f"operator '{twice}' appears twice in the graph: names are unique; rename one")
         for node in self.nodes:
             _check_costs(node)
         for edge in self.edges:
@@ -90,10 +90,10 @@ class OpGraph:
             if self.index[edge.src] >= self.index[edge.dst]:
                 raise RequestError(
                     f"edge {edge.src} → {edge.dst} runs against the order of the nodes: "
-                    "nodes stand in a topological order; move one"
+                    "nodes must be in topological order; move one"
                 )
             if edge.bytes < 0:
-                raise RequestError(f"edge {edge.src} → {edge.dst} has {edge.bytes} bytes: a size is at least 0")
+                raise RequestError(f"edge {edge.src} → {edge.dst} has {edge.bytes} bytes: a size must be at least 0")
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -102,12 +102,12 @@ class OpGraph:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that are read, each once, in the order of their first readers."""
+        """Names of the parameters that operators read, each once, in the order of their first readers."""
         return tuple(dict.fromkeys(name for node in self.nodes for name in node.parameters))
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the graph: its operators, parameters and tensors; never its times, which differ by machine."""
+        """Identity of the graph: its operators, parameters and tensors, without times, which differ by machine."""
         identity = {
             "nodes": [[node.name, node.parameter_bytes, list(node.parameters)] for node in self.nodes],
             "edges": [[e.src, e.dst, e.bytes, e.gradient, e.tensor] for e in self.edges],
@@ -118,14 +118,14 @@ class OpGraph:
 def _check_costs(node: OpNode) -> None:
     for name in ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s"):
         if not 0 <= getattr(node, name) < float("inf"):
-            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a time is finite and at least 0")
+            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a time must be finite, at least 0")
     for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes"):
         if getattr(node, name) < 0:
-            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size is at least 0")
+            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size must be at least 0")
 
 
 def read_graph(path: str | Path) -> OpGraph:
-    """Read an operator-graph file. Raises RequestError where it is not one."""
+    """Read an operator-graph file. Raises RequestError if it is not one."""
     graph = from_json(read_text(path), FORMAT, OpGraph, str(path))
     if not graph.nodes:
         raise RequestError(f"{path} has no nodes: an operator graph needs at least one")
@@ -149,7 +149,7 @@ def stage_of_nodes(graph: OpGraph, stages: Sequence[Sequence[str]]) -> dict[str,
             if name not in graph.index:
                 raise RequestError(f"stage {index} names operator '{name}', which this graph does not have: plan again")
             if name in where:
-                raise RequestError(f"operator '{name}' is in stages {where[name]} and {index}: one stage owns it")
+                raise RequestError(f"operator '{name}' is in stages {where[name]} and {index}: put it in one stage")
             where[name] = index
     missing = next((node.name for node in graph.nodes if node.name not in where), None)
     if missing is not None:

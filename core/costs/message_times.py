@@ -1,6 +1,6 @@
-"""What messages cost the devices at their two ends: the overhead *o* of LogP, by size.
+"""Time that a message takes its sender and its receiver: the overhead *o* of LogP, by size.
 
-A device that hands a message over, or makes room for one, does nothing else meanwhile: Culler et al., "LogP: towards a
+A device does nothing else while it sends a message or prepares to receive one: Culler et al., "LogP: towards a
 realistic model of parallel computation" (PPoPP 1993), section 3. It is time of the device, not of the link.
 """
 
@@ -14,7 +14,7 @@ from .costs import StageCosts, StageEdge
 
 
 class MessageCosts(Protocol):
-    """What a message costs the devices at its ends."""
+    """Time that a message takes its sender and its receiver."""
 
     def send_s(self, size: int) -> float:
         """Seconds that a message of ``size`` bytes takes its sender."""
@@ -25,11 +25,11 @@ class MessageCosts(Protocol):
 
 @frozen
 class MessageLine:
-    """The same at both ends, and linear in the size: what a search for cuts counts with.
+    """Equal times at both ends, linear in the size. The search for cuts uses it.
 
     Args:
-        least_s: seconds of a message of no bytes.
-        s_per_byte: further seconds of each byte.
+        least_s: seconds of a message of 0 bytes.
+        s_per_byte: additional seconds for each byte.
     """
 
     least_s: float = 0.0
@@ -45,7 +45,7 @@ class MessageLine:
 
 
 FREE = MessageLine()
-"""Messages that cost their ends nothing, as copy engines carry them."""
+"""Messages that take no time of the sender and the receiver, such as those of copy engines."""
 
 
 @frozen
@@ -53,7 +53,7 @@ class MessageTimes:
     """Times of one message, at its sender and at its receiver.
 
     Args:
-        send, receive: bytes → seconds, for some sizes. Between two of them time is linear, and beyond them constant.
+        send, receive: bytes → seconds, for some sizes. Times are linear between sizes, and constant outside them.
     """
 
     send: Mapping[int, float]
@@ -69,21 +69,21 @@ class MessageTimes:
 
 
 def typical(seen: Sequence[MessageTimes], quantile: float) -> MessageTimes:
-    """A quantile, between 0 and 1, over what was seen of each size."""
+    """A quantile, between 0 and 1, of the times of each size."""
     return MessageTimes(_quantiles([s.send for s in seen], quantile), _quantiles([s.receive for s in seen], quantile))
 
 
 def with_message_times(
     costs: Sequence[StageCosts], placement: Sequence[int], edges: Iterable[StageEdge], times: MessageCosts
 ) -> tuple[StageCosts, ...]:
-    """Costs of stages with what their messages to and from other devices take.
+    """Costs of stages including the time of their messages to and from other devices.
 
-    Outputs belong to F, gradients to B and to I. What travels within a device costs nothing.
+    Outputs are added to F, gradients to B and to I. Messages within a device take no time.
 
     Args:
         costs: of the stages' programs alone.
         placement: device of every stage.
-        edges: what the stages send each other.
+        edges: between the stages.
         times: of a message.
     """
     forward, back = [0.0] * len(costs), [0.0] * len(costs)
@@ -98,12 +98,12 @@ def with_message_times(
     return tuple(
         evolve(
             cost,
-            forward_s=cost.forward_s + ahead,
+            forward_s=cost.forward_s + forward_messages_s,
             recompute_s=cost.second_forward_s,
-            backward_s=cost.full_backward_s + behind,
-            backward_input_s=cost.backward_input_s + behind,
+            backward_s=cost.full_backward_s + backward_messages_s,
+            backward_input_s=cost.backward_input_s + backward_messages_s,
         )
-        for cost, ahead, behind in zip(costs, forward, back, strict=True)
+        for cost, forward_messages_s, backward_messages_s in zip(costs, forward, back, strict=True)
     )
 
 

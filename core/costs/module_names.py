@@ -1,7 +1,7 @@
-"""Stages in the model's own words: from which module to which they reach.
+"""Names stages by the model's modules: the first and the last module of each.
 
-An operator is called ``module.path/operator``, or ``module.path`` in a file that knows modules alone. A stage is
-told by the largest modules that lie in it whole, at its ends: ``transformer.wte … transformer.h.8.attn``.
+An operator's name is ``module.path/operator``, or ``module.path`` in a file with modules only. A stage's name has the
+largest modules at its two ends that are completely inside it: ``transformer.wte … transformer.h.8.attn``.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ def module_ranges(stages: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """For each stage the modules from its first operator to its last.
 
     Args:
-        stages: names of the operators of each stage, all of the model's together.
+        stages: names of the operators of each stage; together all operators of the model.
     """
     whole = Counter(path for names in stages for name in names for path in _enclosing(name))
     return tuple(_range(names, whole) for names in stages)
 
 
 def _enclosing(name: str) -> list[Path]:
-    """The modules around an operator, the outermost first, and the operator itself last."""
+    """The modules that contain an operator, from the outermost, and the operator itself last."""
     module, slash, operator = name.rpartition("/")
     parts = [part for part in (module if slash else operator).split(".") if part]
     if slash:

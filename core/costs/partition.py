@@ -1,4 +1,4 @@
-"""Cuts of a graph's order into stages, and what the devices that hold these may hold."""
+"""Cuts of a graph's order into stages, and the memory limits of devices."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ from ..errors import RequestError
 from .graph import OpGraph
 
 Cuts = tuple[int, ...]
-"""Where stages begin in the graph's order, from 0, with the number of nodes at the end: stage s holds nodes
+"""The first node of each stage in the graph's order, from 0, then the number of nodes: stage s has nodes
 ``cuts[s]`` to ``cuts[s + 1] - 1``."""
 
 
@@ -18,7 +18,7 @@ def stages_of(graph: OpGraph, cuts: Sequence[int]) -> tuple[tuple[str, ...], ...
 
 
 def device_limits(cluster: Cluster, memory_limit: float | None = None) -> tuple[float, ...]:
-    """Bytes that each device may hold: its memory, or ``memory_limit`` where that is less.
+    """Bytes that each device may use: its memory, or ``memory_limit`` if that is less.
 
     Raises:
         RequestError: the limit is not above 0.

@@ -1,4 +1,4 @@
-"""What the page draws, as plain data. Times in seconds to the nanosecond, memory in bytes."""
+"""The data that the page draws, as plain objects. Times in seconds to the nanosecond, memory in bytes."""
 
 import math
 import statistics
@@ -19,13 +19,13 @@ from .operators import condensed
 
 BACKWARD = (Kind.B, Kind.I)
 UNNAMED = "Pipeline plan"
-"""Headline where neither the facts nor the plan have a name."""
+"""Headline if neither the facts nor the plan have a name."""
 TRACES = "Predicted and measured"
-"""Headline where there is no plan."""
+"""Headline if there is no plan."""
 
 
 def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
-    """Everything that the page shows."""
+    """All data of the page."""
     traces = [predicted] if measured is None else [predicted, measured]
     comparison = None if measured is None else compare(predicted, measured)
     return {
@@ -69,7 +69,7 @@ def _idle(idle: IdleTime) -> dict[str, Any]:
 
 
 def _link(link: LinkTrack) -> dict[str, Any]:
-    """Rates in bytes/s; a limit of None is none."""
+    """One link. Rates in bytes/s; a limit of None means that there is no limit."""
     return {
         "name": f"{link.src} → {link.dst}",
         "limit": link.bytes_per_s if math.isfinite(link.bytes_per_s) else None,
@@ -79,8 +79,8 @@ def _link(link: LinkTrack) -> dict[str, Any]:
 
 
 def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
-    """Step times; the measured one is the median of all timed steps where they are known. The interval is moved by the
-    machine's drift since it was predicted, and so is the prediction in the corrected error."""
+    """Step times; the measured one is the median of the timed steps, if there are any. The interval and the prediction
+    of the corrected error are scaled by the machine's drift since the prediction."""
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
@@ -99,7 +99,7 @@ def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: Re
 
 
 def _queues(traces: Sequence[Trace]) -> list[list[str]]:
-    """Per device the queues that any trace has, so that both charts have the same rows."""
+    """Per device the queues of all traces together, so that both charts have the same rows."""
     count = max(trace.devices for trace in traces)
     found: list[set[str]] = [set() for _ in range(count)]
     for trace in traces:
@@ -146,7 +146,7 @@ def _phases(trace: Trace, device: int) -> dict[str, float] | None:
 
 
 def _memory(trace: Trace) -> dict[str, Any]:
-    """Per device one row of held bytes, by kind, for every moment at which something changes."""
+    """Per device one row of held bytes, by kind, for every time at which one of them changes."""
     kinds = memory_kinds(trace)
     times: list[list[float]] = [[] for _ in range(trace.devices)]
     held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
@@ -163,7 +163,7 @@ def _memory(trace: Trace) -> dict[str, Any]:
 
 
 def _peaks(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Peak per device, over the kinds that every trace with samples knows, so that both say the same thing."""
+    """Peak per device, over the kinds that every trace with samples has, so that the two are comparable."""
     known = [set(memory_kinds(trace)) for trace in traces if trace.memory]
     if not known:
         return {"kinds": [], "devices": []}
@@ -184,13 +184,13 @@ def _limits(plan: Plan | None, facts: ReportFacts) -> list[float]:
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:
     plain: dict[str, Any] = as_plain(comparison)
-    # The charts hold every action already.
+    # The charts have every action already.
     del plain["actions"]
     return plain
 
 
 def _traced(trace: Trace) -> dict[str, Any]:
-    """What a trace tells of its plan."""
+    """The plan's data as far as a trace has them."""
     compute = [event for event in trace.events if event.action.kind in COMPUTE_KINDS]
     stages = {event.action.stage: event.device for event in compute}
     return {
@@ -239,5 +239,5 @@ def _plan(plan: Plan) -> dict[str, Any]:
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
-    """A loss that blew up is a gap in the curve, not a page that does not open."""
+    """Replace infinite and NaN values by None: a gap in the curve, and valid JSON."""
     return [float(value) if math.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""What a report can tell beside its plan and traces."""
+"""The facts that a report shows in addition to its plan and traces."""
 
 from enum import StrEnum
 
@@ -8,22 +8,22 @@ from ..evaluate.idle import IdleTime
 
 
 class Checked(StrEnum):
-    """What a check is about."""
+    """The subject of a check."""
 
     RESULT = "result"
-    """What was computed. Where it fails, the program that computed it has failed."""
+    """A computed value. If the check fails, the program has failed."""
     PREDICTION = "prediction"
-    """What was said before. Where it fails, the prediction missed; what was computed is right all the same."""
+    """A predicted value. If the check fails, the prediction missed, and the computed values are still right."""
 
 
 @frozen
 class Check:
-    """One thing that was checked.
+    """One check with its outcome.
 
     Args:
-        name: what, in a few words: ``loss equals one process``.
-        value: what was found, as text: ``0 of 0 bits differ``.
-        verdict: True passed, False failed, None for a figure that nothing was asked of.
+        name: a few words: ``loss equals one process``.
+        value: the outcome as text: ``0 of 0 bits differ``.
+        verdict: True passed, False failed, None for a figure without a pass criterion.
         about: a result, or a prediction.
     """
 
@@ -45,19 +45,19 @@ class Check:
 
 @frozen
 class ReportFacts:
-    """Everything here may be left out, and its part of the page then is too.
+    """Optional contents of the page; without a fact, its part of the page is omitted.
 
     Args:
         title: headline; None for the plan's model.
         summary: one or two sentences below it; None for a sentence about the plan.
         losses: loss of each training step, in order.
-        reference_losses: the same steps by one process, to lay over them.
+        reference_losses: losses of the same steps by one process, drawn over them.
         step_times_s: measured time of every timed step, in seconds; their median is the headline's measured time.
         one_process_step_s: time of the same step by one process, for the speed-up.
         limits_bytes: memory limit per device; None for the memory of the prediction's cluster.
-        checks: what was checked, with its result.
+        checks: checks with their outcomes.
         notes: sentences for the end of the page.
-        idle: why the predicted step is not faster.
+        idle: the idle time of the predicted step by cause.
     """
 
     title: str | None = None

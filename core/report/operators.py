@@ -1,17 +1,17 @@
-"""A stage's operators in a few words: the modules they belong to."""
+"""A short list of a stage's operators: the modules they belong to."""
 
 import re
 from collections.abc import Sequence
 from itertools import groupby
 
 MOST = 8
-"""How many lines one stage may take."""
+"""Most lines for one stage."""
 
 
 def condensed(names: Sequence[str]) -> list[tuple[str, int]]:
     """Neighbouring operators joined by module, as deep as at most ``MOST`` lines allow, with their counts.
 
-    Modules that differ in one number alone, such as ``h.3`` and ``h.4``, become one line ``h.3–4``.
+    Modules that differ only in one number, such as ``h.3`` and ``h.4``, become one line ``h.3–4``.
     """
     paths = [re.split(r"[./]", name.lstrip("/")) for name in names]
     lines: list[tuple[str, int]] = []

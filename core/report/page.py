@@ -1,6 +1,6 @@
-"""The page itself: templates and data in one file that loads nothing.
+"""The page: templates and data in one self-contained HTML file.
 
-The scripts draw everything from the data; Python computes it. They are joined in the order below and share one scope.
+Python computes the data, and the scripts draw it. The scripts are concatenated in the order below and share one scope.
 """
 
 import html
@@ -29,10 +29,10 @@ def write_report(
 
     Args:
         path: of the file.
-        plan: that both traces ran; None leaves its part of the page out.
+        plan: the plan of both traces; None omits its part of the page.
         predicted: the simulated step.
-        measured: a measured step; without it the page shows the prediction alone.
-        facts: what else is known.
+        measured: a measured step; without it the page shows only the prediction.
+        facts: further contents.
     """
     text = report_html(plan=plan, predicted=predicted, measured=measured, facts=facts)
     Path(path).write_text(text, encoding="utf-8")
@@ -41,7 +41,7 @@ def write_report(
 def report_html(
     *, plan: Plan | None, predicted: Trace, measured: Trace | None = None, facts: ReportFacts | None = None
 ) -> str:
-    """The report's text; arguments as of ``write_report``."""
+    """The report's text; arguments as in ``write_report``."""
     data = report_data(plan, predicted, measured, facts or ReportFacts())
     return Template(_template("page.html")).substitute(
         title=html.escape(str(data["title"])),

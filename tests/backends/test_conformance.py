@@ -1,4 +1,4 @@
-"""The conformance suite: our backends and the example keep the contract, and every way to break it is told."""
+"""The conformance suite: panpipe's backends and the example keep the contract, and every violation is reported."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The backends that are broken on purpose, importable in other processes too."""
+    """The deliberately broken backends, importable in other processes, too."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
     import broken_backends
 
@@ -44,7 +44,7 @@ def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "rule", "said"),
     [
-        ("Swapping", "order", "where message 0 from device 1 to 0 was due, there was message 1 from"),
+        ("Swapping", "order", "message 1 from device 1 to 0 arrived where message 0 from device 1 to 0 was due"),
         ("Blocking", "overlap", "device 0, 1 had not finished after 5 s"),
         ("Answering", "early receives", "RuntimeError: it is not this device's turn to receive"),
         ("Bounded", "in flight", "BufferError: 50 messages are in flight"),
@@ -52,15 +52,15 @@ def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
         ("Solid", "shapes", "ValueError: there is nothing to send"),
         ("Rounding", "dtypes", r"a tensor \[3, 11\] of uint8, arrived with \d+ of 33 bytes changed"),
         ("Dense", "layouts", r"transposed from device ., a tensor \[10, 6\] of float32, arrived with \d+ of 240 bytes"),
-        ("Eager", "reuse", "what device 0 overwrote after it had waited for the send"),
-        ("Spilling", "bounds", "received from . into a part of a tensor, and more of it was written"),
-        ("Disordered", "sums", r"a sum \[3, 5, 7\] of float64 on device . has other bits than on device ."),
+        ("Eager", "reuse", "a tensor that device 0 overwrote after it had waited for the send"),
+        ("Spilling", "bounds", "received from . into a part of a tensor, and bytes outside it were written"),
+        ("Disordered", "sums", r"a sum \[3, 5, 7\] of float64 on device . differs in bits from that on device ."),
         ("Forgetful", "sums", r"a sum \[\] of float32 on device . is off by"),
         ("Single", "sums in flight", "RuntimeError: another sum is under way"),
         ("Nameless", "death", "raised OSError and not WorkerError: something went wrong"),
     ],
 )
-def test_each_way_to_break_the_contract_is_told_by_one_rule_alone(broken, name, rule, said):
+def test_each_violation_of_the_contract_breaks_exactly_one_rule(broken, name, rule, said):
     findings = {
         one.rule.name: one.problem
         for one in conformance.examine(
@@ -72,7 +72,7 @@ def test_each_way_to_break_the_contract_is_told_by_one_rule_alone(broken, name, 
     assert re.search(said, findings[rule]), findings[rule]
 
 
-def test_a_check_that_fails_has_every_broken_rule_on_a_line(broken):
+def test_conformance_error_lists_every_broken_rule_on_a_line(broken):
     with pytest.raises(conformance.ConformanceError) as refusal:
         conformance.check(broken.kind("Rounding"), 2)
     first, *lines = str(refusal.value).splitlines()
@@ -82,7 +82,7 @@ def test_a_check_that_fails_has_every_broken_rule_on_a_line(broken):
     )
 
 
-def test_a_backend_that_does_not_connect_is_told(broken):
+def test_a_backend_that_does_not_connect_is_reported(broken):
     findings = conformance.examine(broken.kind("unconnected"), 2)
     assert all("connecting failed with OSError: no wire" in one.problem for one in findings)
 
@@ -90,9 +90,9 @@ def test_a_backend_that_does_not_connect_is_told(broken):
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (memcpy.KIND, {"devices": 1}, "1 devices: messages need two"),
-        (gloo.KIND, {"where": "xpu"}, "'gloo' moves no tensors on xpu: try cpu, cuda"),
-        (BackendKind("own", "", threads=lambda devices: []), {}, "'own' cannot be given to another process"),
+        (memcpy.KIND, {"devices": 1}, "1 devices: messages need at least two"),
+        (gloo.KIND, {"where": "xpu"}, "'gloo' sends no tensors on xpu: try cpu, cuda"),
+        (BackendKind("own", "", threads=lambda devices: []), {}, "'own' cannot be pickled for another process"),
         (
             BackendKind("own", "", threads=memcpy.connect, missing=lambda: "no wire"),
             {},
@@ -100,7 +100,7 @@ def test_a_backend_that_does_not_connect_is_told(broken):
         ),
     ],
 )
-def test_what_cannot_be_checked_is_refused(kind, options, said):
+def test_conformance_check_refuses_impossible_options(kind, options, said):
     with pytest.raises(RequestError, match=said) as refusal:
         conformance.check(kind, **options)
     assert "\n" not in str(refusal.value)

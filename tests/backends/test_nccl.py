@@ -1,8 +1,8 @@
-"""NCCL's order of operations: no plan locks up with a communicator for each pair and direction.
+"""NCCL's order of operations: no plan deadlocks with a communicator for each ordered pair.
 
-The simulation knows NCCL's rules and nothing of how plans are validated: a rank's host issues its actions without ever
-waiting for a device; each stream runs what was issued to it in order; a communicator runs its operations in the order
-of issue, and one that has begun ends when its counterpart has begun, too.
+The simulation follows NCCL's rules and is independent of validation: a rank's host issues its actions without waiting
+for a device; each stream runs its operations in order; a communicator runs its operations in the order of issue, and a
+started operation ends when its counterpart has started, too.
 """
 
 import pytest
@@ -22,15 +22,15 @@ from ..support.plans import plan_of
 
 
 def stuck(plan, lowered, communicator):
-    """Actions that never end; empty where the step runs through.
+    """Actions that never end; empty if the step completes.
 
     Args:
-        communicator: (sender, receiver) → the communicator that carries their messages.
+        communicator: (sender, receiver) → the communicator of their messages.
     """
     place, readers, queues, order = plan.placement, {}, {}, []
     for device, actions in enumerate(lowered):
         arrived = {}
-        last = None  # what the compute stream was given last
+        last = None  # the last action issued to the compute stream
         for action in actions:
             if action.kind in COMM_KINDS:
                 sends = action.kind in SEND_KINDS
@@ -84,37 +84,37 @@ def plans(name, devices, microbatches, prefetch):
 @pytest.mark.parametrize("name", sorted(families()))
 @settings(max_examples=6)
 @given(devices=st.integers(2, 5), microbatches=st.integers(1, 8), prefetch=st.integers(0, 4))
-def test_a_communicator_for_each_pair_and_direction_runs_every_plan(name, devices, microbatches, prefetch):
+def test_one_communicator_per_ordered_pair_never_deadlocks(name, devices, microbatches, prefetch):
     for plan, lowered in plans(name, devices, microbatches, prefetch):
         assert stuck(plan, lowered, lambda sender, receiver: (sender, receiver)) == []
 
 
-def test_one_communicator_for_both_directions_locks_up():
-    """Why there are two, and that the simulation sees it."""
+def test_one_communicator_for_both_directions_deadlocks():
+    """The reason for two communicators per pair; it also shows that the simulation can find a deadlock."""
     ((plan, lowered),) = list(plans("1f1b", 2, 4, 2))[:1]
     assert stuck(plan, lowered, lambda a, b: (min(a, b), max(a, b))) != []
 
 
-def test_all_ranks_make_communicators_in_one_order():
+def test_all_ranks_create_communicators_in_one_order():
     assert nccl.communicators(3) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
 
 
 def test_no_two_communicators_of_a_rank_share_a_stream():
-    """Those along a pipeline of four and those over its two replicas, of ranks pipeline by pipeline."""
+    """Communicators of a pipeline of four devices and of its two replicas."""
     pipeline, replicas = [0, 1, 2, 3], [1, 5]
     groups = [(pipeline, pair) for pair in nccl.communicators(4) if 1 in pair] + [(pipeline, None)]
     groups += [(replicas, pair) for pair in nccl.communicators(2)] + [(replicas, None)]
     assert len({nccl.stream_name(*group) for group in groups}) == len(groups) == 10
 
 
-def test_one_gpu_connects_one_rank(monkeypatch):
+def test_nccl_limits_report_a_machine_with_one_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert "a GPU each and there is 1 GPU here" in nccl.limits()
+    assert "one GPU per rank and there is 1 GPU here" in nccl.limits()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert nccl.limits() is None
 
 
-def test_bytes_are_the_tensors_own():
+def test_bytes_of_a_contiguous_tensor_share_its_memory():
     scalar, odd = torch.tensor(1.5, dtype=torch.float64), torch.arange(6).view(2, 3).t()
     assert nccl._bytes_of(scalar).data_ptr() == scalar.data_ptr()
     assert nccl._bytes_of(scalar).view(torch.float64).item() == 1.5
@@ -124,12 +124,12 @@ def test_bytes_are_the_tensors_own():
 
 def test_ranks_that_share_a_gpu_are_refused_before_nccl_connects():
     nccl.refuse_shared(["GPU 0 of a", "GPU 1 of a", "GPU 0 of b"])
-    with pytest.raises(RequestError, match=r"ranks 1 and 2 are both on GPU 1 of a: NCCL connects .*backend='gloo'"):
+    with pytest.raises(RequestError, match=r"ranks 1 and 2 are both on GPU 1 of a: NCCL needs .*backend='gloo'"):
         nccl.refuse_shared(["GPU 0 of a", "GPU 1 of a", "GPU 1 of a"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_why():
+def test_nccl_without_a_gpu_is_refused_with_its_reason():
     with pytest.raises(RequestError, match=r"backend 'nccl' cannot be used here: .*; usable are memcpy, gloo"):
         find_backend("nccl")
 

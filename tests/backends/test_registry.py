@@ -23,12 +23,12 @@ from ..support.models import CASES
 PACKAGE = Path(__file__).parents[1] / "thirdparty_backend"
 
 
-def test_an_unknown_name_lists_those_known():
+def test_an_unknown_backend_name_lists_the_known_ones():
     with pytest.raises(RequestError, match=r"^there is no backend 'carrier pigeon': known are memcpy, gloo, nccl$"):
         registry.find_backend("carrier pigeon")
 
 
-def test_a_backend_that_is_not_here_says_why():
+def test_an_unavailable_backend_is_refused_with_its_reason():
     kind = BackendKind("own", "", threads=memcpy.connect, missing=lambda: "there is no such wire")
     with pytest.raises(RequestError, match="'own' cannot be used here: there is no such wire; usable are memcpy, gloo"):
         registry.find_backend(kind)
@@ -38,10 +38,10 @@ def test_a_backend_that_is_not_here_says_why():
     ("options", "said"),
     [
         ({}, "'own' connects neither threads nor ranks"),
-        ({"threads": memcpy.connect, "dtypes": frozenset({torch.float32})}, "'own' does not move float64"),
+        ({"threads": memcpy.connect, "dtypes": frozenset({torch.float32})}, "'own' does not send float64"),
     ],
 )
-def test_a_kind_that_cannot_work_is_refused(options, said):
+def test_backend_kind_refuses_wrong_fields(options, said):
     with pytest.raises(RequestError, match=said):
         BackendKind("own", "", **options)
 
@@ -60,15 +60,15 @@ def installed(tmp_path_factory):
     """A virtual environment with the package, and with one whose backend raises while it is loaded; where its packages
     are, and its Python."""
     folder = tmp_path_factory.mktemp("installed")
-    source = shutil.copytree(PACKAGE, folder / "source")  # building leaves files beside the package
+    source = shutil.copytree(PACKAGE, folder / "source")  # building writes files next to the package
     # venv and pip write paths as UTF-8, and fail in a locale that cannot read them.
     utf8 = {**os.environ, "PYTHONUTF8": "1"}
     create = [sys.executable, "-m", "venv", "--symlinks", "--without-pip", folder / "venv"]
     subprocess.run(create, check=True, env=utf8)
     (target,) = (folder / "venv").glob("lib/python*/site-packages")
     python = folder / "venv" / "bin" / "python"
-    # What runs these tests is there as well: torch, panpipe itself, and what builds the package offline.
-    (target / "beside.pth").write_text(
+    # The environment of these tests is visible there, too: torch, panpipe, and what builds the package offline.
+    (target / "outer.pth").write_text(
         f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8"
     )
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-index")
@@ -81,13 +81,13 @@ def installed(tmp_path_factory):
     return target, python
 
 
-def test_an_installed_backend_is_found_beside_one_that_raises(installed):
+def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
     command = [installed[1], "-m", "panpipe.cli", "backends", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
-    told = json.loads(done.stdout)
-    assert [one["name"] for one in told["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
-    assert all(one["available"] for one in told["backends"] if one["name"] != "nccl")
-    assert told["left_out"] == [
+    answer = json.loads(done.stdout)
+    assert [one["name"] for one in answer["backends"]] == ["memcpy", "gloo", "nccl", "sockets"]
+    assert all(one["available"] for one in answer["backends"] if one["name"] != "nccl")
+    assert answer["left_out"] == [
         {"name": "raising", "value": "raising:KIND", "reason": "loading it failed with OSError('no driver')"}
     ]
 
@@ -105,6 +105,6 @@ def test_an_installed_backend_keeps_the_contract(installed):
     command = [installed[1], "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["conforms"] is True
-    assert len(told["rules"]) == len(RULES)
+    answer = json.loads(done.stdout)
+    assert answer["conforms"] is True
+    assert len(answer["rules"]) == len(RULES)

@@ -38,9 +38,9 @@ def test_refused_in_one_line(arguments, said, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_suite_runs_where_it_is_asked_to(capsys):
     assert main(["backends", "gloo", "--check", "--on", "cuda"]) == 2
-    assert "tensors on cuda and PyTorch finds no GPU here: check on cpu" in capsys.readouterr().err
+    assert "tensors on cuda need a GPU and PyTorch finds none: check on cpu" in capsys.readouterr().err
     assert main(["backends", "memcpy", "--check", "--on", "xpu"]) == 2
-    assert "'memcpy' moves no tensors on xpu: try cpu, cuda" in capsys.readouterr().err
+    assert "'memcpy' sends no tensors on xpu: try cpu, cuda" in capsys.readouterr().err
 
 
 def test_what_a_backend_cannot_do_here_is_told(capsys, monkeypatch):

@@ -50,7 +50,7 @@ BAD = {
     "unknown node field": (lambda d: d["nodes"][0].update(speed=1), "speed"),
     "missing name": (lambda d: d["nodes"][0].pop("name"), "name"),
     "no nodes": (lambda d: d.update(nodes=[], edges=[]), "at least one"),
-    "twice": (lambda d: d["nodes"][1].update(name="a"), "'a' stands twice"),
+    "twice": (lambda d: d["nodes"][1].update(name="a"), "'a' appears twice"),
     "negative time": (lambda d: d["nodes"][0].update(forward_s=-1), "forward_s of 'a' is -1.*at least 0"),
     "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "forward_s of 'a' is inf"),
     "negative size": (lambda d: d["nodes"][1].update(saved_bytes=-5), "saved_bytes of 'b' is -5"),

@@ -31,9 +31,9 @@ def test_the_last_dimension_has_neighbouring_devices(text, devices, mesh):
         ("four", "'four' is not a mesh: write"),
         ("pp=", "'pp=' is not a mesh"),
         ("pp=-1", "'pp=-1' is not a mesh"),
-        ("pp=2,dp=0", "has dp=0: every dimension stands once and is at least 1"),
+        ("pp=2,dp=0", "has dp=0: give every dimension once, at least 1"),
         ("pp=2,pp=2", "has pp twice"),
-        ("pp=2,tp=2", "a dimension 'tp': there are pp, along the pipeline, and dp"),
+        ("pp=2,tp=2", "a dimension 'tp': the dimensions are pp .the pipeline. and dp"),
     ],
 )
 def test_what_is_no_mesh_is_refused_in_one_line(text, said):

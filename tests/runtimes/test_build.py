@@ -38,7 +38,7 @@ def plan(devices: int = 2):
             {"mesh": "pp=2,dp=2", "target": "simulator", "cluster": "2xA100-40GB"},
             "trains one replica and the mesh has 2",
         ),
-        ({"mesh": "pp=2,dp=0"}, "has dp=0: every dimension stands once and is at least 1"),
+        ({"mesh": "pp=2,dp=0"}, "has dp=0: give every dimension once, at least 1"),
         ({"mesh": "pp=2,tp=2"}, "has a dimension 'tp': there are pp"),
         ({"mesh": 0}, "has pp=0"),
         ({"backend": "gloo"}, "torchrun"),

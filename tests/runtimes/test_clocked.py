@@ -192,7 +192,7 @@ def test_a_clock_that_comes_to_an_action_too_early_is_told():
     costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, fully_connected(2, 10**9, 1e9, 0.0)
     plan = even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4)
     pipe = build(ThreadTeam(2), CONV, F32, 8, plan, 4, clock=hasty)
-    with pytest.raises(RuntimeError, match="from device 0 to device 1 is waited for before the clock delivered it"):
+    with pytest.raises(RuntimeError, match="from device 0 to device 1 was waited for before the clock delivered it"):
         pipe.step(CASES[CONV].batch(8, F32))
 
 

@@ -1,4 +1,4 @@
-"""A transport whose waits for a dead rank do not end, as those of kernels on a GPU: gloo that keeps its failures."""
+"""A transport whose waits for a dead rank never end, as those of GPU kernels: gloo without its errors."""
 
 import threading
 from contextlib import contextmanager
@@ -41,4 +41,4 @@ class DeafBackend(GlooBackend):
             return _Deaf(super().all_reduce(tensor))
 
 
-KIND = BackendKind("deaf", "waits on for the dead", ranks=DeafBackend, misses_the_dead=False)
+KIND = BackendKind("deaf", "waits forever for dead ranks", ranks=DeafBackend, detects_dead_peers=False)

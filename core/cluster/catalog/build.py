@@ -1,11 +1,11 @@
 """Nodes of a catalogue expanded into a cluster: devices, hubs and links, at their effective rates. ::
 
-                 NVSwitch                      one link a device, its port; pairs of devices where there are bridges
+                 NVSwitch                      one link per device, its port; with bridges, a link per pair of devices
         gpu0   gpu1   gpu2   gpu3
-          └ pcie0 ┘     └ pcie1 ┘   nic1       neighbours share a PCIe switch; so does the NIC next to them
+          └ pcie0 ┘     └ pcie1 ┘   nic1       neighbours and their NIC share a PCIe switch
               │  └ nic0     │  └──── ┘
-              └──── host0 ──┘                  sockets; between two of them the processors' own link
-     nic0 ── rail0 ── nic0 of the next node    NICs of one position share a switch; the spine joins these
+              └──── host0 ──┘                  sockets; two of them are joined by the processors' link
+     nic0 ── rail0 ── nic0 of the next node    NICs with one index share a switch; the spine joins these
 
 Rates are the catalogue's effective ones. A host's memory has no limit of its own: the links to it limit what is staged.
 """
@@ -29,12 +29,12 @@ class Node:
     """One machine to build.
 
     Args:
-        prefix: of the names in it: nothing where it is the only one.
+        prefix: of the names in it; empty if it is the only node.
         kind: its type, with the parameters of its group.
-        gpus: devices of it that are used: the first ones.
-        nics: NICs of it.
-        device: their type.
-        catalogue: for its links.
+        gpus: how many of its devices are used: the first ones.
+        nics: number of its NICs.
+        device: the type of its devices.
+        catalogue: where link types are looked up.
     """
 
     prefix: str
@@ -91,7 +91,7 @@ class Node:
             return
         if self.device.gpu_link is None:
             raise RequestError(
-                f"node '{self.kind.name}' has the interconnect {kind} and its device '{self.device.name}' no gpu_link: "
+                f"node '{self.kind.name}' has interconnect {kind}, but device '{self.device.name}' has no gpu_link: "
                 "give it one, or interconnect=none"
             )
         link = self.catalogue.link(self.device.gpu_link)
@@ -101,7 +101,7 @@ class Node:
             yield from (_link(link, f"{p}gpu{gpu}", f"{p}gpu{gpu + 1}") for gpu in range(0, self.gpus - 1, 2))
 
     def nic_links(self, switches: Sequence[str]) -> Iterator[Link]:
-        """Links of the NICs: to the PCIe switch that each sits at, and to its switch of the network."""
+        """Links of the NICs: each to its PCIe switch and to its network switch."""
         pcie, nic = self.catalogue.link(self.device.host_link), self.catalogue.link(self.kind.nic)
         for number in range(self.nics):
             name = f"{self.prefix}nic{number}"
@@ -113,7 +113,7 @@ def build(catalogue: Catalogue, groups: Sequence[Group]) -> Cluster:
     """The cluster of these groups of nodes, joined by one network where there are several nodes.
 
     Raises:
-        RequestError: a group names nothing known, asks for more devices than its node holds, or has a wrong parameter.
+        RequestError: a group's node is unknown, has fewer devices than the group asks for, or has a wrong parameter.
     """
     count = sum(group.nodes for group in groups)
     nodes: list[Node] = []
@@ -136,7 +136,7 @@ def build(catalogue: Catalogue, groups: Sequence[Group]) -> Cluster:
 
 
 def _spine(nodes: Sequence[Node], switches: Sequence[str]) -> Iterator[Link]:
-    """From each rail's switch: as fast as all NICs on the rail, less the oversubscription."""
+    """Links from each rail's switch to the spine: the rate of all NICs on the rail, divided by the oversubscription."""
     over = max(node.kind.oversubscription for node in nodes)
     latency_s = max(node.kind.spine_latency_s for node in nodes)
     for rail, switch in enumerate(switches):
@@ -150,7 +150,7 @@ def _node(catalogue: Catalogue, group: Group, prefix: str) -> Node:
         raise RequestError(f"node '{kind.name}' names no device: a cluster needs one that does")
     if group.gpus > kind.gpus:
         raise RequestError(
-            f"{group.gpus}x{group.node} asks for {group.gpus} devices in a node, which holds {kind.gpus}: write "
+            f"{group.gpus}x{group.node} asks for {group.gpus} devices in a node, which has {kind.gpus}: write "
             f"{-(-group.gpus // kind.gpus)}x{kind.gpus}x{group.node} for several nodes"
         )
     nics = group.parameters.get("nics") or max(1, kind.nics * group.gpus // kind.gpus)

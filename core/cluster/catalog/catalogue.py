@@ -1,7 +1,7 @@
 """A catalogue: devices, links, nodes and clusters by name, read from TOML files of ``panpipe.catalog/1``.
 
-A file has the tables ``devices``, ``links``, ``nodes`` and ``clusters``, any of them, and ``sources``: names for texts
-that several numbers are from. An entry that is ``like`` another has that one's fields, but for those that it gives.
+A file has any of the tables ``devices``, ``links``, ``nodes`` and ``clusters``, and ``sources``: names for source texts
+that several numbers share. An entry with ``like`` inherits the other entry's fields and overrides those that it gives.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ from .parts import LinkType, NamedCluster, NodeType
 FORMAT = "panpipe.catalog/1"
 SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
 ANY_NODE = "any"
-"""The node of devices that have none of their own."""
+"""The node of device types that have no node entry."""
 
 Entry = TypeVar("Entry")
 
@@ -43,7 +43,7 @@ class Catalogue:
         return _find(self.links, name, "link type")
 
     def node(self, name: str) -> NodeType:
-        """The node of that name, or that of devices of that type. Raises RequestError if there is neither."""
+        """The node of that name, or the node of that device type. Raises RequestError if there is neither."""
         if name in self.nodes and name != ANY_NODE:
             return self.nodes[name]
         device = self.device(name)
@@ -51,10 +51,10 @@ class Catalogue:
         return own or evolve(self.nodes[ANY_NODE], name=device.name, device=device.name)
 
     def with_file(self, text: str, origin: str) -> "Catalogue":
-        """This catalogue and what a file adds to it.
+        """This catalogue with the entries of a file.
 
         Raises:
-            RequestError: the file is not one, takes a name that is taken, or names something unknown.
+            RequestError: the text is no catalogue file, an entry's name is taken, or an entry names an unknown one.
         """
         data = _parsed(text, origin)
         added: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "clusters")}
@@ -75,17 +75,17 @@ class Catalogue:
         return result
 
     def with_devices(self, devices: Iterable[DeviceType]) -> "Catalogue":
-        """This catalogue with more types of devices; the later one has a name that stands twice."""
+        """This catalogue with more device types; of two with one name, the later one is kept."""
         return evolve(self, devices={**self.devices, **{device.name: device for device in devices}})
 
     def _inherited(self, table: dict[str, Any], section: str, data: dict[str, Any], where: str) -> dict[str, Any]:
-        """An entry with the fields of the one that it is like."""
+        """An entry with the fields that it inherits through ``like``."""
         seen: list[str] = []
         while "like" in table:
             name = table["like"]
             own = {key: value for key, value in table.items() if key != "like"}
             if name in seen:
-                raise RequestError(f"{where} is like itself, by way of {' and '.join(seen)}: give one of them in full")
+                raise RequestError(f"{where} is like itself, through {' and '.join(seen)}: give one of them in full")
             seen.append(name)
             if name in data.get(section, {}):
                 base = {key: value for key, value in _entries(data, section, where)[name].items() if key != "aliases"}
@@ -94,13 +94,13 @@ class Catalogue:
                 base.pop("aliases", None)
             else:
                 raise RequestError(
-                    f"{where} is like '{name}', which there is not: {_nearest(name, self, data, section)}"
+                    f"{where} is like '{name}', which does not exist: {_nearest(name, self, data, section)}"
                 )
             table = _merged(base, own)
         return table
 
     def _check_aliases(self, devices: Iterable[DeviceType], origin: str) -> None:
-        """No device that is added takes the name of one that is there as an alias."""
+        """Check that no alias of an added device is the name of an existing device."""
         taken = {
             _plain(name): device.name for device in self.devices.values() for name in (device.name, *device.aliases)
         }
@@ -113,7 +113,7 @@ class Catalogue:
                     )
 
     def _nodes_alike(self, devices: Mapping[str, Any], own: Mapping[str, NodeType]) -> dict[str, NodeType]:
-        """Nodes of a file's devices that have none: that of the device that each is like."""
+        """Nodes for a file's devices without one: each inherits the node of the device that it is ``like``."""
         nodes = {node.device: node for node in (*self.nodes.values(), *own.values()) if node.device is not None}
         found: dict[str, NodeType] = {}
         for name in devices:
@@ -125,7 +125,7 @@ class Catalogue:
         return found
 
     def _check_names(self, added: Mapping[str, Mapping[str, Any]], origin: str) -> None:
-        """Everything that the entries name is there."""
+        """Check that every entry that the added ones name exists."""
         try:
             for device in added["devices"].values():
                 for link in (device.host_link, device.host_copy, device.gpu_link):
@@ -191,7 +191,7 @@ def _cluster(name: str, table: dict[str, Any], where: str) -> NamedCluster:
 
 
 def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:
-    """The entry of that name, or one of whose aliases it is; capitals and punctuation do not matter."""
+    """The entry of that name or alias; case and punctuation are ignored."""
     if name in entries:
         return entries[name]
     wanted = _plain(name)

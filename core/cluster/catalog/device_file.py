@@ -1,4 +1,4 @@
-"""Writing a catalogue file of one device and one link: measured numbers, over those of an entry that it is like."""
+"""Writes a catalogue file of one device and one link: measured numbers that override those of another entry."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from ..sourced import Source
 from .catalogue import FORMAT
 
 Numbers = Mapping[str, tuple[float, Source]]
-"""Number and source by dotted name, as ``DeviceType.sources`` has them."""
+"""Number and source by dotted name, the names as in ``DeviceType.sources``."""
 
 
 def device_file(name: str, like: str, title: str, numbers: Numbers, link: Numbers | None = None) -> str:
@@ -15,10 +15,10 @@ def device_file(name: str, like: str, title: str, numbers: Numbers, link: Number
 
     Args:
         name: of the device.
-        like: the catalogue's entry that all other numbers come from.
-        title: for people.
-        numbers: that differ from those.
-        link: numbers of a link ``NAME-link`` between two such devices, which the device then has to others.
+        like: the catalogue entry that all other numbers are inherited from.
+        title: a name for display.
+        numbers: those that differ from the entry's.
+        link: numbers of a link type ``NAME-link`` between two such devices.
     """
     lines = [f'format = "{FORMAT}"', "", f"[devices.{_text(name)}]", f"like = {_text(like)}", f"title = {_text(title)}"]
     if link is not None:

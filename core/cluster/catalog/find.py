@@ -1,4 +1,4 @@
-"""Clusters by name or file, for everything that takes one."""
+"""Look up clusters by name or file."""
 
 import os
 import re
@@ -22,9 +22,9 @@ def find_cluster(name: str | Path) -> Cluster:
     """The cluster of that name, or of the file at that path.
 
     Args:
-        name: one of the catalogue's; ``4x8xA100-80GB`` and the like (see :mod:`.names`); ``cpu:N`` (or ``local:N``), N
-            workers of this host with an equal share of its memory each; a cluster file (JSON); or a catalogue file
-            (TOML) with one cluster, or with ``#NAME`` behind its path with several.
+        name: one of the catalogue's; a name such as ``4x8xA100-80GB`` (see :mod:`.names`); ``cpu:N`` (or ``local:N``),
+            N workers of this host with an equal share of its memory each; a cluster file (JSON); or a catalogue file
+            (TOML) with one cluster, or ``FILE#NAME`` if it has several.
 
     Raises:
         RequestError: neither a name nor a readable file; the message has the nearest names.
@@ -45,7 +45,7 @@ def device_type(cluster: Cluster, device: int) -> DeviceType | None:
     """The type of a cluster's device: one of the cluster's own, or the catalogue's; None if it has none.
 
     Raises:
-        RequestError: neither knows it.
+        RequestError: neither has it.
     """
     name = cluster.devices[device].type
     if name is None:
@@ -55,15 +55,15 @@ def device_type(cluster: Cluster, device: int) -> DeviceType | None:
 
 
 def required_type(cluster: Cluster, device: int) -> DeviceType:
-    """The type of a cluster's device, which a model's costs follow from.
+    """The type of a cluster's device, from which a model's costs are computed.
 
     Raises:
-        RequestError: it has none, or nobody knows it.
+        RequestError: it has none, or it is unknown.
     """
     found = device_type(cluster, device)
     if found is None:
         raise RequestError(
-            f"device '{cluster.devices[device].name}' of the cluster has no type, and so a model has no costs on it: "
+            f"device '{cluster.devices[device].name}' of the cluster has no type, so a model's costs are unknown: "
             "give it one from the catalogue (panpipe catalog), plan for cpu:N or from an operator-graph file, or give "
             "a plan with a prediction"
         )
@@ -94,7 +94,7 @@ def _of_toml(path: str, name: str) -> Cluster:
 
 
 def cluster_in(extended: Catalogue, name: str) -> Cluster:
-    """The cluster of a name in a catalogue that may have more than panpipe's; it takes along types that only this has.
+    """The named cluster of an extended catalogue, with the device types that panpipe's catalogue does not have.
 
     Raises:
         RequestError: there is none.
@@ -106,7 +106,7 @@ def cluster_in(extended: Catalogue, name: str) -> Cluster:
 
 
 def _workers(count: int, name: str) -> Cluster:
-    """Workers of this host, each a core of it with an equal share of its memory."""
+    """Workers of this host, each one core with an equal share of the memory."""
     if count < 1:
         raise RequestError(f"'{name}' has {count} workers: a cluster needs at least 1")
     link = catalogue().link(CPU_LINK)

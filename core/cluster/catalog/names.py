@@ -1,7 +1,7 @@
-"""Clusters by name: those of the catalogue, and names that say what they are made of.
+"""Clusters by name: those of the catalogue, and names that list their nodes.
 
 ``4x8xA100-80GB`` is 4 nodes of 8 devices each, ``8xH100`` or ``4xH100`` one node or a part of it, ``H100`` one device.
-``4xH100+4xA100-80GB`` joins different nodes by one network. Parameters of the nodes stand behind a colon, as in
+``4xH100+4xA100-80GB`` joins different nodes by one network. Parameters of the nodes follow a colon, as in
 ``4x8xA100-80GB:nics=8,nic=nic-400g``.
 """
 
@@ -29,7 +29,7 @@ def named_cluster(catalogue: Catalogue, name: str) -> Cluster:
     """The cluster of a name.
 
     Raises:
-        RequestError: the name is neither known nor says what the cluster is made of; the message has the nearest names.
+        RequestError: the name is neither known nor a list of nodes; the message has the nearest names.
     """
     groups: list[Group] = []
     for part in name.split("+"):
@@ -78,5 +78,5 @@ def _parameters(text: str, name: str) -> dict[str, Any]:
             given[key] = _truth(value) if PARAMETERS[key] is bool else PARAMETERS[key](value)
         except (ValueError, KeyError):
             rule = "write it as in nics=8 or rails=no"
-            raise RequestError(f"'{part}' in cluster '{name}': {value!r} is no value for {key}; {rule}") from None
+            raise RequestError(f"'{part}' in cluster '{name}': {value!r} is not a value of {key}; {rule}") from None
     return given

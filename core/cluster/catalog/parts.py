@@ -1,4 +1,4 @@
-"""What a catalogue holds beside devices: links, nodes and clusters."""
+"""The catalogue's entries other than devices: links, nodes and clusters."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -20,7 +20,7 @@ PARAMETERS: Mapping[str, type] = {
     "rails": bool,
     "oversubscription": float,
 }
-"""Of a node's numbers and names those that a cluster may change."""
+"""The fields of a node that a cluster may override, with their types."""
 
 
 @frozen
@@ -28,12 +28,12 @@ class LinkType:
     """A type of link. Rates are for each direction.
 
     Args:
-        name: in the catalogue.
-        title: for people.
-        peak_bytes_per_s: what the link's specification says.
-        effective_bytes_per_s: what large transfers reach.
+        name: its name in the catalogue.
+        title: a name for display.
+        peak_bytes_per_s: the rate in the link's specification.
+        effective_bytes_per_s: the rate that large transfers reach.
         latency_s: of this one link; a path has several.
-        sources: of each number, by its name.
+        sources: by the name of each number.
 
     Raises:
         RequestError: a number is out of its range.
@@ -57,24 +57,25 @@ class LinkType:
 
 @frozen
 class NodeType:
-    """How the devices of one machine hang together.
+    """How the devices of one machine are connected.
 
     Args:
-        name: in the catalogue: that of its devices' type, usually.
-        title: for people.
-        device: the type of its devices; None in a node that stands for those of any type without a node of their own.
+        name: its name in the catalogue, usually that of its device type.
+        title: a name for display.
+        device: the type of its devices; None in the node for all device types without a node entry.
         interconnect: ``nvswitch`` (a port of each device into one non-blocking switch), ``bridges`` (pairs of devices)
             or ``none`` (through the host alone).
-        gpus: most devices of a node.
-        gpus_per_pcie_switch: neighbours that share one; 1 stands for a root port of each.
-        sockets: hosts that the devices are spread over.
+        gpus: the number of devices of a full node.
+        gpus_per_pcie_switch: devices that share a PCIe switch; 1 means that each has its own root port.
+        sockets: hosts that the devices are distributed over.
         socket_link: link between two of them.
-        nics: NICs of a node with all its devices, spread over the PCIe switches.
+        nics: NICs of a full node, distributed over the PCIe switches.
         nic: link from each of them to the network.
-        rails: the NICs of one position of all nodes have a switch of their own, joined by a spine; else all have one.
-        oversubscription: of the spine: the rate of a rail's NICs over that of its link to the spine.
+        rails: if true, the NICs with one index of all nodes share a switch, and a spine joins these switches; otherwise
+            all NICs share one switch.
+        oversubscription: of the spine: the rate of a rail's NICs divided by that of its link to the spine.
         spine_latency_s: of the link between a rail's switch and the spine.
-        sources: of each number, by its name.
+        sources: by the name of each number.
 
     Raises:
         RequestError: a number is out of its range, or the interconnect unknown.
@@ -100,7 +101,7 @@ class NodeType:
         _check_numbers(self, "node", positive, zero=("spine_latency_s",))
         if self.interconnect not in INTERCONNECTS:
             raise RequestError(
-                f"interconnect of node '{self.name}' is '{self.interconnect}': known are {', '.join(INTERCONNECTS)}"
+                f"interconnect of node '{self.name}' is '{self.interconnect}': give one of {', '.join(INTERCONNECTS)}"
             )
 
 
@@ -112,7 +113,7 @@ class Group:
         node: their type.
         gpus: devices of each.
         nodes: how many.
-        parameters: numbers of the node's type that differ here.
+        parameters: fields of the node's type that are overridden here.
     """
 
     node: str
@@ -127,7 +128,7 @@ class Group:
         for name, value in self.parameters.items():
             if name not in PARAMETERS:
                 known = ", ".join(PARAMETERS)
-                raise RequestError(f"'{name}' of nodes of '{self.node}' is no parameter: known are {known}")
+                raise RequestError(f"'{name}' of nodes of '{self.node}' is no parameter: give one of {known}")
             wanted = PARAMETERS[name]
             if not isinstance(value, int | float if wanted is float else wanted) or isinstance(value, bool) > (
                 wanted is bool

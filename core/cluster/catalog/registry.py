@@ -1,4 +1,4 @@
-"""The catalogue: that of panpipe, and what other packages add.
+"""The catalogue: panpipe's own entries and those that other packages add.
 
 A package adds devices through the entry-point group ``panpipe.devices``: the entry point names a ``DeviceType``,
 several of them, or the ``pathlib.Path`` of a catalogue file.
@@ -22,10 +22,10 @@ FILES = ("links.toml", "devices.toml", "nodes.toml", "clusters.toml")
 
 @cache
 def catalogue() -> Catalogue:
-    """Everything by name: panpipe's own, then that of plug-ins.
+    """All entries by name: panpipe's own, then those of plug-ins.
 
-    A plug-in that cannot be loaded, is no device type, or takes a name that is taken is left out with a warning that
-    names it and its package.
+    A plug-in is left out, with a warning that names it and its package, if it cannot be loaded, is no device type, or
+    has a name that is taken.
     """
     found = Catalogue()
     for name in FILES:

@@ -1,1 +1,1 @@
-"""From measured messages to links: the line of one pair's times, and the links that pairs share."""
+"""Links from measured messages: the line fitted to one pair's times, and the links that pairs share."""

@@ -1,4 +1,4 @@
-"""The time of a message as a line of its size: latency + bytes / rate."""
+"""The time of a message as a linear function of its size: latency + bytes / rate."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from ...errors import RequestError
 
 @frozen
 class Point:
-    """A message that was measured, and what the line says of it."""
+    """A measured message and its time on the fitted line."""
 
     bytes: int
     measured_s: float
@@ -17,7 +17,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """How far the line is off, as a share of what was measured."""
+        """Relative error of the line."""
         return abs(self.fitted_s - self.measured_s) / self.measured_s
 
 
@@ -26,9 +26,9 @@ class LineFit:
     """A fitted line.
 
     Args:
-        latency_s: of a message of no bytes.
-        bytes_per_s: the rate beyond it.
-        points: what it was fitted to, with its residuals.
+        latency_s: the time of a message of 0 bytes.
+        bytes_per_s: the inverse of the slope.
+        points: the measurements that it was fitted to, with residuals.
     """
 
     latency_s: float
@@ -43,11 +43,11 @@ class LineFit:
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> LineFit:
     """The line with the least sum of squared relative errors; neither latency nor time per byte is below 0.
 
-    Relative, because the times of small and large messages lie three orders of magnitude apart, and a plan sends both.
+    Relative, because the times of small and large messages differ by three orders of magnitude, and a plan sends both.
 
     Args:
-        sizes: of the messages, in bytes; two different ones at least.
-        seconds: what each took, above 0.
+        sizes: of the messages, in bytes; at least two different ones.
+        seconds: of each message, above 0.
 
     Raises:
         RequestError: there are not two sizes, or a time is not above 0.
@@ -64,7 +64,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> LineFit:
     rows = numpy.stack([longest / times, numpy.array(sizes) / largest * longest / times], axis=1)
     latency, slope = lsq_linear(rows, numpy.ones(len(times)), bounds=(0, numpy.inf), method="bvls").x
     latency_s, per_byte_s = float(latency) * longest, float(slope) * longest / largest
-    # All sizes took as long: no rate is seen, and that of the largest message is one that was reached.
+    # All sizes took equally long: the slope is 0, so the rate of the largest message is a lower bound.
     rate = 1 / per_byte_s if per_byte_s > 0 else largest / float(times[list(sizes).index(largest)])
     points = [Point(size, float(time), latency_s + size * per_byte_s) for size, time in zip(sizes, times, strict=True)]
     return LineFit(latency_s, rate, tuple(points))

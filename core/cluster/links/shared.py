@@ -1,10 +1,11 @@
-"""Links that pairs of devices share, found from what moves when many of them send at the same time.
+"""Links that pairs of devices share, found from the throughput while many of them send at the same time.
 
-What a group of devices sends to all the others, each to each at once, is what the links between the two sides let
-through: on a tree of links, with max-min fair sharing, exactly their smallest cut. So a link that is shared shows as a
-group that sends less than the links known so far allow, and the group with the greatest lack has that link to itself: a
-cut of several links lacks no more, in proportion, than the one of them that lacks most. Taking the greatest lack first
-gives a tree that predicts every set of flows; links that never limit anything are left out, unless latencies show them.
+Every device of a group sends to every device outside it at the same time. The throughput is that of the links between
+the two sides: on a tree of links with max-min fair sharing, exactly their minimum cut. A shared link therefore shows as
+a group whose throughput is below the minimum cut of the links known so far. The group with the greatest relative
+deficit is cut by that link alone, because the deficit of a cut of several links is at most the greatest of theirs.
+Adding links in the order of their deficit gives a tree that predicts every set of flows. Links that never limit a flow
+are left out, unless latencies show them.
 
 Latencies show a link between two groups by the four-point condition: every path that crosses it is longer, by the same
 amount, than two that do not. (Buneman, "The recovery of trees from measures of dissimilarity", 1971.)
@@ -22,18 +23,18 @@ from ..routing import Link
 Group = frozenset[int]
 """Devices by number."""
 EXHAUSTIVE = 8
-"""Up to so many devices every group is measured: 254 of 8."""
+"""Up to this many devices every group is measured: 254 groups of 8 devices."""
 
 
 def groups_to_measure(hosts: Sequence[str]) -> list[Group]:
-    """Groups whose sending to all others tells which links are shared.
+    """Groups to measure: their throughput to all others determines which links are shared.
 
     Args:
-        hosts: name of each device's host. Of more than `EXHAUSTIVE` devices, single ones, pairs on one host and whole
-            hosts are measured: an uplink of three devices out of eight on a host is not seen then.
+        hosts: name of each device's host. With more than `EXHAUSTIVE` devices, only single devices, pairs on one host
+            and whole hosts are measured: an uplink of three devices out of eight on a host is then not found.
 
     Returns:
-        Every group with its complement, because the two directions of a link are measured apart.
+        Every group with its complement, because the two directions of a link are measured separately.
     """
     everyone = frozenset(range(len(hosts)))
     if len(hosts) <= EXHAUSTIVE:
@@ -49,13 +50,13 @@ def groups_to_measure(hosts: Sequence[str]) -> list[Group]:
 
 @frozen
 class Cut:
-    """A group against all others.
+    """The throughput between a group and all other devices.
 
     Args:
         group: the side without device 0.
-        sent_bytes_per_s: what it sends to the others, measured.
-        received_bytes_per_s: what it gets from them, measured.
-        fitted_bytes_per_s: what the links let through, in each direction.
+        sent_bytes_per_s: measured, from the group to the others.
+        received_bytes_per_s: measured, from the others to the group.
+        fitted_bytes_per_s: the minimum cut of the links, in each direction.
     """
 
     group: Group
@@ -65,7 +66,7 @@ class Cut:
 
     @property
     def error(self) -> float:
-        """How far the links are off, as a share of what was measured; the worse of both directions."""
+        """Relative error of the links' throughput; the greater one of both directions."""
         measured = (self.sent_bytes_per_s, self.received_bytes_per_s)
         return max(abs(self.fitted_bytes_per_s - one) / one for one in measured)
 
@@ -75,10 +76,10 @@ class SharedLinks:
     """A tree of links between devices.
 
     Args:
-        hubs: between them.
+        hubs: between the devices.
         links: of the tree.
-        shared: name of each hub → devices behind its link to the next one.
-        cuts: everything that was measured together, with residuals.
+        shared: name of each hub → the devices that share its link towards device 0.
+        cuts: all simultaneous measurements, with residuals.
     """
 
     hubs: tuple[Hub, ...]
@@ -89,32 +90,32 @@ class SharedLinks:
 
 @define
 class _Tree:
-    """Groups that are nested or apart, each with the rate of the link that leads out of it.
+    """Groups that are nested or disjoint, each with the rate of the link that leads out of it.
 
     Args:
         devices: how many there are.
-        rates: group without device 0 → rate; all single devices, and all but device 0, are among them.
+        rates: group without device 0 → rate. It has every single device, and the group of all devices but 0.
     """
 
     devices: int
     rates: dict[Group, float]
 
     def fits(self, group: Group) -> bool:
-        """Whether a group is nested in, around or apart from every other one."""
+        """Whether a group is inside, around or disjoint from every other one."""
         return all(group <= other or other <= group or not group & other for other in self.rates)
 
     def parent(self, group: Group) -> Group:
-        """The smallest group around one; all but device 0 is around everything."""
+        """The smallest group that contains this one; all devices but 0 contain every group."""
         return min((other for other in self.rates if group < other), key=len)
 
     def cut(self, group: Group) -> float:
-        """The smallest cut between a group and all others."""
+        """The minimum cut between a group and all other devices."""
         sides = self._sides(frozenset(range(1, self.devices)), group)
         rate = self.rates[frozenset(range(1, self.devices))]
         return min(sides[1], sides[0] + rate) if 0 in group else min(sides[0], sides[1] + rate)
 
     def _sides(self, at: Group, group: Group) -> tuple[float, float]:
-        """Smallest cuts inside ``at``, with the place where its links meet on the others' side, and on the group's."""
+        """Minimum cuts inside ``at``, with its hub on the others' side, and with its hub on the group's side."""
         if len(at) == 1:
             return (float("inf"), 0.0) if at <= group else (0.0, float("inf"))
         apart = together = 0.0
@@ -133,25 +134,25 @@ def shared_links(
     names: Sequence[str], totals: Mapping[Group, float], alone: Mapping[tuple[int, int], float],
     latencies_s: Sequence[Sequence[float]], tolerance: float = 0.1,
 ) -> SharedLinks:  # fmt: skip
-    """The tree of links that explains what was measured together.
+    """The tree of links that explains the simultaneous measurements.
 
     Args:
         names: of the devices.
-        totals: group → bytes/s from it to all others at once; single devices and their complements at least.
-        alone: (sender, receiver) → bytes/s with nobody else. No link is slower than a pair that crosses it: where many
-            get less together than one of them alone, as processes do that wait for a processor, the residuals tell.
-        latencies_s: from each device to each, alone.
-        tolerance: a link is shared where a group sends less than this share below what the others allow, and a step of
-            latency is one where it is above this share of the median.
+        totals: group → bytes/s from it to all others at the same time; at least single devices and their complements.
+        alone: (sender, receiver) → bytes/s while no other pair sends. No link is slower than a pair that crosses it: if
+            many pairs together reach less than one alone (processes that wait for a processor), residuals show it.
+        latencies_s: from each device to each, while no other pair sends.
+        tolerance: a group has a shared link if its throughput is this share below the minimum cut of the links known so
+            far. A latency step is a link if it is above this share of the median latency.
 
     Raises:
         RequestError: there are fewer than two devices, or a single device was not measured.
     """
     count = len(names)
-    everyone, behind = frozenset(range(count)), frozenset(range(1, count))
+    everyone, but_first = frozenset(range(count)), frozenset(range(1, count))
     single = [frozenset({device}) for device in range(1, count)]
     measured = {group: _both(totals, group, everyone) for group in totals if 0 not in group}
-    missing = [group for group in (*single, behind) if measured.get(group) is None]
+    missing = [group for group in (*single, but_first) if measured.get(group) is None]
     if count < 2 or missing:
         raise RequestError(f"devices {[sorted(group) for group in missing]} of {count} were not measured: measure all")
     rates = {
@@ -159,28 +160,28 @@ def shared_links(
         for group, rate in measured.items()
         if rate is not None
     }
-    tree = _Tree(count, {group: rates[group] for group in (*single, behind)})
+    tree = _Tree(count, {group: rates[group] for group in (*single, but_first)})
     _add_shared(tree, rates, tolerance)
     _add_steps(tree, _symmetric(latencies_s), tolerance)
     return _result(tree, names, totals, _symmetric(latencies_s))
 
 
 def _both(totals: Mapping[Group, float], group: Group, everyone: Group) -> float | None:
-    """The mean of both directions; None where one was not measured."""
+    """The mean of both directions; None if one was not measured."""
     other = totals.get(everyone - group)
     return None if other is None else (totals[group] + other) / 2
 
 
 def _add_shared(tree: _Tree, rates: Mapping[Group, float], tolerance: float) -> None:
     while True:
-        lacks = [
+        candidates = [
             (round(rate / tree.cut(group), 9), rate, len(group), sorted(group))
             for group, rate in rates.items()
             if group not in tree.rates and tree.fits(group)
         ]
-        if not lacks or min(lacks)[0] >= 1 - tolerance:
+        if not candidates or min(candidates)[0] >= 1 - tolerance:
             return
-        _, rate, _, group = min(lacks)
+        _, rate, _, group = min(candidates)
         tree.rates[frozenset(group)] = rate
 
 
@@ -217,10 +218,10 @@ def _symmetric(latencies: Sequence[Sequence[float]]) -> list[list[float]]:
 def _result(
     tree: _Tree, names: Sequence[str], totals: Mapping[Group, float], latencies: Sequence[Sequence[float]]
 ) -> SharedLinks:
-    everyone, behind = frozenset(range(tree.devices)), frozenset(range(1, tree.devices))
+    everyone, but_first = frozenset(range(tree.devices)), frozenset(range(1, tree.devices))
     groups = list(tree.rates)
-    inner = sorted((g for g in groups if len(g) > 1 and g != behind), key=lambda g: (len(g), sorted(g)))
-    hub = {group: f"shared{number}" for number, group in enumerate(inner)} | {behind: "middle"}
+    inner = sorted((g for g in groups if len(g) > 1 and g != but_first), key=lambda g: (len(g), sorted(g)))
+    hub = {group: f"shared{number}" for number, group in enumerate(inner)} | {but_first: "middle"}
     ends = [_ends(tree, group, names, hub) for group in groups]
     steps = _latencies(groups, latencies)
     links = [Link(a, b, tree.rates[group], step) for (a, b), group, step in zip(ends, groups, steps, strict=True)]
@@ -241,7 +242,7 @@ def _ends(tree: _Tree, group: Group, names: Sequence[str], hub: Mapping[Group, s
 
 
 def _latencies(groups: Sequence[Group], latencies: Sequence[Sequence[float]]) -> list[float]:
-    """Latencies of links, none below 0, whose sums along paths are nearest to those measured, relatively."""
+    """Latencies of links, none below 0, with the least squared relative error of their sums along paths."""
     import numpy
     from scipy.optimize import lsq_linear
 

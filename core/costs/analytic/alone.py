@@ -1,4 +1,4 @@
-"""One operator of a captured step by itself: what it reads and returns, and what makes two of them the same work."""
+"""One operator of a captured step on its own: its inputs, its results, and a key that is equal for equal work."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @frozen(slots=False, eq=False)
 class LoneOperator:
-    """An operator by itself.
+    """An operator on its own.
 
     Args:
         operators: the captured step.
@@ -35,7 +35,7 @@ class LoneOperator:
 
     @cached_property
     def given(self) -> list[fx.Node]:
-        """What it reads: results of other operators first, then what is there anyway."""
+        """Its inputs: results of other operators first, then parameters, buffers, constants and the batch."""
         inside = set(self.members)
         read = dict.fromkeys(s for node in self.members for s in node.all_input_nodes if s not in inside)
         tensors = [node for node in read if isinstance(self.operators.values.get(node.name), Tensor)]
@@ -43,12 +43,12 @@ class LoneOperator:
 
     @cached_property
     def activations(self) -> list[fx.Node]:
-        """What it reads of other operators."""
+        """Its inputs from other operators."""
         return [node for node in self.given if node.name in self.operators.owner]
 
     @cached_property
     def returned(self) -> list[fx.Node]:
-        """Members that others read, or that leave the step."""
+        """Members that other operators read, or that the step returns."""
         inside, results = set(self.members), set(self.operators.step.outputs.nodes)
         return [
             node for node in self.members
@@ -58,7 +58,7 @@ class LoneOperator:
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for operators that do the same work, wherever they stand."""
+        """Equal for operators that do the same work, at any position."""
         place = {node: ("given", i) for i, node in enumerate(self.given)}
         place |= {node: ("member", i) for i, node in enumerate(self.members)}
         values = self.operators.values
@@ -89,9 +89,9 @@ class LoneOperator:
         return "parameter" if node.name in step.parameters else "other"
 
     def graph(self) -> StageGraph:
-        """Itself as a stage, attention fused.
+        """The operator as a stage, with fused attention.
 
-        Every result is a copy, so that each has a gradient of its own; see `is_copy`.
+        Every result is a copy, so that each has a separate gradient; see `is_copy`.
         """
         operators, step = self.operators, self.operators.step
         graph = fx.Graph()
@@ -122,7 +122,7 @@ class LoneOperator:
 
 
 def is_copy(node: fx.Node) -> bool:
-    """Whether an output of the traced graph is the copy that `LoneOperator.graph` made of it."""
+    """Whether an output of the traced graph is a copy that `LoneOperator.graph` added."""
     return node.target is aten.clone.default
 
 

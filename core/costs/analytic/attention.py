@@ -1,9 +1,9 @@
-"""Attention as one fused kernel, the way GPUs run it: it saves its inputs, its result and one number a row.
+"""Attention as one fused kernel, as GPUs run it: it saves its inputs, its result and one number per row.
 
-The CPU that a step is captured on would split scaled dot-product attention up, or run a kernel of its own. Costs of a
-device come with that device's kernels: FlashAttention-2 (arXiv 2307.08691) and the memory-efficient kernel (arXiv
-2112.05682) both keep query, key, value, result and the row-wise logsumexp in float32, and compute the scores again in
-the backward.
+The CPU on which a step is captured would decompose scaled dot-product attention, or run its own kernel. A device's
+costs are those of its own kernels: FlashAttention-2 (arXiv 2307.08691) and the memory-efficient kernel (arXiv
+2112.05682) both save query, key, value, result and the row-wise logsumexp in float32, and recompute the scores in the
+backward.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ BACKWARD = torch.ops.panpipe_analytic.fused_attention_backward.default
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = query.shape
-    # These kernels lay the heads of a token side by side.
+    # These kernels store the heads of a token next to each other.
     result = query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
     return result, query.new_empty(batch, heads, rows, dtype=torch.float32)
 
@@ -60,9 +60,9 @@ torch.library.register_autograd("panpipe_analytic::fused_attention", _differenti
 
 
 def with_fused_attention(graph: fx.Graph) -> None:
-    """Replace scaled dot-product attention by the fused kernel, wherever it has batch and heads.
+    """Replace scaled dot-product attention that has batch and head dimensions by the fused kernel.
 
-    Dropout within the kernel needs no memory: it draws its mask again.
+    Dropout in the kernel needs no memory: the backward generates the mask again.
 
     Args:
         graph: of one operator; changed in place.
@@ -80,14 +80,14 @@ def with_fused_attention(graph: fx.Graph) -> None:
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     if query.ndim != 4:  # torch has no fused kernel for it, on any device
         return aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, causal)  # type: ignore[no-any-return]
-    if mask is not None and mask.dtype == torch.bool:  # so does torch, before each call
+    if mask is not None and mask.dtype == torch.bool:  # torch converts it before each call, too
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     result: Tensor = FORWARD(query, key, value, mask, causal)[0]
     return result
 
 
 def score_products(query: Tensor, key: Tensor, causal: bool) -> int:
-    """How many pairs of query and key rows a kernel multiplies, over batch and heads: a causal one leaves out half."""
+    """Number of pairs of query and key rows that a kernel multiplies, over batch and heads; a causal one skips half."""
     batch, heads, rows, _ = query.shape
     columns = key.shape[-2]
     if not causal:
@@ -97,10 +97,10 @@ def score_products(query: Tensor, key: Tensor, causal: bool) -> int:
 
 
 def attention_flops(query: Tensor, key: Tensor, value: Tensor, causal: bool, backward: bool) -> tuple[int, int]:
-    """FLOPs of the kernel, and those that the formulas of the field count.
+    """FLOPs that the kernel executes, and FLOPs by the usual formulas for utilisation.
 
-    The kernel's backward computes the scores again: five products for the formulas' four. They count a causal mask's
-    upper half, too (Zero Bubble, arXiv 2401.10241, table 1; Megatron-LM).
+    The kernel's backward recomputes the scores: five products, where the formulas count four. The formulas also count
+    the masked half of causal attention (Zero Bubble, arXiv 2401.10241, table 1; Megatron-LM).
     """
     size, value_size = query.shape[-1], value.shape[-1]
     done, counted = score_products(query, key, causal), score_products(query, key, False)

@@ -1,7 +1,7 @@
 """Fitting a device's efficiencies and launch overhead to measured operators.
 
-Least squares on the logarithm of predicted over measured time, so that an error of 10 % counts the same for a large
-operator as for a small one, with a loss that is linear for outliers.
+Least squares on the logarithm of predicted over measured time: an error of 10 % has the same weight for a large and a
+small operator. The loss is linear for outliers.
 """
 
 import statistics
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 LEAST_EFFICIENCY, LEAST_LAUNCH_S, MOST_LAUNCH_S = 1e-4, 1e-8, 1e-2
 OUTLIER = 0.3
-"""Errors above it, as a share of the measured time, count by their size and not by their square."""
+"""The relative error above which the loss is linear instead of quadratic."""
 
 
 @frozen
@@ -30,10 +30,10 @@ class Sample:
     """A measured operator.
 
     Args:
-        name: for people.
-        case: samples of one case are left out together; its F and its backward, say.
-        kernels: what it computes and moves.
-        seconds: that it took.
+        name: a name for display.
+        case: samples of one case, such as its F and its backward, are held out together.
+        kernels: the kernels that it ran.
+        seconds: its measured time.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Sample:
 
     @property
     def kind(self) -> str:
-        """The kind of the kernel that does most."""
+        """The kind of the kernel with the most FLOPs, then bytes."""
         return max(self.kernels, key=lambda kernel: (kernel.flops, kernel.bytes)).kind
 
 
 @frozen
 class Residual:
-    """A sample beside its predictions.
+    """A sample and its predictions.
 
     Args:
-        sample: what was measured.
-        fitted_s: predicted by the device type that was fitted to all samples.
-        held_out_s: predicted by one that was fitted to all other cases.
+        sample: the measurement.
+        fitted_s: predicted by the device type fitted to all samples.
+        held_out_s: predicted by a device type fitted to all other cases.
     """
 
     sample: Sample
@@ -63,12 +63,12 @@ class Residual:
 
     @property
     def error(self) -> float:
-        """Of the held-out prediction, as a share of the measured time."""
+        """Relative error of the held-out prediction."""
         return abs(self.held_out_s / self.sample.seconds - 1)
 
     @property
     def fitted_error(self) -> float:
-        """Of the fit."""
+        """Relative error of the fit."""
         return abs(self.fitted_s / self.sample.seconds - 1)
 
 
@@ -77,9 +77,9 @@ class Calibration:
     """A fitted device type.
 
     Args:
-        device: the type with fitted numbers; the sources of these are still the old ones.
+        device: the type with fitted numbers; their sources are still the old ones.
         residuals: of every sample.
-        fitted: names of the numbers that the samples told, as `DeviceType.sources` has them; the others stay.
+        fitted: names, as in `DeviceType.sources`, of the numbers that the samples determine; the others are unchanged.
     """
 
     device: DeviceType
@@ -102,30 +102,33 @@ def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False
     """Fit a device type to samples.
 
     Args:
-        samples: measured operators; of kinds that they miss, the efficiency stays as it is.
-        base: its peak rates stay, its efficiencies are where the search begins.
+        samples: measured operators; the efficiency of a kind without samples is unchanged.
+        base: its peak rates are unchanged; its efficiencies are the starting point of the search.
         tf32: whether products of float32 ran as TF32.
 
     Raises:
-        RequestError: too few samples, a time that is none, or a number type that the device has no rate for.
+        RequestError: too few samples, a time that is not above 0, or a number type for which the device has no rate.
     """
     wrong = next((s for s in samples if not (s.seconds > 0 and s.kernels)), None)
     if wrong is not None:
-        raise RequestError(f"'{wrong.name}' took {wrong.seconds} s in {len(wrong.kernels)} kernels: nothing to fit to")
+        raise RequestError(
+            f"'{wrong.name}' took {wrong.seconds} s in {len(wrong.kernels)} kernels: a sample needs a time above 0 and "
+            "at least one kernel"
+        )
     cases = list(dict.fromkeys(sample.case for sample in samples))
     if len(cases) < 3:
         raise RequestError(f"{len(cases)} cases were measured: a fit, and one without each of them, needs at least 3")
-    device, told = _Fit(samples, base, tf32).device()
+    device, determined = _Fit(samples, base, tf32).device()
     held_out: dict[str, float] = {}
     for case in cases:
         rest, _ = _Fit([sample for sample in samples if sample.case != case], base, tf32).device(device)
         held_out |= {s.name: kernels_s(s.kernels, rest, tf32=tf32) for s in samples if s.case == case}
     residuals = (Residual(s, kernels_s(s.kernels, device, tf32=tf32), held_out[s.name]) for s in samples)
-    return Calibration(device, tuple(residuals), told)
+    return Calibration(device, tuple(residuals), determined)
 
 
 class _Fit:
-    """One fit: the samples' kernels as arrays, and the numbers that they tell."""
+    """One fit: the samples' kernels as arrays, and the numbers to fit."""
 
     def __init__(self, samples: Sequence[Sample], base: DeviceType, tf32: bool) -> None:
         self._base = base
@@ -143,11 +146,11 @@ class _Fit:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The numbers that are searched for, in order."""
+        """Names of the numbers to fit, in order."""
         return (*(f"efficiency.{kind}" for kind in self._kinds), "effective_memory_bytes_per_s", "launch_overhead_s")
 
     def _times(self, x: Floats) -> tuple[Floats, Floats, Floats]:
-        """Of every kernel what it takes beside its launch, the number that limits it, and of every sample the seconds.
+        """Per kernel its seconds without the launch and the index of the number that limits it; per sample its seconds.
 
         Args:
             x: logarithms of efficiencies, of the share of the bandwidth, and of the launch.
@@ -166,7 +169,7 @@ class _Fit:
         return np.asarray(np.log(self._times(x)[2]) - self._measured)
 
     def _slopes(self, x: Floats) -> Floats:
-        """Derivatives of the errors: a larger efficiency shortens what it limits."""
+        """Derivatives of the errors: a larger efficiency shortens the kernels that it limits."""
         work_s, limit, seconds = self._times(x)
         slopes = np.zeros((len(seconds), len(x)))
         np.subtract.at(slopes, (self._sample, limit.astype(np.int64)), work_s)
@@ -174,7 +177,7 @@ class _Fit:
         return np.asarray(slopes / seconds[:, None])
 
     def device(self, start: DeviceType | None = None) -> tuple[DeviceType, tuple[str, ...]]:
-        """The base with the numbers that fit best, searched from those of ``start``; and which the samples told."""
+        """The base with the best-fitting numbers, searched from ``start``; and the names that the samples determine."""
         begin = start or self._base
         share = begin.effective_memory_bytes_per_s / begin.peak_memory_bytes_per_s
         numbers = [*(begin.efficiency[kind] for kind in self._kinds), share, begin.launch_overhead_s]
@@ -184,9 +187,9 @@ class _Fit:
         found = least_squares(
             self._errors, first, jac=self._slopes, bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, xtol=1e-10
         )
-        told = np.abs(self._slopes(found.x)).max(axis=0) > 0
-        values = np.where(told, np.exp(found.x), numbers)
-        names = tuple(name for name, known in zip(self._names, told, strict=True) if known)
+        determined = np.abs(self._slopes(found.x)).max(axis=0) > 0
+        values = np.where(determined, np.exp(found.x), numbers)
+        names = tuple(name for name, known in zip(self._names, determined, strict=True) if known)
         *fitted, share, launch_s = (float(value) for value in values)
         return evolve(
             self._base,

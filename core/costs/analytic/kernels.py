@@ -1,4 +1,4 @@
-"""What one call of an operator computes and moves: a kernel on the device."""
+"""The FLOPs and bytes of one call of an operator: a kernel on the device."""
 
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -27,11 +27,11 @@ class Kernel:
 
     Args:
         name: of the operator.
-        kind: one of the kinds that a device type has efficiencies for.
-        dtype: the number type that it computes in.
-        flops: floating-point operations of matrix products, attention and convolutions; 0 for all others, which memory
-            limits. What the kernel executes.
-        counted_flops: the same as the field counts them for model-FLOPs utilisation, see `attention_flops`.
+        kind: one of the kinds for which a device type has efficiencies.
+        dtype: the number type of its computation.
+        flops: floating-point operations that matrix products, attention and convolutions execute; 0 for all other
+            operators, which are memory-bound.
+        counted_flops: the FLOPs by the usual formulas for model-FLOPs utilisation, see `attention_flops`.
         read_bytes, written_bytes: of tensors in memory, each element once.
     """
 
@@ -50,7 +50,7 @@ class Kernel:
 
 
 def touched_bytes(tensor: Tensor) -> int:
-    """Bytes of the distinct elements that a tensor shows: an expanded dimension has one."""
+    """Bytes of a tensor's distinct elements: an expanded dimension has one."""
     sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(prod(sizes)) * tensor.dtype.itemsize if tensor.numel() else 0
 
@@ -60,11 +60,11 @@ def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
 
     Args:
         target: the overload that is called.
-        args, kwargs: what it is given; tensors may be fake.
-        result: what it returns.
+        args, kwargs: its arguments; tensors may be fake.
+        result: its result.
 
     Returns:
-        None for what runs nothing: a view, a memory allocation, a number.
+        None for a call without a kernel: a view, a memory allocation, a number.
     """
     name = operator_name(target)
     written = _written(target, args, kwargs)
@@ -92,7 +92,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """One of several that show the same elements."""
+    """The tensors without those that are the same view of the same storage as an earlier one."""
     found: dict[Any, Tensor] = {}
     for tensor in tensors:
         key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
@@ -113,7 +113,7 @@ def _written(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[T
 def _read_bytes(name: str, args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> int:
     if name in _READ_NOTHING:
         return 0
-    if name in _LOOKUPS and isinstance(args[0], Tensor):  # as many elements as come out, and the places
+    if name in _LOOKUPS and isinstance(args[0], Tensor):  # as many elements as the result has, and the indices
         places = [t for t in given if t is not args[0]]
         return sum(map(touched_bytes, _distinct(places))) + sum(t.numel() * t.dtype.itemsize for t in made)
     if name in ("nll_loss_forward", "nll_loss2d_forward"):  # one element of each row
@@ -135,7 +135,7 @@ def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
     if target is BACKWARD:
         return attention_flops(args[1], args[2], args[3], bool(args[7]), backward=True)
     if name == "convolution_backward":
-        # Both gradients multiply each pair of elements that the forward multiplies; a bias has no products.
+        # Each of the two gradients multiplies the same pairs of elements as the forward; a bias has no products.
         flops = sum(args[-1][:2]) * _convolution_flops(args[1], args[2], args[0], bool(args[7]))
     elif "convolution" in name and len(args) > 6:
         flops = _convolution_flops(args[0], args[1], _tensors(result)[0], bool(args[6]))
@@ -146,7 +146,7 @@ def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def _convolution_flops(x: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:
-    """A multiplication and an addition for each element of the result (of ``x``, transposed) and the filter's share."""
+    """A multiplication and an addition for each element of the result (of ``x``, if transposed) and of its filter."""
     return int(2 * (x if transposed else result).numel() * prod(weight.shape[1:]))
 
 

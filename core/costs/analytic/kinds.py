@@ -1,4 +1,4 @@
-"""The kind of an operator: which efficiency of a device applies to it."""
+"""The kind of an operator, which selects the device's efficiency for it."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _GATHERS = {
 def kind_of(target: Any) -> str:
     """The kind of an overload of an operator.
 
-    Row reductions and softmax count as normalisations: all of them read rows, reduce them and write little or as much.
+    Row reductions and softmax count as normalisations: all of them read rows, reduce them and write at most as much.
     """
     name = operator_name(target)
     plain = name.removesuffix("_")

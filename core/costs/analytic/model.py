@@ -1,4 +1,4 @@
-"""The work of a whole training step, operator by operator; from it, costs on any type of device."""
+"""The kernels of a whole training step, operator by operator, and from them the costs on any type of device."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -25,13 +25,13 @@ class OperatorWork:
     """One operator of a step.
 
     Args:
-        work: what it does by itself; one object for all operators that do the same.
-        backward_input, backward_weight: what the step adds to I and W: the sums of gradients of a result that several
-            read, and of a parameter's gradient over microbatches.
-        saved_bytes: what it keeps that no operator before it keeps.
-        workspace_bytes: the most that is alive while it runs, beside state and saved tensors.
-        trained: elements and bytes per element of each parameter that it is the first to read and that is trained.
-        frozen_bytes: of such parameters that are not.
+        work: its own kernels and memory; equal operators share one object.
+        backward_input, backward_weight: kernels that the step adds to I and W: they sum the gradients of a result that
+            several operators read, and a parameter's gradient over microbatches.
+        saved_bytes: of saved tensors that no earlier operator saves.
+        workspace_bytes: the peak while it runs, without state and saved tensors.
+        trained: elements and bytes per element of each trained parameter that it is the first to read.
+        frozen_bytes: of the frozen parameters that it is the first to read.
     """
 
     work: Work
@@ -45,11 +45,11 @@ class OperatorWork:
 
 @frozen(eq=False)
 class ModelWork:
-    """A training step's work for one microbatch.
+    """A training step's kernels and memory for one microbatch.
 
     Args:
         graph: its operators, without times.
-        operators: what each does, in the graph's order.
+        operators: the work of each, in the graph's order.
     """
 
     graph: OpGraph
@@ -57,7 +57,7 @@ class ModelWork:
 
     @property
     def flops(self) -> int:
-        """FLOPs of F, I and W as the field counts them for utilisation."""
+        """FLOPs of F, I and W by the usual formulas for utilisation."""
         return sum(operator.work.flops for operator in self.operators)
 
     @property
@@ -74,7 +74,7 @@ class ModelWork:
 
         Args:
             device: the type of device.
-            optimizer: whose state is kept; Adam in float32 if None.
+            optimizer: it determines the state's size; Adam in float32 if None.
             tf32: whether products of float32 run as TF32.
 
         Raises:
@@ -112,15 +112,15 @@ class ModelWork:
 def costs_by_type(
     work: ModelWork, devices: Iterable[DeviceType], *, optimizer: Optimizer | None = None, tf32: bool = False
 ) -> dict[str, OpGraph]:
-    """Graphs with times by the name of each type of device: one step on a cluster of several types."""
+    """Graphs with times, by the name of each type of device, for a cluster of several types."""
     return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
 
 
 def model_work(operators: Operators) -> ModelWork:
-    """What every operator of a captured step does; equal operators are traced once.
+    """The work of every operator of a captured step; equal operators are traced once.
 
     Raises:
-        RequestError: an operator cannot be differentiated, or one that stays Python does not run on stand-ins.
+        RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
     """
     lone = [LoneOperator(operators, node.name) for node in operators.graph.nodes]
     known: dict[Hashable, Work] = {}
@@ -148,7 +148,7 @@ def model_work(operators: Operators) -> ModelWork:
 
 
 def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[str]]:
-    """Bytes that each operator keeps first, and the nodes whose storages are kept."""
+    """Per operator the bytes that it is the first to save, and the nodes whose storages are saved."""
     kept: set[str] = set()
     found = []
     for operator, work in zip(lone, works, strict=True):
@@ -166,9 +166,9 @@ def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[
 
 
 def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work], kept: set[str]) -> list[int]:
-    """The most bytes alive in F or in the backward at each operator, saved tensors left out.
+    """The peak bytes in F or in the backward at each operator, without saved tensors.
 
-    A result that nobody keeps lives from its operator to its last reader; a gradient, back from there to here.
+    A result that is not saved lives from its operator to its last reader; its gradient from there back to the operator.
     """
     count = len(lone)
     position = {operator.name: i for i, operator in enumerate(lone)}
@@ -195,7 +195,7 @@ def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work]
 
 
 def _gradient_sums(operators: Operators, operator: LoneOperator) -> tuple[Kernel, ...]:
-    """A result that n operators read gets n gradients, which n − 1 additions sum."""
+    """A result that n operators read has n gradients; n − 1 additions sum them."""
     found: list[Kernel] = []
     for node in operator.returned:
         value = operators.values[node.name]
@@ -206,7 +206,7 @@ def _gradient_sums(operators: Operators, operator: LoneOperator) -> tuple[Kernel
 
 
 def _parameter_sums(operators: Operators, node: OpNode) -> tuple[Kernel, ...]:
-    """Every parameter's gradient is added to that of the microbatches before."""
+    """Every parameter's gradient is added to that of the earlier microbatches."""
     values = _parameter_values(operators)
     return tuple(
         addition(values[name].numel(), values[name].dtype) for name in node.parameters if values[name].requires_grad
@@ -227,12 +227,12 @@ def _state(operators: Operators, names: Iterable[str]) -> tuple[tuple[tuple[int,
 
 
 def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> OpGraph:
-    """A graph whose times are known otherwise, with the state of an optimizer.
+    """A graph with other times, such as measured ones, with the state of an optimizer added.
 
     Args:
         graph: of these operators.
         operators: of the captured step.
-        optimizer: whose state is kept.
+        optimizer: it determines the state's size.
     """
     seen: set[str] = set()
     nodes = []

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter, and what its step moves."""
+"""The memory that an optimizer keeps for each parameter, and the bytes that its step reads and writes."""
 
 from attrs import frozen
 
@@ -10,12 +10,12 @@ FLOAT32 = 4
 
 @frozen
 class Optimizer:
-    """An optimizer's needs.
+    """An optimizer's memory and traffic.
 
     Args:
-        name: on the command line.
-        moments: tensors of state, each as large as the parameters.
-        exact: state in float32 and, of parameters in 16 bits, a float32 copy beside it; else everything has the
+        name: its name on the command line.
+        moments: number of state tensors, each as large as the parameters.
+        exact: whether the state is float32, with a float32 copy of 16-bit parameters; otherwise everything has the
             parameters' number type, as in ``torch.optim``.
     """
 
@@ -28,10 +28,10 @@ class Optimizer:
         return 2 * size + self._state(size)
 
     def moved_bytes(self, size: int) -> int:
-        """What a fused step reads and writes, in bytes per element of ``size`` bytes."""
+        """Bytes that a fused step reads and writes for an element of ``size`` bytes."""
         copied = self._has_copy(size)
         state = 2 * self._state(size)
-        # The gradient is read; the parameter is written, and read where no copy stands for it.
+        # The gradient is read; the parameter is written, and also read if there is no float32 copy to read.
         return state + (2 if copied else 3) * size
 
     def _has_copy(self, size: int) -> bool:
@@ -45,7 +45,7 @@ class Optimizer:
 OPTIMIZERS = {
     optimizer.name: optimizer
     for optimizer in (
-        Optimizer("adam-master", 2, exact=True),  # 16 bytes a parameter: ZeRO, arXiv 1910.02054, section 3.1
+        Optimizer("adam-master", 2, exact=True),  # 16 bytes per parameter: ZeRO, arXiv 1910.02054, section 3.1
         Optimizer("adam", 2),
         Optimizer("sgd", 0),
         Optimizer("sgd-momentum", 1),
@@ -57,7 +57,7 @@ DEFAULT = "adam-master"
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The optimizer of that name. Raises RequestError where there is none."""
+    """The optimizer of that name. Raises RequestError if there is none."""
     if name not in OPTIMIZERS:
         raise RequestError(f"there is no optimizer '{name}': use one of {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]

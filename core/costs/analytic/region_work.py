@@ -1,4 +1,4 @@
-"""What a region computes: Python that needs values has to run, so it runs, on stand-ins, every operator counted."""
+"""The kernels of a region (Python code that needs values): it is run on stand-ins, and its operators are counted."""
 
 from typing import Any
 
@@ -15,19 +15,19 @@ from .alone import LoneOperator
 from .kernels import Kernel, kernel_of
 
 REGION_OPERATORS = (torch.ops.panpipe_region.run.default, torch.ops.panpipe_region.backward.default)
-"""The operators that a region's forward and backward are in a traced graph."""
+"""The operators of a region's forward and backward in a traced graph."""
 
 _STAND_INS = 1 << 30
-"""Most bytes that stand-ins for what a region reads may take."""
+"""Most bytes of stand-ins for a region's inputs."""
 
 
 @frozen
 class RegionWork:
-    """What a region does for one microbatch.
+    """A region's kernels and memory for one microbatch.
 
     Args:
-        forward, backward: kernels, in order; the backward gives all gradients at once.
-        kept_bytes: what its forward keeps for its backward, beside what it is given.
+        forward, backward: kernels, in order; one backward computes all gradients.
+        kept_bytes: of the tensors that its forward saves for its backward, without its inputs.
     """
 
     forward: tuple[Kernel, ...]
@@ -37,7 +37,7 @@ class RegionWork:
 
 @define(slots=False)
 class _Counted(TorchDispatchMode):
-    """A dispatch mode that notes the kernel of every call."""
+    """A dispatch mode that records the kernel of every call."""
 
     kernels: list[Kernel] = field(factory=list)
 
@@ -56,7 +56,7 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
     """Run a region once on stand-ins of the shapes that it reads.
 
     Args:
-        operator: the operator that it is.
+        operator: the region's operator.
         number: of the region.
 
     Raises:
@@ -68,8 +68,8 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
     size = sum(fake.nbytes for fake in fakes)
     if size > _STAND_INS:
         raise RequestError(
-            f"{region.line}: '{region.name or 'the step'}' stays Python and reads {size / 1e9:.1f} GB: its costs "
-            "come from a run, and that is too much to run; take the value out of that line, or plan for a smaller batch"
+            f"{region.line}: '{region.name or 'the step'}' stays Python and reads {size / 1e9:.1f} GB: its costs need "
+            "a run on at most 1 GiB of inputs; take the value out of that line, or plan for a smaller batch"
         )
     try:
         return _run(region, [stand_in_for(fake) for fake in fakes])
@@ -79,7 +79,7 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise RequestError(
             f"{region.line}: '{region.name or 'the step'}' stays Python and does not run on stand-ins ({first[:160]}): "
-            "costs of it cannot be derived; measure them with --cluster cpu:N, or take the value out of that line"
+            "its costs cannot be derived; measure them with --cluster cpu:N, or take the value out of that line"
         ) from error
 
 

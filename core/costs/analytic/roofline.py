@@ -1,4 +1,4 @@
-"""How long a device of some type needs for a kernel: the roofline model (Williams et al., CACM 2009)."""
+"""The time of a kernel on a device type: the roofline model (Williams et al., CACM 2009)."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float
     """Seconds of one kernel: the launch, and the longer of its arithmetic and its memory traffic.
 
     Args:
-        kernel: what it computes and moves.
+        kernel: its FLOPs and bytes.
         device: the type of device.
         tf32: whether products of float32 run at the rate of TF32.
 
@@ -28,7 +28,7 @@ def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float
 
 
 def kernels_s(kernels: Iterable[Kernel], device: DeviceType, *, tf32: bool = False) -> float:
-    """Seconds of kernels one after another."""
+    """Seconds of kernels that run one after another."""
     return sum(kernel_s(kernel, device, tf32=tf32) for kernel in kernels)
 
 
@@ -38,7 +38,7 @@ def rate_of(device: DeviceType, number_type: str, tf32: bool = False) -> float:
     Args:
         device: the type of device.
         number_type: of the products.
-        tf32: whether products of float32 run as TF32, where the device can.
+        tf32: whether products of float32 run as TF32, if the device has it.
 
     Raises:
         RequestError: the device states no rate for it.

@@ -1,4 +1,4 @@
-"""What an operator computes, moves and keeps: its kernels of F, I and W, and its memory, from its own joint graph."""
+"""An operator's kernels of F, I and W, and its memory, from its own joint graph."""
 
 from collections.abc import Collection, Sequence
 
@@ -27,11 +27,11 @@ from .region_work import REGION_OPERATORS, RegionWork, region_work
 
 @frozen
 class Kept:
-    """A tensor's memory that an operator keeps for its backward.
+    """A storage that an operator keeps for its backward.
 
     Args:
-        given: position among what the operator reads, of a tensor that it was given; else None.
-        returned: position among what it returns, of a tensor that it hands on as well; else None.
+        given: if the tensor is an input, its position among the operator's inputs; otherwise None.
+        returned: if the tensor is a result, its position among the results; otherwise None.
         bytes: of the storage.
     """
 
@@ -42,13 +42,13 @@ class Kept:
 
 @frozen
 class Work:
-    """What an operator does for one microbatch.
+    """An operator's kernels and memory for one microbatch.
 
     Args:
         forward, backward_input, backward_weight: kernels of F, I and W, in order.
-        kept: what F keeps for the backward; parameters, buffers, constants and the batch are there anyway.
-        forward_bytes, backward_bytes: the most that F and the backward hold beside what they are given and what F
-            keeps.
+        kept: storages that F keeps for the backward, without parameters, buffers, constants and the batch.
+        forward_bytes, backward_bytes: the peak memory of F and of the backward, without their inputs and the kept
+            storages.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -65,17 +65,17 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """FLOPs of F, I and W as they are counted for utilisation, see `Kernel.counted_flops`."""
+        """FLOPs of F, I and W for utilisation, see `Kernel.counted_flops`."""
         return sum(k.counted_flops for k in (*self.forward, *self.backward_input, *self.backward_weight))
 
 
 def work_of(operator: LoneOperator) -> Work:
-    """Trace an operator's forward and backward over fake tensors and add up what they do.
+    """Trace an operator's forward and backward over fake tensors and collect their kernels.
 
     Raises:
-        RequestError: it cannot be differentiated, or it stays Python and does not run on stand-ins.
+        RequestError: it cannot be differentiated, or it is a region that does not run on stand-ins.
     """
-    if _only_shows(operator):
+    if _is_view(operator):
         return Work()
     joint = trace_joint(operator.graph(), as_on_cpu=False)
     regions = {number: region_work(operator, number) for number in _region_numbers(joint)}
@@ -96,8 +96,8 @@ def work_of(operator: LoneOperator) -> Work:
     )  # fmt: skip
 
 
-def _only_shows(operator: LoneOperator) -> bool:
-    """Whether it shows memory that it is given, and computes nothing."""
+def _is_view(operator: LoneOperator) -> bool:
+    """Whether its results are views of its inputs, and it computes nothing."""
     values = operator.operators.values
     known = storage_sizes(values[node.name] for node in operator.given)
     made = (t for node in operator.members for t in pytree.tree_leaves(values[node.name]) if isinstance(t, Tensor))
@@ -116,7 +116,7 @@ class _Nodes:
 
 
 def _divided(joint: JointGraph, activations: int) -> _Nodes:
-    """F, I and W the way `..capture.programs` divides them."""
+    """The nodes of F, I and W, divided as `..capture.programs` does."""
     forward = forward_nodes(joint)
     towards = {i: node for i, node in joint.gradients.items() if i < activations}
     if towards:
@@ -153,7 +153,7 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
 
 @frozen
 class _KeptStorages:
-    """What is kept, for those who add up the rest: storages by identity."""
+    """The kept tensors, and the identities of their storages and of the inputs' storages."""
 
     tensors: tuple[Kept, ...]
     storages: frozenset[int]
@@ -190,7 +190,7 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
 
 
 def _is_local(operator: LoneOperator, place: int) -> bool:
-    """Whether an input is memory of what every stage computes for itself; the last input may be the random key."""
+    """Whether an input is a tensor that every stage computes for itself; the last input may be the random key."""
     return place < len(operator.given) and root_of(operator.given[place]).name in operator.operators.local
 
 
@@ -203,8 +203,8 @@ def _storage(node: fx.Node) -> int:
 
 
 def _without_memory(joint: JointGraph, backward: set[fx.Node], activations: int) -> set[fx.Node]:
-    """Nodes of the backward that take no memory: those that overwrite the gradient that comes in, where they alone read
-    it, and gradients of parameters that are added up inside a product."""
+    """Nodes of the backward that allocate no memory: those that overwrite the incoming gradient, if nothing else reads
+    it, and parameter gradients that a product accumulates."""
     tangents = set(joint.tangents.values())
     found = set()
     for node in backward:
@@ -221,7 +221,7 @@ def _without_memory(joint: JointGraph, backward: set[fx.Node], activations: int)
 def _peak(
     joint: JointGraph, chosen: set[fx.Node], ignored: frozenset[int], without_memory: Collection[fx.Node] = ()
 ) -> int:
-    """The most bytes of storages alive while nodes run in order, each from its first tensor to its last use."""
+    """The peak bytes of storages while nodes run in order; each is alive from its first tensor to its last use."""
     ignored |= {key for node in without_memory for key in storage_sizes(_tensors(node))}
     order = ordered(joint.graph, chosen)
     sizes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Schedules and steps as pictures: SVGs, and a page around that of a schedule."""
+"""Pictures of schedules and steps: SVGs, and an HTML page with the picture of a schedule."""
 
 from .comparison import comparison_svg
 from .drawing import schedule_svg

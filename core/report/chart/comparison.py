@@ -1,4 +1,4 @@
-"""A predicted and a measured step as one SVG: two lanes a device, and below them the saved tensors of both."""
+"""A predicted and a measured step as one SVG: two lanes per device, and below them the saved tensors of both."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -16,20 +16,20 @@ LEFT, RIGHT, TOP, MARGIN = 132.0, 150.0, 104.0, 16.0
 LANE, BETWEEN_LANES, BETWEEN_DEVICES = 22.0, 2.0, 16.0
 """Pixels: height of a lane, between the two lanes of a device, and between devices."""
 MEMORY, BETWEEN_CHARTS = 44.0, 62.0
-"""Pixels: height of a device's memory, and between the two charts."""
+"""Pixels: height of a device's memory curve, and between the two charts."""
 OTHER = "#8a929b"
-"""Colour of what is neither F, B, I nor W: recomputation, reductions, the optimizer step."""
+"""Colour of all other kinds than F, B, I and W: recomputation, reductions, the optimizer step."""
 MEASURED_STYLE = f".other rect{{fill:{OTHER}}}.measured{{fill:none;stroke:#1c2127;stroke-width:1.2}}"
 
 
 @frozen
 class Step:
-    """One of the two steps, in the unit that is drawn.
+    """One of the two steps, in the chart's unit of time.
 
     Args:
         name: ``predicted`` or ``measured``.
         trace: the step.
-        scale: what a second is in the unit.
+        scale: one second in that unit.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Step:
     scale: float
 
     def computing(self, device: int) -> list[TraceEvent]:
-        """What the device computed, in order."""
+        """The events of the device's compute queue, in order."""
         return [event for event in self.trace.events if event.device == device and event.queue == COMPUTE_QUEUE]
 
     def saved(self, device: int) -> list[tuple[float, float]]:
-        """(moment, bytes of saved tensors held from then on), starting with nothing."""
+        """(time, bytes of saved tensors held from then on), starting with 0 bytes."""
         samples = [s for s in self.trace.memory if s.device == device and s.kind == "saved"]
         return [(0.0, 0.0), *((sample.time_s * self.scale, sample.bytes) for sample in samples)]
 

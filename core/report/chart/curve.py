@@ -1,4 +1,4 @@
-"""What is to be seen over time on one device: memory, and the three phases of a step."""
+"""One device over time: its memory, and the three phases of its step."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
 def memory_curve(
     actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float], costs: Sequence[StageCosts]
 ) -> list[tuple[float, float]]:
-    """Saved tensors that a device holds from each moment on: (time, held), times ascending, one entry for a moment.
+    """Saved tensors that a device holds from each time on: (time, held), times ascending and distinct.
 
     Args:
         actions: the device's F, I, W and B in order.
@@ -43,12 +43,12 @@ def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
 
 @frozen
 class Phases:
-    """Moments that divide a device's step.
+    """The times that divide a device's step into warm-up, steady state and cool-down.
 
     Args:
-        start, end: of its first and of its last action.
-        steady: its first backward starts; until then it warms up.
-        cooling: its last forward has ended; from then on it cools down.
+        start, end: start of its first action, end of its last.
+        steady: start of its first backward, where warm-up ends.
+        cooling: end of its last forward, where cool-down starts.
     """
 
     start: float

@@ -1,6 +1,6 @@
-"""A schedule as an SVG: a Gantt chart of all devices, and below it what each of them holds, over one time axis.
+"""A schedule as an SVG: a Gantt chart of all devices, and below it the memory of each, over one time axis.
 
-The picture loads nothing. Pointing at an action shows its stage, microbatch and times. A bar over each device shows
+The SVG is self-contained. Hovering over an action shows its stage, microbatch and times. A bar above each device shows
 warm-up, steady state and cool-down.
 """
 
@@ -51,7 +51,7 @@ def _kinds(scored: Scored) -> list[Kind]:
 
 
 def _chunks(placement: Sequence[int]) -> list[int]:
-    """Per stage which of its device's stages it is, from 0."""
+    """Per stage its chunk: its index among its device's stages, from 0."""
     return [placement[:stage].count(device) for stage, device in enumerate(placement)]
 
 

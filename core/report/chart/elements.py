@@ -1,4 +1,4 @@
-"""What the charts have in common: colours of kinds and chunks, numbers of pixels, and the axis of time.
+"""Elements that all charts use: colours of kinds and chunks, the format of pixels, and the time axis.
 
 Kinds have the hues of Okabe and Ito (`Color Universal Design <https://jfly.uni-koeln.de/color/>`_); a device's later
 chunks are paler.
@@ -12,7 +12,7 @@ from .layout import Axis
 HUES = {Kind.F: (42, 111, 176), Kind.B: (227, 154, 27), Kind.I: (207, 91, 46), Kind.W: (31, 156, 127)}
 NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradients", Kind.W: "weight gradients"}
 PALEST = 0.62
-"""How much white a device's last chunk has in its colour."""
+"""Share of white in the colour of a device's last chunk."""
 
 STYLE = """
 text{font:11px ui-sans-serif,system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1c2127;
@@ -24,7 +24,7 @@ font-variant-numeric:tabular-nums}
 
 
 def px(value: float) -> str:
-    """A number of pixels, short."""
+    """A number of pixels as short text."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -53,7 +53,7 @@ def _colour(kind: Kind, chunk: int, chunks: int) -> tuple[int, ...]:
 
 
 def time_axis(axis: Axis, height: float) -> Iterator[str]:
-    """Lines and numbers of the round moments, over a chart of this height in pixels."""
+    """Grid lines and labels at round times, for a chart of this height in pixels."""
     for time in axis.ticks():
         x = px(axis.x(time))
         yield f'<path class="grid" d="M{x} -4V{px(height)}"/><text class="s m" x="{x}" y="-8">{time:.6g}</text>'

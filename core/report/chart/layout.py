@@ -1,4 +1,4 @@
-"""Where things are in the picture of a schedule: two charts, one above the other, over one time axis."""
+"""The layout of a schedule's picture: two charts, one above the other, with the same time axis."""
 
 import math
 
@@ -7,7 +7,7 @@ from attrs import frozen
 from ...schedules.scored import Scored
 
 LEFT, RIGHT, TOP = 56.0, 72.0, 104.0
-"""Pixels beside and above the charts."""
+"""Pixels left of, right of and above the charts."""
 LANE, PHASE, GAP = 24.0, 6.0, 9.0
 """Pixels: height of a device's actions, of the bar of its phases, and between devices."""
 HELD = 30.0
@@ -17,29 +17,29 @@ BETWEEN, MARGIN = 58.0, 16.0
 NARROW, WIDE = 1080.0, 6000.0
 """Pixels: the least and the largest width of a chart."""
 LABELLED = 12.0
-"""Pixels that the shortest action gets, if the chart stays below its largest width."""
+"""Width in pixels of the shortest action, if the chart stays below its largest width."""
 CHARACTER = 6.2
 """Pixels: width of a digit."""
 
 
 @frozen
 class Axis:
-    """Time to pixels.
+    """Converts times to pixels.
 
     Args:
         makespan: the time that the chart shows.
-        width: pixels for it.
+        width: of the chart, in pixels.
     """
 
     makespan: float
     width: float
 
     def x(self, time: float) -> float:
-        """Pixels of a moment, from the chart's left edge."""
+        """Pixels from the chart's left edge to a time."""
         return self.width * time / self.makespan if self.makespan else 0.0
 
     def ticks(self) -> list[float]:
-        """Round moments, one in about every 90 pixels."""
+        """Round times, one in about every 90 pixels."""
         rough = 90 * self.makespan / self.width
         if rough <= 0:
             return [0.0]
@@ -50,11 +50,11 @@ class Axis:
 
 @frozen
 class Layout:
-    """Where things are, in pixels from the picture's top left corner.
+    """Positions in pixels from the picture's top left corner.
 
     Args:
         axis: of both charts.
-        devices: one lane each in both charts.
+        devices: number of lanes of each chart.
     """
 
     axis: Axis
@@ -79,7 +79,7 @@ class Layout:
         return TOP + self.gantt + BETWEEN + self.memory
 
     def memory_top(self, device: int) -> float:
-        """Upper edge of a device's memory."""
+        """Upper edge of a device's memory lane."""
         return TOP + self.gantt + BETWEEN + device * (HELD + GAP)
 
 
@@ -88,7 +88,7 @@ def layout_of(scored: Scored) -> Layout:
 
 
 def axis_of(scored: Scored) -> Axis:
-    """As wide as the shortest action that takes time needs for its label, within bounds."""
+    """The axis whose width gives the shortest action that takes time space for its label, within bounds."""
     result = scored.result
     lengths = [
         end - start

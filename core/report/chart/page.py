@@ -1,6 +1,6 @@
-"""A page around the picture of a schedule: figures, a table of the devices, and what the pointer asks about.
+"""An HTML page with the picture of a schedule: figures, a table of the devices, and details on hover.
 
-One file that loads nothing; the picture in it is the SVG that stands alone as well, and is all there without scripts.
+One self-contained file; its picture is the same SVG as that of ``schedule_svg``, and is complete without scripts.
 """
 
 import json
@@ -16,7 +16,7 @@ from .layout import HELD, LEFT, TOP, layout_of
 
 
 def schedule_html(scored: Scored) -> str:
-    """The page of a schedule. The same input gives the same bytes; arguments as of ``schedule_svg``."""
+    """The page of a schedule. The same input gives the same bytes; arguments as in ``schedule_svg``."""
     return Template(_template("page.html")).substitute(
         title=escape(scored.schedule.name),
         style=_template("page.css"),
@@ -66,7 +66,7 @@ def _rows(scored: Scored) -> list[str]:
 
 
 def _data(scored: Scored) -> dict[str, Any]:
-    """Where the charts are, in the picture's pixels, and what each device holds over time."""
+    """The charts' positions in the picture's pixels, and each device's memory over time."""
     layout = layout_of(scored)
     return {
         "makespan": scored.result.makespan,

@@ -1,7 +1,7 @@
 """A cluster as an SVG: a card for each kind of node with its devices in columns, and the network below.
 
-The picture stands alone: it loads nothing, and tells of every link what it is when it is pointed at. The wider a line,
-the faster the link: a factor of ten is 2 pixels.
+The SVG is self-contained. Hovering over a link shows its ends and its rate. A wider line is a faster link: a factor of
+ten is 2 pixels.
 """
 
 import math
@@ -17,7 +17,7 @@ from ...cluster.topology import NodeView, Topology, topology_of
 STEP, BOX, TALL = 92.0, 74.0, 34.0
 """Pixels: from device to device, width and height of a device."""
 LEFT, PAD, TITLE = 24.0, 22.0, 70.0
-"""Pixels: left of everything, inside a card, above the first card."""
+"""Pixels: the left margin, the padding inside a card, the space above the first card."""
 LEVEL = 62.0
 """Pixels from one level of a node to the next one."""
 NIC = 24.0
@@ -25,7 +25,7 @@ NIC = 24.0
 RAIL = 26.0
 """Pixels from one switch of the network to the next one."""
 NODES_SHOWN = 16
-"""Nodes with a column in the network; of more, the first ones and the last."""
+"""Most nodes with a column in the network; of more, the first ones and the last one are shown."""
 
 COLOURS = {"device": "#2a6fb0", "switch": "#1f9c7f", "pcie": "#7b8794", "host": "#59616b", "nic": "#c98a17"}
 STYLE = """
@@ -37,7 +37,7 @@ text{font:11px ui-sans-serif,system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,
 
 @frozen
 class Pen:
-    """What is needed to draw the links of one node.
+    """Draws the links of one node.
 
     Args:
         links: by the names of their ends.
@@ -48,12 +48,12 @@ class Pen:
     prefix: str
 
     def line(self, a: str, b: str, way: str) -> str:
-        """A link along an SVG path; nothing where there is none."""
+        """A link along an SVG path; empty if there is no such link."""
         link = self.links.get(frozenset((self.prefix + a, self.prefix + b)))
         return "" if link is None else link_path(link, way)
 
     def rate(self, a: str, b: str, x: float, y: float) -> str:
-        """The rate of a link, written beside it."""
+        """The rate of a link, as text next to it."""
         link = self.links.get(frozenset((self.prefix + a, self.prefix + b)))
         if link is None:
             return ""
@@ -61,7 +61,7 @@ class Pen:
 
 
 def link_path(link: Link, way: str) -> str:
-    """A link along an SVG path, as wide as it is fast."""
+    """A link along an SVG path; its width grows with the link's rate."""
     wide = max(1.0, 2.0 * math.log10(max(link.bytes_per_s, 1.0) / 1e9) + 0.5)
     rate = f"{link.bytes_per_s / 1e9:.4g} GB/s in each direction, {link.latency_s * 1e6:.3g} µs"
     return f'<path d="{way}" stroke-width="{_n(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
@@ -72,7 +72,7 @@ def topology_svg(name: str, cluster: Cluster) -> str:
 
     Args:
         name: its title.
-        cluster: what is drawn; nodes that are alike once.
+        cluster: the cluster; equal nodes are drawn once.
     """
     topology = topology_of(cluster)
     types = [device.type for device in cluster.devices]
@@ -83,7 +83,7 @@ def topology_svg(name: str, cluster: Cluster) -> str:
         node = topology.nodes[group[0]]
         title = topology.names[group[0]] if len(topology.nodes) > 1 else ""
         if len(group) > 1:
-            title += f" … {topology.names[group[-1]]}: {len(group)} alike"
+            title += f" … {topology.names[group[-1]]}: {len(group)} equal nodes"
         height = _node_height(node)
         wide = 2 * PAD + STEP * len(node.devices) if node.drawn else 500.0
         parts += [
@@ -118,12 +118,12 @@ def _page(name: str, cluster: Cluster, topology: Topology, parts: Sequence[str],
 
 
 def _n(value: float) -> str:
-    """A number of pixels, short."""
+    """A number of pixels as short text."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _box(kind: str, label: str, x: float, y: float, width: float, height: float, below: str = "") -> Iterator[str]:
-    """A box around a middle of its upper edge, with a second line where there is one."""
+    """A box whose upper edge is centred at x, y, with an optional second line."""
     yield (
         f'<rect x="{_n(x - width / 2)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="5" '
         f'fill="{COLOURS[kind]}"/>'
@@ -150,7 +150,7 @@ def _node_height(node: NodeView) -> float:
 
 
 def _node(node: NodeView, types: Sequence[str | None], pen: Pen) -> Iterator[str]:
-    """Links first, so that boxes lie above them."""
+    """Links first, so that boxes are drawn over them."""
     centres = [PAD + STEP * place + STEP / 2 for place in range(len(node.devices))]
     middles = [sum(centres[place] for place in branch.devices) / len(branch.devices) for branch in node.branches]
     boxes: list[str] = []
@@ -199,7 +199,7 @@ def _branches(
 
 
 def _hosts(node: NodeView, pen: Pen, middles: Sequence[float], boxes: list[str]) -> Iterator[str]:
-    """Hosts under their branches, and what joins them."""
+    """Hosts under their branches, and the links between them."""
     y = _levels(node)[2]
     below = {
         host: [middle for middle, branch in zip(middles, node.branches, strict=True) if branch.host == host]
@@ -231,14 +231,14 @@ def _rates(node: NodeView, pen: Pen, centres: Sequence[float], middles: Sequence
 
 
 def _words(cluster: Cluster, node: NodeView) -> Iterator[str]:
-    """A node that is no tree is told of."""
+    """The text for a node that cannot be drawn as a tree."""
     names = {cluster.devices[number].name for number in node.numbers}
     count = sum(bool({link.a, link.b} & names) for link in cluster.links)
-    yield f'<text x="{_n(PAD)}" y="40">{len(names)} devices with {count} links among them</text>'
+    yield f'<text x="{_n(PAD)}" y="40">{len(names)} devices with {count} links between them</text>'
 
 
 def _network(topology: Topology, links: dict[frozenset[str], Link]) -> tuple[list[str], float, float]:
-    """A line for each switch with NICs, a column for each node; with its height and width."""
+    """A row for each switch with NICs, a column for each node; and the height and width of the drawing."""
     rails = [rail for rail in topology.rails if any(rail.nics)]
     if not rails:
         return [], 0.0, 0.0

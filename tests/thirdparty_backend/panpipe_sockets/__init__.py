@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class Transfer:
-    """A message that a connection's thread works on."""
+    """A message that a connection's thread sends or receives."""
 
     def __init__(self, tensors: Sequence[Tensor], peer: int) -> None:
         self.tensors = tensors
