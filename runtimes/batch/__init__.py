@@ -1,1 +1,1 @@
-"""A batch on its way into a pipeline: microbatches, shapes, and whether ranks were given the same one."""
+"""Batches: cutting them into microbatches, programs by shape, and the check that all ranks have the same batch."""

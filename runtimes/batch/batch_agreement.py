@@ -1,14 +1,14 @@
-"""Whether the ranks of a pipeline were given one batch: in every step, by fingerprints of all that is in it.
+"""Checks in every step that all ranks of a pipeline have the same batch, by fingerprints of its contents.
 
-    step begins ──▶ each rank's row of a table is added up ──▶ last backward ──▶ rows are compared ──▶ update
+    step begins ──▶ an all-reduce gathers each rank's row ──▶ last backward ──▶ rows are compared ──▶ update
                     │ waits │ change │ samples │ nesting │ leaf 0: shape │ … │ leaf 0: values │ … │
 
-Every rank's update needs gradients that came through all the others, which had begun the step then: the table has
-arrived, and no rank updates where rows differ. A GPU's rows are added up where they are after the last backward, and
-read with the results, so that the host waits for nothing within the step: its update is made by then.
+A rank's update needs gradients that passed through all other ranks, so all of them have begun the step, the table has
+arrived, and no rank updates if rows differ. On a GPU the all-reduce is issued after the last backward and read with the
+results, so that the host waits for nothing within the step; the update has run by then.
 
-Where shapes are new to a rank, or a Python value that the step reads has changed, it compares before it captures:
-others that capture nothing would leave it waiting.
+If a rank has new shapes, or a Python value that the step reads has changed, the ranks compare before they capture:
+otherwise a rank that captures would wait for ranks that do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from .fingerprint import MASK, fingerprint
 from .microbatches import Microbatch
 
 _LEAVES = 16
-"""Leaves with numbers of their own in a row; further ones share them."""
+"""Leaves with separate columns in a row; further leaves share these columns."""
 _WAITS, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(5)
 _VALUES = _SHAPES + _LEAVES
 _COLUMNS = _VALUES + _LEAVES
@@ -43,7 +43,7 @@ class Change:
 
     Args:
         digest: of all of them.
-        text: the first one, for people.
+        text: the first one, for messages.
     """
 
     digest: int
@@ -51,14 +51,14 @@ class Change:
 
 
 class BatchAgreement:
-    """The comparison for one batch. All ranks of a replica make one for each step, evaluation or forward.
+    """The comparison for one batch. All ranks of a replica create one for each step, evaluation or forward.
 
     Args:
         team: the devices.
-        queues: device of this process → where it computes.
+        queues: device of this process → its compute queue.
         pieces: the batch's microbatches.
-        known: whether programs for these microbatches are there: who has none compares before it makes them.
-        change: what changed of the values that the step reads.
+        known: whether this rank has programs for these microbatches; if not, it compares before it compiles them.
+        change: the changed values that the step reads, if any.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class BatchAgreement:
             self._later = True
 
     def refuse_before(self) -> None:
-        """Wait for the others, and refuse other batches before anything runs.
+        """Wait for the other ranks, and refuse different batches before anything runs.
 
         Raises:
-            RequestError: there are.
+            RequestError: ranks have different batches.
         """
         if self._rows is not None:
             return
-        if self._later:  # the others are at the same place, or are missed there
+        if self._later:  # the others are in the same call, or their absence is detected there
             rows = self._team.in_replica(lambda _: self._table[self._device].tolist())
             self._rows, self._later = rows, False
         else:
@@ -97,36 +97,36 @@ class BatchAgreement:
         failure = self._failure()
         if failure is not None:
             if not all(row[_WAITS] for row in self._rows or ()):
-                self._team.fail(failure)  # who knows its shapes runs the step, and waits for this one
+                self._team.fail(failure)  # ranks that know their shapes run the step, and wait for this one
             raise failure
 
     def differ(self) -> bool:
-        """Whether ranks of this replica have other batches, as far as that is known without waiting for a GPU."""
+        """Whether ranks of this replica have different batches, as far as known without waiting for a GPU."""
         if not self._later:
             self._arrive()
         return self._failure() is not None
 
     def announce(self) -> None:
-        """Add up the rows of a GPU, after its last backward."""
+        """Issue the all-reduce of a GPU's rows, after its last backward."""
         if self._later:
             self._handle = self._team.backend(self._device).all_reduce(self._table)
 
     def collect(self) -> None:
-        """Have all rows here, of a GPU, too."""
+        """Wait for all rows, also for those of a GPU."""
         self._arrive()
 
     def note_replica(self, replica: int | None) -> None:
-        """Take over which replica's ranks have other batches, as far as replicas exchange that."""
+        """Record the replica whose ranks have different batches, as exchanged between replicas; None for none."""
         self._apart = replica
 
     def refuse(self, outcome: str) -> None:
         """Refuse the batch of a step that ran.
 
         Args:
-            outcome: what became of it, for the message.
+            outcome: the step's outcome, for the message.
 
         Raises:
-            RequestError: ranks have other batches.
+            RequestError: ranks have different batches.
         """
         failure = self._failure()
         if failure is None and self._apart is not None:
@@ -141,7 +141,7 @@ class BatchAgreement:
             self._rows = self._queue.read(self._table).tolist()
 
     def _own_row(self, known: bool) -> Tensor:
-        """A table of zeros with this rank's row: on its device."""
+        """A table of zeros with this rank's row filled in, on its device."""
         host = torch.zeros(_COLUMNS, dtype=torch.int64)
         host[_WAITS] = not known
         host[_CHANGE] = 0 if self._change is None else self._change.digest
@@ -173,11 +173,11 @@ class BatchAgreement:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Of the leaves of the first microbatch, which is one of the largest."""
+        """Names of the leaves of the first microbatch, which is one of the largest."""
         return self._pieces[0].names
 
     def _failure(self) -> RequestError | None:
-        """What is different, by the first rank that has something else than the first one of the replica."""
+        """The error for the first rank whose row differs from that of the replica's first rank; None if none does."""
         first, *others = self._rows or [[]]
         for number, other in enumerate(others, 1):
             column = next((i for i in range(_CHANGE, _COLUMNS) if other[i] != first[i]), None)

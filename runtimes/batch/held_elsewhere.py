@@ -1,11 +1,11 @@
-"""Parameters of the user's model that another process holds: they have a shape, and whatever asks for more is refused.
+"""Parameters of the user's model that another process holds: here only their shape exists, and other uses are refused.
 
-Such a tensor is on the meta device, where PyTorch computes shapes and no values: an average ``a.mul_(d).add_(p)`` or a
-norm over ``model.parameters()`` would be lost, or would miss most of the model, without a word. So its class is another
-one, whose operations raise an error that names the parameter and its rank. What describes a tensor is as ever.
+Such a tensor is on the meta device, where PyTorch computes shapes without values: an average ``a.mul_(d).add_(p)`` or a
+norm over ``model.parameters()`` would silently have no effect, or omit most of the model. So it gets another class,
+whose operations raise an error with the parameter's name and its rank. Metadata such as shape and dtype work as usual.
 
-The tensor that the model had before is of that class from then on, too: who keeps it, in an optimizer or in a list,
-holds values that training no longer changes.
+The model's previous tensor gets this class, too: a reference to it, in an optimizer or in a list, has values that
+training no longer changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,13 +23,13 @@ _METADATA = (
     "is_mtia", "is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu", "itemsize",
     "layout", "name", "names", "nbytes", "ndim", "output_nr", "requires_grad", "retains_grad", "shape",
 )  # fmt: skip
-"""Attributes that describe a tensor and have none of its values."""
+"""Attributes with metadata of a tensor, which need none of its values."""
 _METHODS = (
     "__hash__", "__len__", "dim", "dim_order", "element_size", "get_device", "has_names", "is_complex", "is_contiguous",
     "is_conj", "is_distributed", "is_floating_point", "is_inference", "is_neg", "is_same_size",
     "is_shared", "is_signed", "ndimension", "nelement", "numel", "requires_grad_", "size", "storage_offset", "stride",
 )  # fmt: skip
-"""Methods likewise."""
+"""Methods with metadata of a tensor."""
 
 
 def _getters(names: Iterable[str]) -> set[Any]:
@@ -46,11 +46,11 @@ _GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 
 
 class HeldElsewhere(Tensor):
-    """A parameter or buffer that another process holds; `hold_elsewhere` makes a tensor one.
+    """A parameter or buffer that another process holds; see `make_remote`.
 
     Attributes:
         held_as: its qualified name.
-        holder: who holds it, in words.
+        holder: the process that holds it, such as ``rank 1``.
     """
 
     held_as: str
@@ -66,7 +66,7 @@ class HeldElsewhere(Tensor):
                 return func(*args, **named)
         held = _first_held((args, named))
         assert held is not None
-        if func in (Tensor.detach, torch.detach):  # as state_dict() has it, which lists a tensor's name alone
+        if func in (Tensor.detach, torch.detach):  # state_dict() calls it, and needs only the tensor's name
             with torch._C.DisableTorchFunctionSubclass():
                 found: Tensor = func(*args, **named)
             return _marked(found, held.held_as, held.holder)
@@ -102,30 +102,30 @@ class HeldElsewhere(Tensor):
 
 
 class _HeldParameter(HeldElsewhere, nn.Parameter):
-    """A parameter that is."""
+    """A parameter that another process holds."""
 
 
 def hold_elsewhere(tensor: Tensor, name: str, holder: str) -> None:
-    """Have a tensor refuse whatever needs its values.
+    """Make a tensor refuse every operation that needs its values.
 
     Args:
         tensor: a parameter, or a buffer; it stays the same object.
         name: its qualified name.
-        holder: who holds it, in words, such as ``rank 1``.
+        holder: the process that holds it, such as ``rank 1``.
     """
     _marked(tensor, name, holder)
 
 
 def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
     kind = _HeldParameter if isinstance(tensor, nn.Parameter) else HeldElsewhere
-    tensor.__class__ = kind  # as torch's lazy parameters become others
+    tensor.__class__ = kind  # torch's lazy parameters change their class in the same way
     tensor.held_as, tensor.holder = name, holder  # type: ignore[attr-defined]
     return tensor
 
 
 @contextmanager
 def as_meta_tensors(model: nn.Module) -> Iterator[None]:
-    """Within, what a model has of other processes is plain tensors on meta: for captures, which read shapes."""
+    """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes."""
     held = [tensor for tensor in (*model.parameters(), *model.buffers()) if isinstance(tensor, HeldElsewhere)]
     classes = [type(tensor) for tensor in held]
     for tensor in held:

@@ -1,4 +1,4 @@
-"""The mean over microbatches, by the same operations everywhere, so that it is the same to the last bit."""
+"""The mean over microbatches, by the same operations on every device, so that it has the same bits."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def mean_loss(losses: Iterable[Tensor], weights: Iterable[Any], weighted: bool) -> tuple[Tensor, Any]:
-    """The mean of a batch's losses, added up in their own dtype, microbatch by microbatch.
+    """The mean of a batch's losses, summed in their own dtype, microbatch by microbatch.
 
     Args:
         losses: of each microbatch, without a gradient.
         weights: of each: a number or a tensor.
-        weighted: whether the weights are the step's own; else they are shares of the batch, whose sum is 1.
+        weighted: whether the step returned the weights; otherwise they are shares of the batch, whose sum is 1.
 
     Returns:
         The mean, and the sum of the weights.

@@ -20,13 +20,13 @@ from .held_elsewhere import as_meta_tensors
 
 @frozen(slots=False, cache_hash=True)
 class Shape:
-    """What programs are specialised for.
+    """The shape of a microbatch, for which programs are specialised.
 
     Args:
         leaves: shape and dtype of every tensor in the batch, and the value of everything else.
         nesting: how they are nested.
-        dims: where the samples are.
-        samples: how many a microbatch of this shape has.
+        dims: the dimensions that hold the samples.
+        samples: number of samples of a microbatch of this shape.
     """
 
     leaves: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Shape:
         return dict(zip(self.nesting.names, self.leaves, strict=True))
 
     def difference(self, other: "Shape") -> str | None:
-        """The first thing, in words, in which another shape differs from this one, the example's, beyond its rows."""
+        """The first difference of another shape from this one, the example's, as text; numbers of rows are ignored."""
         mine, theirs = self.named, other.named
         both = sorted(name for name in mine if name in theirs and not self.dims.in_list(name))
         for name in both:
@@ -69,10 +69,10 @@ class Microbatch:
     """One microbatch.
 
     Args:
-        leaves: the batch's leaves, flattened, with this microbatch's rows of those that have rows.
+        leaves: the batch's leaves, flattened; those with rows have this microbatch's rows.
         weight: its share of the batch's samples; over a batch they sum to 1.
         samples: how many it has.
-        shape: what programs are specialised for; one object for all microbatches of a batch that have it.
+        shape: its shape; one object for all microbatches of a batch with this shape.
     """
 
     leaves: tuple[Any, ...]
@@ -82,7 +82,7 @@ class Microbatch:
 
     @property
     def batch(self) -> Any:
-        """It, nested as the user nests batches."""
+        """The microbatch, nested as the user's batches."""
         return self.shape.nesting.batch(self.leaves)
 
     @property
@@ -97,7 +97,7 @@ class BatchCutter:
     Args:
         model, step: the user's.
         example: shape of a microbatch of the example.
-        microbatches: how many a batch is cut into; fewer where it has fewer samples.
+        microbatches: how many a batch is cut into; fewer if it has fewer samples.
     """
 
     def __init__(self, model: nn.Module, step: StepFunction, example: Shape, microbatches: int) -> None:
@@ -105,11 +105,11 @@ class BatchCutter:
         self._others: dict[tuple[StepFunction, BatchNesting], BatchDims] = {}
 
     def cut(self, batch: Any, function: StepFunction | None = None) -> list[Microbatch]:
-        """Cut a batch; where samples are in what the example does not have is found as it was there.
+        """Cut a batch; the dimensions of leaves that the example does not have are found by tracing, as for it.
 
         Args:
-            batch: a whole one.
-            function: what it is for, if not for a step with a backward.
+            batch: a whole batch.
+            function: the function that reads it, if not a step with a backward.
 
         Raises:
             RequestError: it cannot be cut.
@@ -119,7 +119,7 @@ class BatchCutter:
         return split_batch(batch, self._microbatches, self._dims(batch, nesting, function), fewer=True)
 
     def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
-        """Refuse numbers of another kind than the example's, which operators refuse when they run."""
+        """Refuse dtypes of another kind than the example's: the captured operators would fail on them."""
         for name, leaf in zip(_names(nesting), leaves, strict=True):
             known = self._example.named.get(name)
             if not isinstance(known, tuple):
@@ -154,19 +154,19 @@ class BatchCutter:
 
 
 def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, fewer: bool = False) -> list[Microbatch]:
-    """Cut a batch into microbatches whose sizes differ by one sample at most.
+    """Cut a batch into microbatches whose sizes differ by at most one sample.
 
     Args:
         batch: any nesting of tensors (see `flatten_batch`).
         microbatches: how many.
-        dims: where the samples are; or as a user gives it, for every tensor (see `read_batch_dims`).
-        fewer: make as many microbatches as there are samples, where these are fewer.
+        dims: the dimensions that hold the samples; or the user's ``batch_dims=`` (see `read_batch_dims`).
+        fewer: if there are fewer samples than microbatches, whether to return one microbatch for each sample.
 
     Returns:
         The microbatches, larger ones first.
 
     Raises:
-        RequestError: fewer samples than microbatches, no sample, or tensors do not have as many.
+        RequestError: fewer samples than microbatches, no sample, or tensors with different numbers of samples.
     """
     leaves, nesting = flatten_batch(batch)
     if not isinstance(dims, BatchDims):
@@ -186,7 +186,7 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
     for m, (leaves_m, nesting_m) in enumerate(parts):
         if m in (0, larger):
             shape = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
-        elif dims.lists:  # samples in a list may have shapes of their own
+        elif dims.lists:  # samples in a list may have different shapes
             other = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
             shape = shape if shape == other else other
         assert shape is not None
@@ -233,7 +233,7 @@ def _dims(nesting: BatchNesting, dims: BatchDims) -> tuple[int | None, ...]:
 
 
 def _samples(leaves: list[Any], nesting: BatchNesting, dims: BatchDims) -> int:
-    """How many samples all tensors and lists have."""
+    """The number of samples, the same in all tensors and lists."""
     found: dict[str, tuple[int, str]] = {}
     for name, leaf, dim in zip(_names(nesting), leaves, _dims(nesting, dims), strict=True):
         if dim is not None:
@@ -248,15 +248,14 @@ def _samples(leaves: list[Any], nesting: BatchNesting, dims: BatchDims) -> int:
         with_lists(leaves, nesting, dims.lists, _counted(found))
     if not found:
         raise RequestError(
-            "the batch holds no tensor with rows: give tensors of which a dimension is the batch, and say which with "
-            "batch_dims="
+            "the batch holds no tensor with rows: give tensors with a batch dimension, and name it with batch_dims="
         )
     first, *others = found.values()
     other = next((other for other in others if other[0] != first[0]), None)
     if other is not None:
         raise RequestError(
-            f"{first[1]}, which is {first[0]} samples, and {other[1]}, which is {other[0]}: tensors with a row for "
-            "each sample have as many in every batch"
+            f"{first[1]}, which is {first[0]} samples, and {other[1]}, which is {other[0]}: give all tensors with a "
+            "row for each sample the same number of rows"
         )
     if first[0] == 0:
         raise RequestError("the batch has 0 samples: a step needs at least one; leave empty batches out")
@@ -272,7 +271,7 @@ def _counted(found: dict[str, tuple[int, str]]) -> Callable[[list[Any]], list[An
 
 
 def _kind(dtype: torch.dtype) -> Any:
-    """What operators distinguish: types of floating-point numbers, and whole numbers of any size."""
+    """The kind of a dtype, as operators distinguish them: each floating-point type, and integers of any size."""
     return dtype if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else int
 
 

@@ -1,4 +1,4 @@
-"""A store that keeps what was used last."""
+"""A cache of bounded size that evicts the least recently used entries."""
 
 from collections.abc import Container, Iterator
 from typing import Generic, TypeVar
@@ -8,10 +8,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Values by key; beyond a limit those go that were not used for longest.
+    """Values by key; beyond a limit, the least recently used ones are evicted.
 
     Args:
-        limit: how many are kept.
+        limit: the number of values that are kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,7 +25,7 @@ class Recent(Generic[K, V]):
         return iter(list(self._values))
 
     def use(self, key: K) -> V | None:
-        """The value of a key, which counts as used now; None where there is none."""
+        """The value of a key, which becomes the most recently used; None if there is none."""
         if key not in self._values:
             return None
         value = self._values[key] = self._values.pop(key)
@@ -37,22 +37,22 @@ class Recent(Generic[K, V]):
         Args:
             key: of the value.
             value: the value.
-            needed: keys that stay in any case.
+            needed: keys that are not evicted.
 
         Returns:
-            Whether others went for it.
+            Whether other values were evicted.
         """
         self._values[key] = value
-        going = [old for old in self._values if old != key and old not in needed]
-        going = going[: max(len(self._values) - self.limit, 0)]
-        for old in going:
+        evicted = [old for old in self._values if old != key and old not in needed]
+        evicted = evicted[: max(len(self._values) - self.limit, 0)]
+        for old in evicted:
             del self._values[old]
-        return bool(going)
+        return bool(evicted)
 
     def drop(self, key: K) -> None:
-        """Let go of a value."""
+        """Remove a value, if it is there."""
         self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Remove all values."""
         self._values.clear()

@@ -1,9 +1,9 @@
-"""The step compiled for every shape of microbatch that comes along; those used last are kept.
+"""The programs of every shape of microbatch; the most recently used ones are kept.
 
-A plan is made for the example's shape. For another one the step is captured anew, and the plan's cut carries over.
-All ranks see the same batches, so they capture, keep and let go of the same shapes without a word; where shapes come in
-a new order they compare their batches, because other ones would leave them waiting. Compiling can fail on one rank
-alone, whose stages it is; then all of them fail, or the others would wait for it in the step.
+A plan is made for the example's shape. For another shape the step is captured again, with the same cut. All ranks have
+the same batches, so they capture, keep and evict the same shapes without communication. If shapes are new to a rank, it
+first compares its batch with the others: with different batches it would wait forever. Compiling can fail on one rank
+alone, for its stages; then all ranks fail, because they would wait for it in the step.
 """
 
 import time
@@ -25,7 +25,7 @@ from .microbatches import Microbatch, Shape
 from .recent import Recent
 
 Capture = Callable[[Any, Shape], CapturedStep]
-"""Captures what runs, for a microbatch of this shape."""
+"""Captures the step for a microbatch of this shape."""
 
 MAX_SHAPES = 8
 """Shapes kept by default: each costs a capture, and memory for its programs."""
@@ -38,9 +38,9 @@ class Shapes:
         capture: captures the step for a microbatch of a shape.
         team: the devices.
         cut: the plan's.
-        where: local stage → the device that it runs on.
-        limit: how many shapes are kept; those of one step are, however many.
-        compiler: compiles what stage programs are made of.
+        where: local stage → its device.
+        limit: how many shapes are kept; more if a single step has more.
+        compiler: compiles the graphs of stage programs.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Shapes:
         compiler: StageCompiler | None = None,
     ) -> None:  # fmt: skip
         if limit < 1:
-            raise RequestError(f"max_shapes is {limit}: the shape in use is kept; give at least 1")
+            raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
         self._compiler = compiler
         self._parts: str | None = None
@@ -56,18 +56,18 @@ class Shapes:
         self._latest: Compiled | None = None
         self._example: Shape | None = None
         self._captures, self._capture_s = 0, 0.0
-        self._told: set[Shape] = set()
-        self._told_of_limit = False
+        self._reported: set[Shape] = set()
+        self._reported_limit = False
 
     def keep(self, shape: Shape, compiled: Compiled) -> None:
-        """Keep what is compiled already: for the example."""
+        """Add the programs of the example, which are already compiled."""
         self._kept.keep(shape, compiled)
         self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
-        self._told.add(shape)
+        self._reported.add(shape)
 
     @property
     def latest(self) -> Compiled:
-        """What is compiled for the shape that was used last."""
+        """The programs of the most recently used shape."""
         assert self._latest is not None
         return self._latest
 
@@ -81,7 +81,7 @@ class Shapes:
             pieces: the microbatches, larger ones first.
 
         Returns:
-            What is compiled for each of them, and a line for the user where a shape is new, the first one apart.
+            The programs for each of them, and a line for the user if a shape is new, except for the first one.
 
         Raises:
             RequestError: the step cannot be captured for one of the shapes, or the plan cannot run it.
@@ -114,7 +114,7 @@ class Shapes:
         return compiled
 
     def _captured(self, piece: Microbatch) -> CapturedStep:
-        """The step for a microbatch; where that fails, what is other than in the example is the first thing to know."""
+        """The step for a microbatch; an error begins with the batch's first difference from the example."""
         try:
             return self._capture(piece.batch, piece.shape)
         except RequestError as error:
@@ -131,25 +131,25 @@ class Shapes:
             made = make()
         except Exception as error:
             failure = error
-        # Other replicas have batches, and shapes, of their own.
-        told = self._team.in_replica(lambda _: None if failure is None else in_a_line(failure))
+        # Other replicas have other batches and shapes.
+        reasons = self._team.in_replica(lambda _: None if failure is None else in_a_line(failure))
         if failure is not None:
             raise failure
-        other = next((device for device, text in enumerate(told) if text is not None), None)
+        other = next((device for device, text in enumerate(reasons) if text is not None), None)
         if other is not None:
             rank = self._team.rank(self._team.replica * self._team.size + other)
-            raise RequestError(f"rank {rank} cannot compile the step for this batch: {told[other]}")
+            raise RequestError(f"rank {rank} cannot compile the step for this batch: {reasons[other]}")
         assert made is not None
         return made
 
     def _remark(self, shape: Shape, full: bool) -> str | None:
-        first = not self._told
-        if self._told_of_limit or (shape in self._told and not full):
+        first = not self._reported
+        if self._reported_limit or (shape in self._reported and not full):
             return None
-        self._told.add(shape)
+        self._reported.add(shape)
         if first:
             return None
-        self._told_of_limit = full
+        self._reported_limit = full
         each_s = self._capture_s / self._captures
         if full:
             return (
