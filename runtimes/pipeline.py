@@ -22,9 +22,9 @@ from ..core.plan.plan import Plan
 from ..core.plan.wording import counted, first_of
 from ..core.trace.trace import Trace
 from .batch.batch_agreement import BatchAgreement
-from .batch.held_elsewhere import as_meta_tensors
 from .batch.microbatches import BatchCutter, Shape
 from .batch.modes import ModuleModes
+from .batch.remote_tensors import as_meta_tensors
 from .batch.shapes import MAX_SHAPES, Shapes
 from .checkpoint.resumable import Resumable
 from .checkpoint.saving import save_checkpoint

@@ -15,7 +15,7 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import BatchNesting, flatten_batch
 from ...core.errors import RequestError
 from ...core.plan.wording import first_of
-from .held_elsewhere import as_meta_tensors
+from .remote_tensors import as_meta_tensors
 
 
 @frozen(slots=False, cache_hash=True)

@@ -21,8 +21,8 @@ from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
 from ..programs.compiled import Compiled, compile_any
 from ..programs.stage_compiler import StageCompiler
+from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
-from .recent import Recent
 
 Capture = Callable[[Any, Shape], CapturedStep]
 """Captures the step for a microbatch of this shape."""
@@ -52,7 +52,7 @@ class Shapes:
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
         self._compiler = compiler
         self._parts: str | None = None
-        self._kept: Recent[Shape, Compiled] = Recent(limit)
+        self._kept: LruCache[Shape, Compiled] = LruCache(limit)
         self._latest: Compiled | None = None
         self._example: Shape | None = None
         self._captures, self._capture_s = 0, 0.0

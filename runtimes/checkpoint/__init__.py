@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, written, read and resumed."""
+"""Checkpoints: saving, reading and resuming of training."""

@@ -1,6 +1,6 @@
-"""Checkpoints of training: files of torch's distributed checkpoint, in which each process writes and reads its part.
+"""Checkpoints of training: files of torch's distributed checkpoint; each process writes and reads its part.
 
-What stands in them is `training_state`'s.
+Their contents are defined in `training_state`.
 """
 
 import warnings
@@ -19,17 +19,16 @@ from ..launch.team import Team
 from .training_state import Listing, TrainingState
 
 ROOT = "pipe"
-"""What a pipeline is called in its checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
+"""The name of a pipeline in its checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
 
 _METADATA = ".metadata"
-"""The file that DCP writes last: a checkpoint without is not whole."""
+"""The file that DCP writes last: a checkpoint without it is incomplete."""
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The last whole checkpoint among the folders in a folder.
+    """The last complete checkpoint among the folders in a folder.
 
-    The last one is that with the highest number at the end of its name, such as ``step-120``. One whose writing was cut
-    off is passed over.
+    The last one has the highest number at the end of its name, such as ``step-120``. Incomplete ones are skipped.
 
     Args:
         folder: holds a folder for each checkpoint; it may be missing.
@@ -47,11 +46,11 @@ def _number(name: str) -> int:
 
 
 def write_checkpoint(folder: Path, state: Mapping[str, Any], team: Team) -> None:
-    """Write what all processes have; every rank calls this.
+    """Write the state of all processes; every rank calls this.
 
     Args:
-        folder: that all of them see.
-        state: what this process has.
+        folder: one that all ranks can access.
+        state: the state of this process.
         team: the devices.
 
     Raises:
@@ -66,17 +65,17 @@ def write_checkpoint(folder: Path, state: Mapping[str, Any], team: Team) -> None
 
 
 def read_checkpoint(folder: Path, pipe: Stateful, state: TrainingState, team: Team) -> None:
-    """Read what this process needs into a pipeline; every rank calls this.
+    """Read this process's part into a pipeline; every rank calls this.
 
     Args:
         folder: of the checkpoint.
         pipe: the pipeline.
-        state: its state, which refuses checkpoints of something else.
+        state: its state, which checks that the checkpoint fits.
         team: the devices.
 
     Raises:
-        RequestError: there is none, it cannot be read, or it is of something else; on every rank, and before anything
-            is changed, but where files are damaged or parameter groups are put together otherwise.
+        RequestError: there is none, it cannot be read, or it does not fit; on every rank. Nothing is changed, unless
+            files are damaged or parameter groups are formed differently.
     """
 
     def refuse() -> None:
@@ -103,7 +102,7 @@ def _listing(folder: Path) -> Listing:
 
 
 def _classes(folder: Path, listing: Listing) -> dict[str, Any]:
-    """What tells of which optimizer and scheduler a checkpoint is; small, and read by every process for itself."""
+    """The names of a checkpoint's optimizer and scheduler classes; small, and read by every process separately."""
     wanted: dict[str, Any] = {"scheduler": ()} if "scheduler" in listing else {}
     if "progress.optimizer" in listing:
         wanted["progress"] = {"optimizer": ""}
@@ -113,12 +112,12 @@ def _classes(folder: Path, listing: Listing) -> dict[str, Any]:
 
 
 def _together(team: Team, work: Callable[[], Any], what: str) -> None:
-    """Have DCP do something on all processes at once; a failure of any is everybody's."""
+    """Run a collective operation of DCP on all processes; a failure of one is raised on all."""
     team.agree(team.collectively(lambda: _refusal(work, what)))
 
 
 def _refusal(work: Callable[[], Any], what: str) -> RequestError | None:
-    """What is wrong with the files, in a line."""
+    """The error that `work` raises, as a RequestError of one line; None if it raises none."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -1,4 +1,4 @@
-"""What a pipeline shows of its optimizers, and how its training is saved and goes on."""
+"""The part of a pipeline's interface for optimizers, averages and checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from .training_state import TrainingState
 
 
 class Resumable(ABC):
-    """The part of a pipeline that outlives it.
+    """The part of a pipeline that a checkpoint saves and restores.
 
     Attributes:
         model: the user's module.
@@ -43,7 +43,7 @@ class Resumable(ABC):
 
     @abstractmethod
     def _refuse_closed(self) -> None:
-        """Refuse what needs the other processes, after `close`."""
+        """Refuse calls that need the other processes, after `close`."""
 
     @abstractmethod
     def save(self, folder: str | Path) -> None:
@@ -51,18 +51,18 @@ class Resumable(ABC):
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
-        """The optimizers of this process, by stage; stages without one are left out.
+        """The optimizers of this process, by stage; stages without one are omitted.
 
-        For what ``scheduler=`` is not: schedulers of your own over each of them, stepped on every rank alike.
+        For schedulers that ``scheduler=`` does not support: create one for each optimizer, and step them on every rank.
         """
         self._stages.have_values()
         return {index: state.optimizer for index, state in self._stages.states.items() if state.optimizer is not None}
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group, as the next update has it.
+        """The learning rate of each parameter group in the next update.
 
-        The groups are those of the first stage here that has an optimizer; without one there are none.
+        The groups are those of this process's first stage with an optimizer; empty if there is none.
         """
         first = next(iter(self.optimizers.values()), None)
         return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
@@ -74,37 +74,37 @@ class Resumable(ABC):
         return TrainingState(self.model, self._stages.states, self._stages.copy_buffers, scaler, self._averages)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training goes on from, as far as this process holds it.
+        """The state needed to resume training, as far as this process holds it.
 
-        Weights, buffers, the state of optimizers, schedulers and a scaler, and the counts behind the random numbers, by
-        the model's own names: with `load_state_dict` it makes a pipeline ``Stateful`` for
-        ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``, and under another
-        plan ``dcp.load`` reads the same files.
-        Tensors are those in use and no copies. Names of the optimizer's state are those of
-        ``torch.distributed.checkpoint.state_dict`` with ``flatten_optimizer_state_dict=True``.
+        It has weights, buffers, the state of optimizers, schedulers and a scaler, and the counters that the random
+        numbers depend on, by the model's own names. With `load_state_dict` it makes a pipeline ``Stateful`` for
+        ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``; ``dcp.load`` reads
+        the same files under another plan.
+        Tensors are not copied. Names of the optimizer's state are those of ``torch.distributed.checkpoint.state_dict``
+        with ``flatten_optimizer_state_dict=True``.
 
         Raises:
-            RequestError: gradients of several batches wait for their update, or the optimizer keeps something that
-                belongs to no parameter.
+            RequestError: gradients of several batches wait for their update, or the optimizer has state that belongs to
+                no parameter.
         """
         if self._runner.gathering:
             raise RequestError(
                 "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
-                "behind a step that updates"
+                "after a step that updates"
             )
         counts = {"steps": self.steps, "updates": self.updates, "evaluations": self._evaluator.count}
         return self._training_state.read({**counts, "seed": self._runner.seed})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, of this pipeline or, where one process holds all, of another one.
+        """Restore a state from `state_dict`, of this pipeline or, if one process holds everything, of another one.
 
-        Gradients are cleared. Batches are yours: ``steps`` says how many there were.
+        Gradients are cleared. The caller skips the batches of the steps so far; ``steps`` is their number.
 
         Args:
             state_dict: with everything that this process holds, or more.
 
         Raises:
-            RequestError: it is of another model or optimizer, or lacks something; nothing is changed then.
+            RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
         self._training_state.write(state_dict)
         counts = state_dict["progress"]
@@ -115,20 +115,20 @@ class Resumable(ABC):
     def ema(
         self, decay: float = 0.999, *, buffers: bool = False, function: AverageFunction | None = None
     ) -> WeightAverage:
-        """Keep an average of the weights: each process of what it holds, moved after every update. Every rank asks.
+        """Keep an average of the weights, updated after every optimizer step. Every rank calls this.
 
-        It begins as the values that parameters have now, and an update that is skipped does not move it. Checkpoints
-        written from now on hold it, and `resume` reads it where it was made before. Its ``applied()`` is a context in
-        which the model computes with it, for evaluation; its ``save(folder)`` writes it.
+        Each process averages what it holds. The average starts with the current values, and skipped updates do not
+        change it. Later checkpoints contain it, and `resume` reads it if ``ema()`` was called before. Its ``applied()``
+        is a context in which the model computes with it, for evaluation; its ``save(folder)`` writes it.
 
         Args:
             decay: the average becomes ``average.lerp_(parameter, 1 - decay)``.
-            buffers: whether buffers are averaged, too; else those of the model count.
+            buffers: whether buffers are averaged, too; otherwise the model's buffers are used.
             function: ``function(average, parameter, updates)`` returns the new average: ``avg_fn`` of
                 ``torch.optim.swa_utils.AveragedModel``, in place of ``decay``.
 
         Raises:
-            RequestError: decay is no number from 0 to 1, or function is none.
+            RequestError: decay is not a number from 0 to 1, or function is not callable.
 
         Example:
             >>> ema = pipe.ema(0.999)  # doctest: +SKIP
@@ -144,17 +144,17 @@ class Resumable(ABC):
         return made
 
     def on_parameters(self, function: Visit) -> dict[str, Any]:
-        """Call a function with every parameter, in each process that holds it. Every rank calls this alike.
+        """Call a function with every parameter, in each process that holds it. Every rank calls this.
 
-        For what a loop over ``model.parameters()`` does in one process between steps: clipping of weights, noise,
-        statistics. It may change parameters in place; their gradients are in ``grad``. Processes that hold a tied
-        weight, and replicas, call it with the same value and the same random numbers, and must do the same.
+        It replaces a loop over ``model.parameters()`` between steps: clipping of weights, noise, statistics. The
+        function may change parameters in place; their gradients are in ``grad``. Processes that hold a tied weight, and
+        replicas, call it with the same value and the same random numbers, and it must make the same changes there.
 
         Args:
-            function: ``function(name, parameter)``, called without gradients.
+            function: ``function(name, parameter)``, called under ``no_grad``.
 
         Returns:
-            Name → what it returned, of the parameters that this process holds.
+            Name → result, for the parameters that this process holds.
         """
         self._refuse_closed()
         self._stages.have_values()
@@ -162,7 +162,7 @@ class Resumable(ABC):
         return visit(self.model, self._stages.states, function, (self._runner.seed, self.steps, self._visits))
 
     def _apply_average(self, applied: bool) -> None:
-        """Note that parameters have the values of an average, or their own again."""
+        """Record whether parameters have the values of an average."""
         if applied:
             self._refuse_closed()
             self._refuse_applied("apply an average")
@@ -176,7 +176,7 @@ class Resumable(ABC):
         """Write a checkpoint of training with ``torch.distributed.checkpoint``. Every rank calls this.
 
         Args:
-            folder: one that all ranks see, for this checkpoint alone; made if it is not there.
+            folder: one that all ranks can access, for this checkpoint alone; created if it does not exist.
 
         Raises:
             RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
@@ -186,17 +186,17 @@ class Resumable(ABC):
         write_checkpoint(Path(folder), self.state_dict(), self._team)
 
     def resume(self, folder: str | Path) -> None:
-        """Go on from a checkpoint, whatever plan and however many processes wrote it. Every rank calls this.
+        """Resume from a checkpoint, written under any plan by any number of processes. Every rank calls this.
 
-        With the same plan and batches, results are to the last bit those of training that never stopped, and so are
-        those of evaluations, whatever random numbers they draw.
+        With the same plan and batches, the results of training and of evaluation have the same bits as without the
+        interruption, also with random numbers.
 
         Args:
-            folder: that `checkpoint`, or ``dcp.save({"pipe": pipe}, …)``, wrote; `panpipe.latest_checkpoint` finds the
+            folder: written by `checkpoint` or by ``dcp.save({"pipe": pipe}, …)``; `panpipe.latest_checkpoint` finds the
                 last one.
 
         Raises:
-            RequestError: there is no whole checkpoint, or one of another model, optimizer or scheduler.
+            RequestError: there is no complete checkpoint, or it is of another model, optimizer or scheduler.
         """
         self._refuse_closed()
         self._refuse_applied("resume")

@@ -1,4 +1,4 @@
-"""Saving a pipeline: every process writes what it holds of the model, and none what another one writes."""
+"""Saving a pipeline's weights: every process writes its part of the model, and each tensor is written once."""
 
 from pathlib import Path
 
@@ -14,23 +14,23 @@ Part = tuple[str, int, list[str]]
 
 
 def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
-    """Write a checkpoint of what all processes hold.
+    """Write the weights of all processes as one checkpoint.
 
-    1. All of the first replica tell what they have; the first process that has a tensor writes it.
+    1. The processes of the first replica exchange the names of their tensors; the first that has a tensor writes it.
     2. Each writes its file under a temporary name and renames it.
-    3. When all have, the first process writes the index.
+    3. After that, the first process writes the index.
 
     Args:
-        folder: that all of them see.
-        model: the user's module; what other processes hold is on meta.
+        folder: one that all ranks can access.
+        model: the user's module; tensors of other processes are on meta.
         team: the devices.
 
     Raises:
         RequestError: something cannot be written; on every rank.
     """
     here, process = savable(model), team.replica * team.size + team.local[0]
-    told = team.everywhere(lambda _: (process, list(here)))
-    claims = dict(told[: team.size])
+    names_by_process = team.everywhere(lambda _: (process, list(here)))
+    claims = dict(names_by_process[: team.size])
     writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}
     mine = {name: tensor for name, tensor in here.items() if writer.get(name) == process}
 
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
 
 
 def savable(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers that have data here, each under its first name that is saved."""
+    """Parameters and persistent buffers with data in this process, each under its first persistent name."""
     found = {}
     for held in places(model).values():
         saved = [place for place in held if place.persistent]

@@ -1,16 +1,16 @@
-"""Everything that training goes on from, by the model's own names: weights, optimizers, schedulers, counts.
+"""The state of training, by the model's own names: weights, optimizers, schedulers, counters.
 
     model.NAME                       parameters and persistent buffers
-    optimizer.state.NAME.KEY         what the optimizer keeps of a parameter, as `optimizer_state` has it
+    optimizer.state.NAME.KEY         the optimizer's state of a parameter, as in `optimizer_state`
     optimizer.param_groups.NAME.KEY  an option of the parameter's group
     stepped.NAME                     whether the optimizer has stepped the parameter yet
     scheduler, scaler                its class and its state
-    ema.NUMBER.tensors.NAME          an average of the weights, and how many updates it has taken in
-    progress.KEY                     counts, the seed, the optimizer's class
+    ema.NUMBER.tensors.NAME          an average of the weights; ema.NUMBER.updates: the number of its updates
+    progress.KEY                     counters, the seed, the optimizer's class
 
-Each process has what its own stages hold: of a tied weight the first stage's here, of what others hold too the same as
-they. No name is the plan's, so that training goes on under another plan, on another number of processes, as threads or
-ranks.
+Each process has the state of its own stages; for a tied weight, that of its first stage. State that several processes
+hold is equal on all of them. No name depends on the plan, so training can resume under another plan, on another number
+of processes, with threads or ranks.
 """
 
 import copy
@@ -31,7 +31,7 @@ from ..weights import places
 from .saving import savable
 
 Listing = Mapping[str, tuple[int, ...] | None]
-"""What a checkpoint has: flattened name → shape, or None where it is no tensor."""
+"""The entries of a checkpoint: flattened name → shape, or None if it is no tensor."""
 
 _OTHER_MODEL = "it is a checkpoint of another model"
 _OTHER_OPTIMIZER = "train with the one that it was written with, or give its weights= alone"
@@ -39,14 +39,14 @@ _OTHER_OPTIMIZER = "train with the one that it was written with, or give its wei
 
 @define(eq=False)
 class TrainingState:
-    """What the stages of this process hold of it.
+    """The training state of this process's stages.
 
     Args:
-        model: the user's module; what other processes hold is on meta.
-        states: of the stages here, by index.
-        copy_buffers: gives copies of buffers the values of those that they are of.
-        scaler: of the loss; None where nothing is scaled.
-        averages: of the weights, in the order in which they were asked for.
+        model: the user's module; tensors of other processes are on meta.
+        states: of this process's stages, by index.
+        copy_buffers: copies the values of buffers to their replicas in other stages.
+        scaler: of the loss; None without loss scaling.
+        averages: of the weights, in the order of their creation.
     """
 
     model: nn.Module
@@ -56,10 +56,10 @@ class TrainingState:
     averages: Sequence[WeightAverage] = ()
 
     def read(self, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """It, nested; tensors are those in use.
+        """The state as a nested dict; tensors are not copied.
 
         Args:
-            counts: of the pipeline.
+            counts: the pipeline's counters.
         """
         optimizer: dict[str, Any] = {}
         stepped: dict[str, bool] = {}
@@ -69,7 +69,7 @@ class TrainingState:
                 stepped = state.named.stepped | stepped
         found: dict[str, Any] = {"model": self._tensors(), "optimizer": optimizer, "stepped": stepped}
         if self._scheduler is not None:
-            # In a tuple, which DCP does not look into: it would make texts of the numbers that some go by.
+            # In a tuple, which DCP does not flatten: it would convert a scheduler's integer keys to strings.
             found["scheduler"] = (type(self._scheduler).__name__, self._scheduler.state_dict())
         if self.scaler is not None:
             found["scaler"] = (type(self.scaler).__name__, self.scaler.state_dict())
@@ -79,10 +79,10 @@ class TrainingState:
         return {**found, "progress": {**counts, **({} if made is None else {"optimizer": made})}}
 
     def write(self, found: Mapping[str, Any]) -> None:
-        """Take it over, as `read` has it or with more than this process needs. Gradients are cleared.
+        """Restore a state from `read`; it may have more than this process needs. Gradients are cleared.
 
         Raises:
-            RequestError: it is of something else; nothing is changed then.
+            RequestError: it does not fit; nothing is changed then.
         """
         self.check_classes(found)
         self.check(_listing(found))
@@ -113,13 +113,13 @@ class TrainingState:
             self.scaler.load_state_dict(dict(found["scaler"][1]))
 
     def check(self, listing: Listing) -> None:
-        """Refuse what is of another model or optimizer, or lacks something.
+        """Refuse a state of another model or optimizer, or an incomplete one.
 
         Args:
-            listing: what there is, of all processes or of this one.
+            listing: the entries of all processes or of this one.
 
         Raises:
-            RequestError: it is.
+            RequestError: the state does not fit.
         """
         tensors = self._tensors()
         lacking = [f"'{name}'" for name in tensors if f"model.{name}" not in listing]
@@ -129,7 +129,7 @@ class TrainingState:
         strange = [key.removeprefix("model.") for key in listing if key.startswith("model.")]
         strange = [f"'{name}'" for name in strange if name not in known]
         if strange:
-            raise RequestError(f"the checkpoint has {first_of(strange)}, which the model has not: {_OTHER_MODEL}")
+            raise RequestError(f"the checkpoint has {first_of(strange)}, which the model does not have: {_OTHER_MODEL}")
         for name, tensor in tensors.items():
             there = listing[f"model.{name}"]
             if there != tuple(tensor.shape):
@@ -153,8 +153,8 @@ class TrainingState:
         there = _by_parameter(listing, {name for state in self.states.values() for name in state.trained})
         if not there:
             raise RequestError(
-                "the checkpoint has no state of an optimizer, and the pipeline has one: it was written by a pipeline "
-                "without; for its weights alone there is weights="
+                "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "
+                "was written with it, or give its weights= alone"
             )
         for state in self.states.values():
             for name, kept in ({} if state.named is None else state.named.kept).items():
@@ -173,13 +173,13 @@ class TrainingState:
             _check_there(listing, "scheduler")
 
     def check_classes(self, found: Mapping[str, Any]) -> None:
-        """Refuse the state of another optimizer or scheduler, by its class: two may keep the same.
+        """Refuse the state of another optimizer or scheduler class: different classes may have equal keys.
 
         Args:
-            found: ``progress`` and ``scheduler``, as far as there are any.
+            found: ``progress`` and ``scheduler``, if there are any.
 
         Raises:
-            RequestError: it is.
+            RequestError: the classes differ.
         """
         mine, there = self._optimizer_name, found.get("progress", {}).get("optimizer")
         if mine is not None and there is not None and mine != there:
@@ -196,7 +196,7 @@ class TrainingState:
 
     @property
     def _scheduler(self) -> LRScheduler | None:
-        """Of the first stage here that has one: those of all stages are in the same state."""
+        """The scheduler of the first stage that has one: those of all stages have the same state."""
         return next((state.scheduler for state in self.states.values() if state.scheduler is not None), None)
 
     @property
@@ -209,7 +209,7 @@ class TrainingState:
 
 
 def _check_there(listing: Listing, kind: str) -> None:
-    """Refuse a checkpoint without the state of something that the pipeline has."""
+    """Refuse a checkpoint without the state of the pipeline's scaler or scheduler."""
     if kind not in listing:
         raise RequestError(
             f"the checkpoint has no state of a {kind}, and the pipeline has one: leave {kind}= out, or resume from a "
@@ -221,7 +221,7 @@ def _resume_scheduler(state: StageState, found: Mapping[str, Any]) -> None:
     if state.scheduler is None:
         return
     state.scheduler.load_state_dict(copy.deepcopy(found["scheduler"][1]))
-    # A group that is empty here has no parameter whose options it could have.
+    # The checkpoint has options by parameter, so an empty group finds none.
     for group, rate in zip(state.scheduler.optimizer.param_groups, state.scheduler.get_last_lr(), strict=True):
         if not group["params"]:
             group["lr"] = rate
@@ -243,7 +243,7 @@ def _listing(found: Mapping[str, Any]) -> Listing:
 
 
 def _by_parameter(listing: Listing, names: set[str]) -> dict[str, set[str]]:
-    """Parameter → what the checkpoint's optimizer keeps of it; also of those of which it has options alone."""
+    """Parameter → the keys of its optimizer state in the checkpoint; empty for one that has only options."""
     found: dict[str, set[str]] = {}
     for key in listing:
         section, _, rest = key.removeprefix("optimizer.").partition(".")

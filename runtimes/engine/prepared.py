@@ -30,8 +30,8 @@ from ...core.plan.validation.backpressure import room_for
 from ...core.plan.validation.progress import Room
 from ...core.plan.validation.validate import validate
 from ..batch.batch_agreement import BatchAgreement
+from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
-from ..batch.recent import Recent
 from ..batch.shapes import Shapes
 from ..optimizer.state import StageState
 from ..programs.compiled import Compiled
@@ -149,8 +149,8 @@ class Preparations:
     def __init__(self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module) -> None:
         self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
         self._runs: dict[Shape, dict[int, StageRun]] = {}
-        self._orders: Recent[tuple[Messages, ...], Orders] = Recent(_STEPS)
-        self._kept: Recent[Key, Prepared] = Recent(_STEPS)
+        self._orders: LruCache[tuple[Messages, ...], Orders] = LruCache(_STEPS)
+        self._kept: LruCache[Key, Prepared] = LruCache(_STEPS)
 
     def known(self, pieces: Sequence[Microbatch]) -> bool:
         """Whether what a step of these microbatches needs is kept."""

@@ -10,7 +10,7 @@ from attrs import field, fields, frozen
 from torch import Tensor, fx, nn
 
 from ...core.errors import RequestError
-from ..batch.recent import Recent
+from ..batch.lru_cache import LruCache
 from .cutting import Stage, cut
 from .running import Pass, Work
 from .seen import Seen, see, tensors_of
@@ -99,7 +99,7 @@ class _GraphPipeline:
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         self._outputs = tensors_of(output)
         self._given = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
-        self._works: Recent[Any, Work | tuple[()]] = Recent(_SHAPES)
+        self._works: LruCache[Any, Work | tuple[()]] = LruCache(_SHAPES)
         # Dynamo clears what it knows of the arguments when it is through with compiling.
         self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._symbols = [_symbol(node) for node in self._arguments]

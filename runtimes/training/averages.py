@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..batch.held_elsewhere import HeldElsewhere
+from ..batch.remote_tensors import RemoteTensor
 from ..optimizer.state import StageState
 
 AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
@@ -114,7 +114,7 @@ def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
     found: dict[str, Tensor] = dict(model.named_parameters())
     if buffers:
         found |= dict(model.named_buffers())
-    return {name: t for name, t in found.items() if not isinstance(t, HeldElsewhere) and not t.is_meta}
+    return {name: t for name, t in found.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
 
 
 def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, key: tuple[int, ...]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, k
     """
     found: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, HeldElsewhere) or parameter.is_meta:
+        if isinstance(parameter, RemoteTensor) or parameter.is_meta:
             continue
         devices = [parameter.device] if parameter.device.type == "cuda" else []
         seed = int.from_bytes(blake2b(f"{key}{name}".encode(), digest_size=8).digest(), "little") >> 1

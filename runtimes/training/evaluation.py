@@ -33,10 +33,10 @@ from ...core.plan.plan import Plan
 from ...core.plan.wording import module_text
 from ...core.trace.trace import Trace
 from ..batch.batch_agreement import BatchAgreement
-from ..batch.held_elsewhere import as_meta_tensors
+from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
-from ..batch.recent import Recent
+from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
 from ..engine.batch_results import BatchResults
 from ..engine.executor import StepInputs, StepRecord
@@ -125,7 +125,7 @@ class Evaluator:
         self.seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
         self._modes = ModuleModes(model)
         self._forward_plan: Plan | None = None
-        self._kept: Recent[Any, Variants] = Recent(KEPT)
+        self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
 
     def run(self, asked: Forwards, pieces: list[Microbatch]) -> Evaluated:

@@ -1,6 +1,6 @@
 """The stages of a plan that live in this process, and the values of what they hold.
 
-vacant ──▶ stand-ins, while the plan is rehearsed ──▶ vacant ──▶ values, for good; optimizers are made of them
+unallocated ──▶ stand-ins, while the plan is rehearsed ──▶ unallocated ──▶ values, for good; optimizers are made of them
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...core.capture.values.stand_ins import stand_in
 from ...core.plan.plan import Plan
-from ..batch.held_elsewhere import as_meta_tensors
+from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory
 from ..optimizer.replicas import begin_equal
@@ -19,7 +19,7 @@ from ..optimizer.state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
-from ..weights.vacant import occupy, vacate
+from ..weights.allocation import allocate, deallocate
 from .followed import KnownTensors, TiedHere, follow_trained
 from .ownership import equal_replicas, install, own_tensors, release_others
 
@@ -76,9 +76,9 @@ class LocalStages:
             self._load(weights)
 
     def _load(self, weights: Weights) -> None:
-        occupy(self._without_memory())
-        weights.fill(self._own.held, self._own.vacant)
-        install(self._model, self._own.vacant)
+        allocate(self._without_memory())
+        weights.fill(self._own.held, self._own.unallocated)
+        install(self._model, self._own.unallocated)
         self.copy_buffers()
         equal_replicas(self._plan, self._own.parameters, self._team)
         begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
@@ -123,7 +123,7 @@ class LocalStages:
         What has no values yet has stand-ins within, and no memory afterwards.
         """
         if not self._loaded:
-            occupy(self._without_memory())
+            allocate(self._without_memory())
             for tensor in self._without_memory():
                 stand_in(tensor.detach())
         buffers = [(b, b.clone()) for state in self.states.values() for b in state.buffers.values()]
@@ -133,7 +133,7 @@ class LocalStages:
         for state in self.states.values():
             state.clear_gradients()
         if not self._loaded:  # another plan's pipeline comes next
-            vacate(self._without_memory())
+            deallocate(self._without_memory())
 
     def _holders(self) -> dict[str, str]:
         """Who has each parameter, in words: of a tied weight the rank of its first stage."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from ...backends.contract import Handle
 from ...core.capture.programs.programs import StagePrograms
 from ...core.plan.plan import Plan
-from ..batch.held_elsewhere import hold_elsewhere
+from ..batch.remote_tensors import make_remote
 from ..launch.team import Team
 from ..weights import places, tensor_at
-from ..weights.vacant import vacant
+from ..weights.allocation import unallocated
 
 
 @frozen
@@ -22,14 +22,14 @@ class OwnTensors:
     Args:
         parameters: stage index → name → parameter.
         buffers: stage index → name → buffer; stages on one device share them.
-        vacant: name → tensor, for those that are on meta in the user's model: they have no memory yet.
+        unallocated: name → tensor, for those that are on meta in the user's model: they have no memory yet.
         replicas: further parameters without memory yet, of tied weights that several stages here hold.
         copies: buffers that stages on several devices read and none writes: (copy, the one it is of).
     """
 
     parameters: dict[int, dict[str, nn.Parameter]]
     buffers: dict[int, dict[str, Tensor]]
-    vacant: dict[str, Tensor]
+    unallocated: dict[str, Tensor]
     replicas: tuple[nn.Parameter, ...]
     copies: tuple[tuple[Tensor, Tensor], ...] = ()
 
@@ -48,7 +48,7 @@ class OwnTensors:
     @property
     def without_memory(self) -> list[Tensor]:
         """Everything that takes memory only when it gets values."""
-        return [*self.vacant.values(), *self.replicas]
+        return [*self.unallocated.values(), *self.replicas]
 
     def copy_buffers(self) -> None:
         """Give copies of buffers the values of those that they are of."""
@@ -61,7 +61,7 @@ def own_tensors(
 ) -> OwnTensors:
     """Give each local stage its parameters and buffers, on its device.
 
-    The first local stage that reads a parameter gets the user's tensor, or where that is on meta a vacant one that will
+    The first local stage that reads a parameter gets the user's tensor, or if that is on meta an unallocated one that will
     take its place; a further stage gets a replica.
 
     Args:
@@ -80,7 +80,7 @@ def own_tensors(
         for name in stage.inputs.parameters:
             tensor = parameters[name]
             if tensor.is_meta:
-                tensor = nn.Parameter(vacant(tensor, device), tensor.requires_grad)
+                tensor = nn.Parameter(unallocated(tensor, device), tensor.requires_grad)
                 if name in used:
                     replicas.append(tensor)
                 else:
@@ -99,7 +99,7 @@ def _own_buffers(
     buffers: Mapping[str, Tensor], programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device],
     empty: dict[str, Tensor],
 ) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:  # fmt: skip
-    """Each local stage's buffers, and copies with what they are of; vacant ones are added to ``empty``."""
+    """Each local stage's buffers, and copies with what they are of; unallocated ones are added to ``empty``."""
     first: dict[str, Tensor] = {}
     placed: dict[tuple[str, torch.device], Tensor] = {}
     held: dict[int, dict[str, Tensor]] = {}
@@ -110,7 +110,7 @@ def _own_buffers(
             buffer = buffers[name]
             if name not in first:
                 if buffer.is_meta:
-                    buffer = empty[name] = vacant(buffer, device)
+                    buffer = empty[name] = unallocated(buffer, device)
                 elif buffer.device != device:
                     buffer.data = buffer.data.to(device)
                 first[name] = placed[name, device] = buffer
@@ -153,9 +153,9 @@ def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], hold
                 meta = nn.Parameter(meta, tensor.requires_grad)
             for place in held:  # a tied weight stays one tensor under all its names
                 setattr(place.module, place.leaf, meta)
-            hold_elsewhere(tensor, name, holder)  # for who keeps it: its values no longer change
+            make_remote(tensor, name, holder)  # for who keeps it: its values no longer change
             tensor = meta
-        hold_elsewhere(tensor, name, holder)
+        make_remote(tensor, name, holder)
 
 
 def equal_replicas(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 from ...core.capture.python.reads import Reads
 from ...core.errors import RequestError
 from ..batch.batch_agreement import BatchAgreement, Change
+from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch
-from ..batch.recent import Recent
 from ..batch.shapes import Shapes
 from ..engine.prepared import Preparations, Prepared
 
@@ -60,7 +60,7 @@ class Variants:
 
     def __init__(self, model: nn.Module, step: Any, make: Make, changed: Callable[[], None] = lambda: None) -> None:
         self._model, self._step, self._make, self._changed = model, step, make, changed
-        self._kept: Recent[Hashable, _Variant] = Recent(KEPT)
+        self._kept: LruCache[Hashable, _Variant] = LruCache(KEPT)
         self._now = _Variant(Reads(model, step), *make(), ready=True)
         self._kept.keep(self._now.reads.key, self._now)
         self._captured: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Where parameters and buffers get their values from, and the memory that they take meanwhile."""
+"""The values of parameters and buffers: checkpoints, initialisation, and the allocation of their memory."""
 
 from .sources import ModuleInit as ModuleInit
 from .sources import Weights as Weights

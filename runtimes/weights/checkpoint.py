@@ -1,4 +1,4 @@
-"""A checkpoint: tensors by name in one or many safetensors files, as transformers lays them out."""
+"""A checkpoint: tensors by name in one or many safetensors files, in the layout of transformers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """Where every tensor of a checkpoint is. It holds headers alone.
+    """The location of every tensor of a checkpoint. Only the files' headers are in memory.
 
     Args:
         path: a ``.safetensors`` file, an index (``model.safetensors.index.json``), or a folder with either.
 
     Raises:
-        RequestError: there is none, or a file of it is missing, of another kind or truncated.
+        RequestError: there is none, or one of its files is missing, of another kind or truncated.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,11 +41,11 @@ class Checkpoint:
         return next((name for name in names if name in self._files), None)
 
     def entry(self, name: str) -> Entry:
-        """Where a tensor stands in its file."""
+        """A tensor's location in its file."""
         return self._files[name].entries[name]
 
     def check(self, name: str, kind: str, tensor: Tensor) -> None:
-        """Refuse what does not fit a tensor of the model: another shape, or numbers of another kind.
+        """Refuse a tensor of another shape or another kind of dtype than the model's.
 
         Args:
             name: the tensor's name in the checkpoint.
@@ -61,12 +61,12 @@ class Checkpoint:
         dtype = DTYPES.get(entry.dtype)
         if dtype is None or _kind(dtype) != _kind(tensor.dtype):
             raise RequestError(
-                f"{kind} '{name}' is {entry.dtype} in '{where}' and {tensor.dtype} in the model: floating numbers are "
-                "converted to each other and nothing else is; convert the checkpoint"
+                f"{kind} '{name}' is {entry.dtype} in '{where}' and {tensor.dtype} in the model: only floating-point "
+                "types are converted to each other; convert the checkpoint"
             )
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors with those of the checkpoint, in the order of the files.
+        """Overwrite tensors with those of the checkpoint, in the order of the files' bytes.
 
         Args:
             tensors: by name in the checkpoint.
@@ -96,7 +96,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _entry_point(path: Path) -> Path:
-    """The index or file that a user means by a path."""
+    """The index or file of a path, which may be a folder."""
     if not path.is_dir():
         return path
     for name in (INDEX, SINGLE):
@@ -121,8 +121,8 @@ def _indexed(index: Path) -> dict[str, TensorFile]:
         if file not in opened:
             if not (index.parent / file).is_file():
                 raise RequestError(
-                    f"'{index}' names '{file}', which is not beside it: an index and its files stay in one folder; "
-                    "copy the file there"
+                    f"'{index}' names '{file}', which is not in its folder: an index and its files must be in one "
+                    "folder; copy the file there"
                 )
             opened[file] = TensorFile(index.parent / file)
         if name not in opened[file].entries:
@@ -134,17 +134,19 @@ def _indexed(index: Path) -> dict[str, TensorFile]:
 
 
 def _prefix_advice(missing: Sequence[str], names: Iterable[str]) -> str:
-    """What to do where the checkpoint has the missing names behind another prefix; empty where it has not."""
+    """The fix if the checkpoint has the missing names with another prefix; empty if it has not."""
     there = set(names)
     first = missing[0]
     longer = [name.removesuffix(first) for name in there if name.endswith(f".{first}")]
     shorter = [first.removesuffix(name) for name in there if first.endswith(f".{name}")]
     for prefix in longer:
         if all(prefix + name in there for name in missing):
-            return f"it has them behind '{prefix}': give the module that has these names, or rename them in the file"
+            return (
+                f"it has them with the prefix '{prefix}': give the module with these names, or rename them in the file"
+            )
     for prefix in shorter:
         if all(name.removeprefix(prefix) in there for name in missing):
-            return f"it has them without '{prefix}': give the module that has these names, or rename them in the file"
+            return f"it has them without '{prefix}': give the module with these names, or rename them there"
     return ""
 
 
@@ -152,7 +154,7 @@ def write_part(folder: Path, number: int, parts: int, tensors: Mapping[str, Tens
     """Write one process's part of a checkpoint.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         number: of the part, from 0.
         parts: how many there are.
         tensors: by name.
@@ -167,16 +169,16 @@ def write_part(folder: Path, number: int, parts: int, tensors: Mapping[str, Tens
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"cannot make folder '{folder}': {error.strerror}; give another") from None
+        raise RequestError(f"cannot create folder '{folder}': {error.strerror}; give another") from None
     if (folder / SINGLE).exists():
         raise RequestError(
-            f"'{folder}' has a {SINGLE}, which readers would take instead of what is saved now: give another folder"
+            f"'{folder}' has a {SINGLE}, which readers would read instead of the new files: give another folder"
         )
     return name, write_tensors(folder / name, tensors)
 
 
 def write_index(folder: Path, where: Mapping[str, str], size: int) -> None:
-    """Write the index, last: with it a checkpoint is whole.
+    """Write the index, last: it makes a checkpoint complete.
 
     Args:
         folder: the checkpoint's.

@@ -1,8 +1,8 @@
-"""Where the values of a model's parameters come from, and how they get into those that this process holds.
+"""The sources of parameter values: a checkpoint or initialisation.
 
-Values never depend on the plan. A checkpoint has them by name. Initialisation draws each module's numbers from a
-generator keyed by (seed, the module's name), with all of the module's own tensors at hand, even those that other
-processes hold: what is kept is the same whatever the cut, and one module is all that there is beside it.
+Values never depend on the plan. A checkpoint has them by name. Initialisation draws each module's random numbers from a
+generator keyed by (seed, the module's name). It creates all tensors of the module, also those that other processes
+hold, so that the values are the same for every cut; the extra memory is that of one module.
 """
 
 from abc import ABC, abstractmethod
@@ -16,19 +16,19 @@ from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
+from .allocation import allocate, unallocated
 from .checkpoint import Checkpoint
-from .vacant import occupy, vacant
 
 ModuleInit = Callable[[nn.Module], Any]
-"""Gives a module's own parameters and buffers their values, in place: what FSDP calls ``param_init_fn``."""
+"""Sets the values of a module's own parameters and buffers in place, as FSDP's ``param_init_fn``."""
 
 _UNSET_BYTE = 0xA5
-"""What tensors that are no floating numbers are filled with before initialisation, to see what it leaves out."""
+"""Fills tensors without floating-point numbers before initialisation, to detect those that it does not set."""
 
 
 @frozen
 class Place:
-    """Where a module keeps a tensor.
+    """An attribute of a module that holds a tensor.
 
     Args:
         path: qualified name of the module.
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def described(self) -> str:
-        """The module, for people."""
+        """The module, for messages."""
         return f"module '{self.path}' ({type(self.module).__name__})" if self.path else type(self.module).__name__
 
     @property
@@ -62,7 +62,7 @@ class Place:
 
 
 def places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
-    """Every parameter and buffer, by its first name, with all the places that hold it."""
+    """Every parameter and buffer, by its first name, with all attributes that hold it."""
     found: dict[int, list[Place]] = {}
     for kind in ("_parameters", "_buffers"):
         for path, module in model.named_modules(remove_duplicate=False):
@@ -73,7 +73,7 @@ def places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
 
 
 def tensor_at(place: Place) -> Tensor:
-    """The tensor that a place holds now."""
+    """The tensor of a place."""
     tensor = place.module._parameters.get(place.leaf, place.module._buffers.get(place.leaf))
     assert tensor is not None
     return tensor
@@ -84,34 +84,34 @@ class Weights(ABC):
 
     @abstractmethod
     def check(self, read: Collection[str]) -> None:
-        """Refuse before planning what could not be filled later.
+        """Check before planning that `fill` will succeed.
 
         Args:
             read: names of all parameters and buffers that the step reads.
 
         Raises:
-            RequestError: one of them would stay without a value, or has one that does not fit.
+            RequestError: one of them has no value in this source, or one that does not fit.
         """
 
     def overwrites(self, name: str) -> bool:
-        """Whether it gives a parameter or buffer its value, whatever value the model has."""
+        """Whether it sets a parameter or buffer even if the model has a value for it."""
         return False
 
     @abstractmethod
-    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
-        """Give the tensors of this process their values.
+    def fill(self, held: Mapping[str, Tensor], unset: Collection[str]) -> None:
+        """Set the values of this process's tensors.
 
         Args:
-            held: what this process holds, by name.
-            vacant: names of those that have no value yet.
+            held: the tensors that this process holds, by name.
+            unset: names of those that have no value yet.
         """
 
 
 def weights_from(given: "str | Path | ModuleInit | None", model: nn.Module, seed: int) -> Weights:
-    """The source that a user means by ``weights=``.
+    """The source for the user's ``weights=``.
 
     Raises:
-        RequestError: it is no such thing, or a checkpoint that cannot be read.
+        RequestError: it has another type, or the checkpoint cannot be read.
     """
     if isinstance(given, str | Path):
         return FromCheckpoint(model, Checkpoint(given), FromModules(model, None, seed))
@@ -124,7 +124,7 @@ def weights_from(given: "str | Path | ModuleInit | None", model: nn.Module, seed
 
 @define
 class FromModules(Weights):
-    """Values that modules, or a function of the user's, initialise them with. What has values keeps them.
+    """Values by initialisation: of the modules or by the user's function. Tensors with values keep them.
 
     Args:
         model: the user's module.
@@ -146,17 +146,17 @@ class FromModules(Weights):
             if tensor_at(first).is_meta and self.init is None and _own_init(self._unit(first).module) is None:
                 raise _no_init(first)
 
-    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
+    def fill(self, held: Mapping[str, Tensor], unset: Collection[str]) -> None:
         units: dict[str, tuple[Place, set[str]]] = {}
         for name in held:
-            if name in vacant:
+            if name in unset:
                 unit = self._unit(self._places[name][0])
                 units.setdefault(unit.path, (unit, set()))[1].add(name)
         for unit, names in units.values():
             self._initialise(unit, {name: held[name] for name in names})
 
     def _unit(self, place: Place) -> Place:
-        """What is initialised at once: the module itself, or an attention that sets parameters of its own child."""
+        """The unit of initialisation: the module itself, or an attention that also sets its child's parameters."""
         path, _, leaf = place.path.rpartition(".")
         parent = self.model.get_submodule(path) if place.path else None
         if self.init is None and isinstance(parent, nn.MultiheadAttention):
@@ -181,15 +181,15 @@ class FromModules(Weights):
                 raise _left_out(place, self.init is None)
 
     def _blank(self, place: Place, held: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """The tensor to initialise in a place: the one held, or one that is dropped afterwards."""
+        """The tensor to initialise in a place: the one held here, or a temporary one."""
         original = tensor_at(place)
         if place.name in held:
             tensor = held[place.name]
         else:
-            fresh = vacant(original, device) if original.is_meta else original.detach().clone()
+            fresh = unallocated(original, device) if original.is_meta else original.detach().clone()
             tensor = nn.Parameter(fresh, original.requires_grad) if isinstance(original, nn.Parameter) else fresh
         if original.is_meta:
-            occupy([tensor])
+            allocate([tensor])
             _mark_unset(tensor)
         return tensor
 
@@ -206,12 +206,12 @@ class FromModules(Weights):
 
 @define
 class FromCheckpoint(Weights):
-    """Values of a checkpoint, for what is on meta and for what is not; the rest from modules.
+    """Values of a checkpoint, for tensors on meta and for others; those that it does not have, by initialisation.
 
     Args:
         model: the user's module.
-        checkpoint: where the values are.
-        rest: initialises buffers that the checkpoint does not hold.
+        checkpoint: the checkpoint.
+        rest: initialises buffers that the checkpoint does not have.
     """
 
     model: nn.Module
@@ -233,17 +233,17 @@ class FromCheckpoint(Weights):
                 self.checkpoint.check(found, first.kind, tensor_at(first))
         self.rest.check([name for name in read if self._find(name) is None])
 
-    def fill(self, held: Mapping[str, Tensor], vacant: Collection[str]) -> None:
+    def fill(self, held: Mapping[str, Tensor], unset: Collection[str]) -> None:
         found = {name: there for name in held if (there := self._find(name)) is not None}
         with torch.no_grad():
             self.checkpoint.read_into({there: held[name] for name, there in found.items()})
-        self.rest.fill(held, [name for name in vacant if name not in found])
+        self.rest.fill(held, [name for name in unset if name not in found])
 
     def overwrites(self, name: str) -> bool:
         return self._find(name) is not None
 
     def _find(self, name: str) -> str | None:
-        """The tensor's name in the checkpoint: any of those that it has in the model."""
+        """The tensor's name in the checkpoint: any of its names in the model."""
         return self.checkpoint.find(place.name for place in self._places[name] if place.persistent)
 
 
@@ -256,14 +256,14 @@ def _own_init(module: nn.Module) -> ModuleInit | None:
 
 
 def _reset_attention(module: nn.Module) -> None:
-    """As its constructor does: the output layer for itself, then what attention sets of both."""
+    """Initialise as the constructor does: first the output layer's own reset, then that of the attention."""
     assert isinstance(module, nn.MultiheadAttention)
     module.out_proj.reset_parameters()
     module._reset_parameters()
 
 
 def _own(module: nn.Module, path: str, with_children: bool) -> Iterator[Place]:
-    """Where a module keeps the tensors that its initialisation sets."""
+    """The places of the tensors that a module's initialisation sets."""
     nested = with_children and isinstance(module, nn.MultiheadAttention)
     for below, part in module.named_modules(prefix=path) if nested else [(path, module)]:
         for kind in (part._parameters, part._buffers):
@@ -273,12 +273,12 @@ def _own(module: nn.Module, path: str, with_children: bool) -> Iterator[Place]:
 
 
 def _put(place: Place, tensor: Tensor) -> None:
-    """Put a tensor in a place; by attribute, because recurrent layers keep a list of their own."""
+    """Put a tensor in a place; by attribute, because recurrent layers keep a separate list of weights."""
     setattr(place.module, place.leaf, tensor)
 
 
 def _take_over(place: Place, tensor: Tensor) -> None:
-    """Copy what initialisation put in the place of a tensor, where it did not write the tensor itself."""
+    """Copy the new tensor if initialisation replaced a tensor instead of writing it in place."""
     now = tensor_at(place)
     if now is tensor:
         return
@@ -286,7 +286,7 @@ def _take_over(place: Place, tensor: Tensor) -> None:
         state = "on meta" if now.is_meta else f"of shape {tuple(now.shape)}"
         raise RequestError(
             f"initialisation of {place.described} left {place.kind} '{place.leaf}' {state}: it must have values in "
-            f"shape {tuple(tensor.shape)}; change what weights=init(module) or reset_parameters() does with it"
+            f"shape {tuple(tensor.shape)}; correct weights=init(module) or reset_parameters()"
         )
     with torch.no_grad():
         tensor.copy_(now)
@@ -296,7 +296,7 @@ def _mark_unset(tensor: Tensor) -> None:
     with torch.no_grad():
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(float("nan"))
-        elif tensor.dtype.itemsize == 1:  # as bytes, so that a bool is marked by neither of its values
+        elif tensor.dtype.itemsize == 1:  # as bytes, so that the mark of a bool is neither of its values
             tensor.view(torch.uint8).fill_(_UNSET_BYTE)
         else:
             tensor.fill_(_mark(tensor.dtype))
@@ -307,10 +307,10 @@ def _mark(dtype: torch.dtype) -> int:
 
 
 def _unset(tensor: Tensor) -> bool:
-    """Whether initialisation left a tensor out, or a part of one of floating numbers."""
+    """Whether initialisation did not set a tensor, or a part of one with floating-point numbers."""
     tensor = tensor.detach()
     if tensor.is_floating_point() or tensor.is_complex():
-        # The sum takes no memory; what it cannot tell from infinities of both signs is looked at.
+        # The sum takes no memory; if it is NaN, perhaps because of infinities of both signs, each element is checked.
         return bool(tensor.sum().isnan()) and bool(tensor.isnan().any())
     if tensor.dtype.itemsize == 1:
         return tensor.numel() > 0 and bool((tensor.view(torch.uint8) == _UNSET_BYTE).all())
@@ -321,7 +321,7 @@ def _no_init(place: Place) -> RequestError:
     buffers = "; for a buffer, construct the model under panpipe.empty_weights(), which leaves buffers real"
     return RequestError(
         f"{place.kind} '{place.name}' is on the meta device, and its {place.described} has no reset_parameters(): "
-        "something must give it values; pass weights=init(module) or the path of a checkpoint that holds it"
+        "its values are missing; pass weights=init(module) or the path of a checkpoint that holds it"
         + (buffers if place.kind == "buffer" else "")
     )
 
@@ -330,6 +330,6 @@ def _left_out(place: Place, own: bool) -> RequestError:
     who = "reset_parameters()" if own else "init(module)"
     buffers = ", or construct the model under panpipe.empty_weights(), which leaves buffers real"
     return RequestError(
-        f"{who} of {place.described} left {place.kind} '{place.name}' without values: it must set all that the module "
-        "owns; set it there" + (buffers if place.kind == "buffer" else "")
+        f"{who} of {place.described} left {place.kind} '{place.name}' without values: it must set all tensors of the "
+        "module; set it there" + (buffers if place.kind == "buffer" else "")
     )

@@ -1,8 +1,8 @@
 """One safetensors file, read and written a piece of a tensor at a time.
 
-The format is a length, a header in JSON, and the tensors' bytes. The library that defined it maps a file whole, private
-and writable, which Linux counts in full against a process's limit of data: a file beyond the limit does not open.
-Nothing here holds more of a file than its header and one piece.
+The format is a length, a header in JSON, and the tensors' bytes. The safetensors library maps the whole file, private
+and writable, which Linux counts in full against a process's limit on data: a file above the limit cannot be opened.
+This module has at most a header and one piece in memory.
 """
 
 import json
@@ -20,7 +20,7 @@ from ...core.errors import RequestError
 
 _PIECE_BYTES = 8 << 20
 _LARGEST_HEADER = 100_000_000
-"""The format's own limit, in bytes: what claims to be longer is another kind of file."""
+"""The format's own limit, in bytes: a file with a longer header is of another kind."""
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -34,10 +34,10 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @frozen
 class Entry:
-    """Where a tensor stands in a file.
+    """A tensor's location in a file.
 
     Args:
-        dtype: the format's name of it.
+        dtype: the format's name of the dtype.
         shape: of the tensor.
         start, end: of its bytes in the file.
     """
@@ -56,7 +56,7 @@ class TensorFile:
 
     Attributes:
         path: the file.
-        entries: name → where that tensor stands.
+        entries: name → the tensor's location.
 
     Raises:
         RequestError: it cannot be read, is of another kind, or is truncated.
@@ -98,7 +98,7 @@ def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     other = (
-        f"'{path}' is not a safetensors file, or its beginning is lost: "
+        f"'{path}' is not a safetensors file, or its beginning is damaged: "
         "write one with safetensors.torch.save_file, or copy it again"
     )
     if size < 8 or length > _LARGEST_HEADER:
@@ -127,14 +127,14 @@ def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
 
 
 def _truncated(path: Path, size: int, wanted: int) -> str:
-    return f"'{path}' is truncated: it has {size} bytes and its header tells of {wanted}; copy it again"
+    return f"'{path}' is truncated: it has {size} bytes and its header needs {wanted}; copy it again"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write a safetensors file, under a temporary name until it is whole.
+    """Write a safetensors file, under a temporary name until it is complete.
 
     Args:
-        path: of the file; one that is there is replaced.
+        path: of the file; an existing one is replaced.
         tensors: by name; on any device.
 
     Returns:
@@ -143,22 +143,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     Raises:
         RequestError: the format has no name for a dtype, or the file cannot be written.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers reads files marked so
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     at = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
-            raise RequestError(f"'{name}' is {tensor.dtype}, which safetensors files do not hold: convert it")
+            raise RequestError(f"'{name}' is {tensor.dtype}, which safetensors does not support: convert it")
         offsets = [at, at := at + tensor.numel() * tensor.dtype.itemsize]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # readers that map the file want tensors aligned
+    text += b" " * (-len(text) % 8)  # readers that map the file need aligned tensors
     with_pieces = (piece for tensor in tensors.values() for piece in _pieces(tensor))
     write_whole(path, (len(text).to_bytes(8, "little"), text), with_pieces)
     return at
 
 
 def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = ()) -> None:
-    """Write a file under a temporary name beside it, then rename it, so that no reader sees a part of it.
+    """Write a file under a temporary name in the same folder, then rename it, so that no reader sees a part of it.
 
     Raises:
         RequestError: it cannot be written.

@@ -284,7 +284,7 @@ def test_checkpoints_of_another_model(written):
     with refusal(r"'head.bias' has the shape \(5,\) in the checkpoint and \(3,\) in the model"):
         wide.load_state_dict(state)
     state["model"] = {**wide.state_dict()["model"], "tail.bias": torch.zeros(3)}
-    with refusal("has 'tail.bias', which the model has not"):
+    with refusal("has 'tail.bias', which the model does not have"):
         wide.load_state_dict(state)
     with refusal("has no 'stem.weight' and"):
         wide.load_state_dict(wide.model.state_dict())
@@ -292,7 +292,7 @@ def test_checkpoints_of_another_model(written):
 
 def test_checkpoints_without_an_optimizer(tmp_path):
     pipe_of(CONV, optimizer=None).checkpoint(tmp_path / "a")
-    with refusal("has no state of an optimizer, and the pipeline has one"):
+    with refusal("has no state of an optimizer, and the pipeline has an optimizer"):
         pipe_of(CONV).resume(tmp_path / "a")
 
 

@@ -386,7 +386,7 @@ def test_a_buffer_that_nothing_computes_is_named_with_the_fix(tmp_path):
 
 
 def test_an_init_function_that_leaves_something_out_or_fails():
-    with one_line(r"init\(module\) of .* left parameter '.*' without values: it must set all"):
+    with one_line(r"init\(module\) of .* left parameter '.*' without values: it must set all tensors"):
         scaled(weights=lambda module: None)
 
     def reshape(module: nn.Module) -> None:
@@ -409,7 +409,7 @@ CHANGED = {
     "kind": (lambda t: t.update(scale=torch.ones(4).int()), r"'scale' is I32 in '.*' and torch\.float32 in the model"),
     "longer": (
         lambda t: [t.update({f"model.{n}": t.pop(n)}) for n in list(t)],
-        r"lacks .* it has them behind 'model\.': give the module",
+        r"lacks .* it has them with the prefix 'model\.': give the module",
     ),
     "shorter": (
         lambda t: [t.update({n.removeprefix("inner."): t.pop(n)}) for n in list(t)],
@@ -449,7 +449,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
     with one_line("the header is damaged"):
         scaled(weights=path)
     index.write_text(json.dumps({"weight_map": {"scale": "gone.safetensors"}}), encoding="utf-8")
-    with one_line("names 'gone.safetensors', which is not beside it"):
+    with one_line("names 'gone.safetensors', which is not in its folder"):
         scaled(weights=index)
     path.write_bytes(data)
     index.write_text(json.dumps({"weight_map": {"other": "model.safetensors"}}), encoding="utf-8")
@@ -463,7 +463,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
 def test_saving_where_it_cannot_be(tmp_path):
     pipe = scaled(Scaled())
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with one_line("cannot make folder"):
+    with one_line("cannot create folder"):
         pipe.save(tmp_path / "file")
     save_file(whole(), tmp_path / "model.safetensors")
     with one_line("has a model.safetensors, which readers would take"):

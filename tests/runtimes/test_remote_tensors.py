@@ -8,7 +8,7 @@ import numpy as np
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.batch.held_elsewhere import as_meta_tensors, hold_elsewhere
+from panpipe.runtimes.batch.remote_tensors import as_meta_tensors, make_remote
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -20,7 +20,7 @@ def held():
     layer.weight = nn.Parameter(before.detach().to("meta"))
     layer.register_buffer("count", torch.zeros(3, device="meta"))
     for tensor, name in ((layer.weight, "fc.weight"), (layer.count, "fc.count"), (before, "fc.weight")):
-        hold_elsewhere(tensor, name, "rank 1")
+        make_remote(tensor, name, "rank 1")
     return layer, layer.weight, before
 
 

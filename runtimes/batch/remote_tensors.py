@@ -45,7 +45,7 @@ _ALLOWED: set[Any] = {
 _GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 
 
-class HeldElsewhere(Tensor):
+class RemoteTensor(Tensor):
     """A parameter or buffer that another process holds; see `make_remote`.
 
     Attributes:
@@ -101,11 +101,11 @@ class HeldElsewhere(Tensor):
         self._refuse("pickle")
 
 
-class _HeldParameter(HeldElsewhere, nn.Parameter):
+class _RemoteParameter(RemoteTensor, nn.Parameter):
     """A parameter that another process holds."""
 
 
-def hold_elsewhere(tensor: Tensor, name: str, holder: str) -> None:
+def make_remote(tensor: Tensor, name: str, holder: str) -> None:
     """Make a tensor refuse every operation that needs its values.
 
     Args:
@@ -117,7 +117,7 @@ def hold_elsewhere(tensor: Tensor, name: str, holder: str) -> None:
 
 
 def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
-    kind = _HeldParameter if isinstance(tensor, nn.Parameter) else HeldElsewhere
+    kind = _RemoteParameter if isinstance(tensor, nn.Parameter) else RemoteTensor
     tensor.__class__ = kind  # torch's lazy parameters change their class in the same way
     tensor.held_as, tensor.holder = name, holder  # type: ignore[attr-defined]
     return tensor
@@ -126,7 +126,7 @@ def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
 @contextmanager
 def as_meta_tensors(model: nn.Module) -> Iterator[None]:
     """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes."""
-    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if isinstance(tensor, HeldElsewhere)]
+    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if isinstance(tensor, RemoteTensor)]
     classes = [type(tensor) for tensor in held]
     for tensor in held:
         tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor  # type: ignore[assignment]
@@ -137,9 +137,9 @@ def as_meta_tensors(model: nn.Module) -> Iterator[None]:
             tensor.__class__ = kind
 
 
-def _first_held(given: Any) -> HeldElsewhere | None:
+def _first_held(given: Any) -> RemoteTensor | None:
     """The first such tensor among the arguments of a function."""
-    if isinstance(given, HeldElsewhere):
+    if isinstance(given, RemoteTensor):
         return given
     if isinstance(given, Mapping):
         given = given.values()
