@@ -38,7 +38,7 @@ from .engine.workers import Workers
 from .launch.team import Team
 from .optimizer.optimizers import OptimizerFactory
 from .optimizer.training import Training
-from .optimizer.update import Census, Ending
+from .optimizer.update import Ending, NormParameters
 from .planning.rehearsed import Rehearsal
 from .profile.reference_workload import PASSES, passes_around, reference_s
 from .programs.compiled import Programs, compile_stages
@@ -115,8 +115,8 @@ class Pipeline(Resumable):
         self._variants = Variants(model, step, variant, self._follow_model)
         self._variants.shapes.keep(shape, first)
         largest = shape.samples if team.replicas > 1 else 0
-        census = Census.of(plan, dict(model.named_parameters()))
-        workers = Workers(plan, self._states, team, where, training, census, clock)
+        norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
+        workers = Workers(plan, self._states, team, where, training, norm_parameters, clock)
         self._queues = workers.queues
         self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, seed, largest)
         self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler,

@@ -1,7 +1,7 @@
-"""Where a device computes: the host itself on a CPU, streams of its own on CUDA.
+"""The compute queue of a device: the calling thread on a CPU, separate streams on CUDA.
 
-On CUDA an action is only issued when its turn comes. The host runs ahead; streams keep the order within a queue, events
-keep it between queues, and times are those of events::
+On CUDA the host only issues actions and runs ahead. Streams keep the order within a queue, events the order between
+queues, and times are those of events::
 
     caller's stream ──begin──▶ load stream     microbatch 0 │ microbatch 1 │ …
             │                       │ 1              │ 2           │ 2
@@ -9,10 +9,10 @@ keep it between queues, and times are those of events::
                                     │ 3               ▲ 4
                                 transport's streams ──┘
 
-1. What is loaded overwrites what the step before read: it comes behind that step's compute.
-2. The first action that reads a microbatch comes behind its copy to the device.
-3. A message is copied behind what computed it, and behind the posting of its receive.
-4. Its reader comes behind its copy; its sender lets go of it when the compute stream is behind the copy, too.
+1. A load overwrites tensors that the previous step read: it runs after that step's compute.
+2. The first action that reads a microbatch runs after its copy to the device.
+3. A message is copied after its computation, and after its receive was posted.
+4. Its reader runs after the copy; its sender frees it when the compute stream is ordered after the copy, too.
 
 Not run on a GPU yet; tests prove the order with streams that record it.
 """
@@ -42,56 +42,56 @@ class ComputeQueue(ABC):
 
     @abstractmethod
     def begin(self, traced: bool) -> None:
-        """Have what follows come behind what the caller had issued. The thread that asks for a step calls it.
+        """Order what follows after everything that the caller has issued. The thread that calls the step calls it.
 
         Args:
-            traced: whether marks will be asked for.
+            traced: whether marks will be used.
         """
 
     @abstractmethod
     def end(self) -> None:
-        """Have what the caller issues from now on come behind everything in this queue; called by the same thread."""
+        """Order what the caller issues from now on after everything in this queue; called by the same thread."""
 
     @abstractmethod
     def active(self) -> Any:
-        """A context in which work of this thread goes to this queue."""
+        """A context in which this thread issues to this queue."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """This moment in the queue."""
+        """A mark at the current position of the queue."""
 
     @abstractmethod
     def nanoseconds(self, mark: Any) -> int:
-        """When a mark was reached, on the monotonic clock. Waits for it."""
+        """The time at which a mark was reached, on the monotonic clock. Waits for it."""
 
     @abstractmethod
     def load(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Tensors of a batch on this device, and what `loaded` takes; the host does not wait for their copies."""
+        """A batch's tensors on this device, and a ticket for `loaded`; the host does not wait for their copies."""
 
     @abstractmethod
     def loaded(self, ticket: Any) -> None:
-        """Have what follows come behind a load."""
+        """Order what follows after a load."""
 
     @abstractmethod
     def upload(self, tensor: Tensor) -> Tensor:
-        """A small tensor of the host on this device, for what follows; the host does not wait for its copy."""
+        """A small CPU tensor on this device, for what follows; the host does not wait for its copy."""
 
     @abstractmethod
     def read(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host. Waits for everything in the queue: for the end of a step."""
+        """The tensor on the host. Waits for everything in the queue; used at the end of a step."""
 
 
 class HostQueue(ComputeQueue):
-    """The calling thread: what was called has happened."""
+    """The calling thread, which runs operations synchronously."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
 
     def begin(self, traced: bool) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class HostQueue(ComputeQueue):
         return list(values), None
 
     def loaded(self, ticket: Any) -> None:
-        """It is."""
+        """The load has already run."""
 
     def upload(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -117,12 +117,12 @@ class HostQueue(ComputeQueue):
 
 
 class StreamQueue(ComputeQueue):
-    """A compute stream, and one for what is loaded.
+    """A compute stream and a load stream.
 
     Args:
-        device: where they are.
-        number: of the device along the pipeline: several may share one GPU, and have streams of their own there.
-        streams: makes and orders them.
+        device: their GPU.
+        number: of the device along the pipeline: several may share one GPU, with separate streams.
+        streams: creates and orders them.
     """
 
     def __init__(self, device: torch.device, number: int, streams: Streams) -> None:
@@ -136,7 +136,7 @@ class StreamQueue(ComputeQueue):
     def begin(self, traced: bool) -> None:
         streams = self._streams
         if self._broken or traced:
-            streams.synchronize(self.device)  # what a step that broke off left under way; or to tie clocks together
+            streams.synchronize(self.device)  # for operations of an aborted step; or to relate the two clocks
             self._broken = False
         before = streams.record(streams.current(self.device))
         streams.wait(self._compute, before)
@@ -185,7 +185,7 @@ def compute_queue(device: torch.device, number: int) -> ComputeQueue:
     """The queue of a device of the pipeline.
 
     Args:
-        device: where it computes.
+        device: its torch device.
         number: its number along the pipeline.
     """
     streams = streams_of(device)
@@ -193,20 +193,20 @@ def compute_queue(device: torch.device, number: int) -> ComputeQueue:
 
 
 def compute_device(tensors: Iterable[Tensor]) -> torch.device:
-    """The device that a model computes on: that of its first tensor that has data, else the CPU."""
+    """The device of a model: that of its first tensor with data, otherwise the CPU."""
     return next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
 
 
 class Stopwatch:
-    """Times what this thread has a device do, one thing after another.
+    """Times operations that this thread issues to a device, one after another.
 
-    On streams a moment is an event: nobody waits between one measurement and the next, so that the device is as busy as
-    in a step, and what is timed is what it did and not how it was asked to. A thread has a stream of its own for it:
-    devices of a pipeline may share a GPU.
+    On streams a time is an event: nothing waits between measurements, so that the device is as busy as in a step, and
+    the time is that of the device and not of the host's calls. Each thread has a separate stream, because devices of a
+    pipeline may share a GPU.
 
     Args:
-        device: that works.
-        clock: seconds, where what was called has happened.
+        device: the device.
+        clock: in seconds, for a device that runs operations synchronously.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -215,7 +215,7 @@ class Stopwatch:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """A context for everything that is timed, and that makes what it works on."""
+        """A context for the timed operations and those that create their inputs."""
         streams, device = self._streams, self._device
         if streams is None:
             yield
@@ -230,22 +230,22 @@ class Stopwatch:
             streams.wait(outside, streams.record(self._stream))
 
     def now(self) -> Any:
-        """This moment."""
+        """The current time, as a number or an event."""
         return self._clock() if self._streams is None else self._streams.record(self._stream, timed=True)
 
     def between(self, start: Any, end: Any) -> float:
-        """Seconds between two moments. Waits for the second one."""
+        """Seconds between two times of `now`. Waits for the second one."""
         return float(end - start) if self._streams is None else self._streams.elapsed_s(start, end)
 
 
 def transfer_s(handle: Handle, device: torch.device) -> float | None:
-    """Seconds that a transfer took on a device, by events around it; None where the transport has none."""
+    """Seconds of a transfer on a device, by the events before and after it; None if the transport has none."""
     span, streams = getattr(handle, "span", None), streams_of(device)
     return None if span is None or streams is None else streams.elapsed_s(*span)
 
 
 def finished_s(device: torch.device) -> float:
-    """Seconds on the monotonic clock, once everything that this thread's work on the device comes behind has run."""
+    """Seconds on the monotonic clock, after everything in this thread's current stream of the device has run."""
     streams = streams_of(device)
     if streams is not None:
         streams.finish(streams.current(device))

@@ -1,7 +1,7 @@
-"""Which torch device each device of the pipeline is.
+"""Assigns a torch device to each device of the pipeline.
 
-Threads of one process are named all together, ``devices="cuda:0,cuda:1"``; so are ranks, in their order, each name on
-the rank's own host. Several on one device are for tests of the path that real devices take, and are asked for by name.
+``devices="cuda:0,cuda:1"`` lists the devices of all threads of one process, or of all ranks in order, each name on that
+rank's host. Several devices of a pipeline on one GPU are for tests, and must be requested with ``share_devices=True``.
 """
 
 import os
@@ -16,14 +16,14 @@ from ..launch.team import Team
 Names = str | Sequence[str | torch.device]
 """``"cuda:0,cuda:1"``, a list of such names or devices, or ``"cuda"`` for one GPU each."""
 
-_SHARE = "pass share_devices=True where that is meant"
+_SHARE = "pass share_devices=True to share one"
 
 
 def parse_devices(names: Names) -> tuple[torch.device, ...] | None:
-    """The devices that are named, all of one type; None for ``"cuda"``: one GPU each.
+    """The listed devices, all of one type; None for ``"cuda"``: one GPU each.
 
     Raises:
-        RequestError: a name is no device, or none of this machine; or there are several types.
+        RequestError: a name is no device of this machine, or there are several types.
     """
     if names == "cuda":
         _check_there(torch.device("cuda", 0), "cuda")
@@ -60,11 +60,11 @@ def _check_there(device: torch.device, name: str) -> None:
 
 
 def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> torch.device:
-    """The device of one rank, before ranks have met.
+    """The device of one rank, before the rendezvous.
 
     Args:
-        devices: as `parse_devices` found them.
-        rank, ranks: this one of so many.
+        devices: from `parse_devices`.
+        rank, ranks: this rank, and the number of ranks.
     """
     if devices is None:
         found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
@@ -80,15 +80,15 @@ def place(
     """Device of this process → its torch device.
 
     Args:
-        team: the devices of the pipeline; all of its processes call this at once.
-        devices: as `parse_devices` found them; None for one GPU each.
-        model: where the model is.
-        share: whether several may be on one device.
-        named: whether devices were named; else each rank computes where its model is, threads on the CPU share it, and
-            threads on GPUs take one each.
+        team: the devices of the pipeline; all of its processes call this together.
+        devices: from `parse_devices`; None for one GPU each.
+        model: the model's device.
+        share: whether several may be on one torch device.
+        named: whether the user gave ``devices=``; if not, each rank uses its model's device, threads share the CPU, and
+            threads on GPUs get one GPU each.
 
     Raises:
-        RequestError: there are too few or too many, or several are the same one.
+        RequestError: there are too few or too many, or several are the same one without ``share``.
     """
     ranks = len(team.local) < team.size or team.replicas > 1
     if ranks:
@@ -100,8 +100,8 @@ def place(
         count = torch.cuda.device_count()
         if count < team.size:
             raise RequestError(
-                f"the pipeline has {team.size} devices and this machine {count} GPU{'s' * (count != 1)}: one each; "
-                f"plan for {count}, or {_SHARE}"
+                f"the pipeline has {team.size} devices and this machine {count} GPU{'s' * (count != 1)}: each device "
+                f"needs one; plan for {count}, or {_SHARE}"
             )
         found = {device: torch.device("cuda", device) for device in team.local}
     else:
@@ -124,7 +124,7 @@ def _refuse_shared(team: Team, found: Mapping[int, torch.device]) -> None:
     for number, where in enumerate(places):
         if where in first:
             raise RequestError(
-                f"devices {first[where]} and {number} of the pipeline are both {where[1]}: each is another one; name "
+                f"devices {first[where]} and {number} of the pipeline are both {where[1]}: each needs its own; name "
                 f"another, or {_SHARE}"
             )
         first[where] = number

@@ -1,4 +1,4 @@
-"""Constructing a model of which only shapes are wanted: its parameters on the meta device, its buffers real."""
+"""Construction of a model without memory for its parameters: they are on the meta device; buffers are real."""
 
 import threading
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from .heap import SMALL, keep_freed_memory
 def empty_weights() -> Iterator[None]:
     """Construct modules whose parameters take no memory.
 
-    Each parameter goes to the meta device where it is registered, so that at most one has memory at a time. Buffers
-    stay what the constructor computes, such as rotary tables and masks, which no checkpoint holds. Hand the model to
-    `panpipe.pipeline`, whose ``weights`` tells where values come from.
+    Each parameter moves to the meta device when it is registered, so that at most one has memory at a time. Buffers
+    keep the values that the constructor computes, such as rotary tables and masks, which no checkpoint has. Pass the
+    model to `panpipe.pipeline`, whose ``weights=`` is the source of its values.
 
-    Works for what this thread constructs; a tied weight stays one parameter.
+    It applies to modules that this thread constructs; a tied weight stays one parameter.
 
     Example:
         >>> with panpipe.empty_weights():  # doctest: +SKIP
         ...     model = LlamaForCausalLM(config)
     """
-    keep_freed_memory(SMALL)  # else the C library keeps the room of every parameter that came and went
+    keep_freed_memory(SMALL)  # otherwise the C library keeps the memory of every freed parameter
     here = threading.get_ident()
-    # One parameter under two names is registered twice; what is remembered of it must not keep it alive.
+    # A parameter with two names is registered twice; weak keys, because this table must not keep it alive.
     known: Any = WeakIdKeyDictionary()
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or isinstance(parameter, UninitializedParameter):
-            return None  # as it is
+            return None  # unchanged
         if threading.get_ident() != here:
             return None
         if parameter not in known:
@@ -51,5 +51,5 @@ def empty_weights() -> Iterator[None]:
 
 def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
     meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    meta.__dict__.update(parameter.__dict__)  # marks that libraries leave on parameters
+    meta.__dict__.update(parameter.__dict__)  # attributes that libraries set on parameters
     return meta

@@ -16,12 +16,12 @@ SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 
 @frozen
 class HostCopy:
-    """One way of copying.
+    """One kind of copy.
 
     Args:
         to_host: the direction.
         pinned: whether the host's memory is page-locked.
-        line: its time.
+        line: its time by size.
     """
 
     to_host: bool
@@ -30,12 +30,12 @@ class HostCopy:
 
 
 def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = 10) -> list[HostCopy]:
-    """Both directions, pinned and pageable; none where the device is the host itself.
+    """Measure both directions, pinned and pageable; empty if the device is the CPU.
 
     Args:
         device: the GPU.
         sizes: bytes of the copies.
-        repeats: of each; the median counts.
+        repeats: of each; the median is used.
     """
     if streams_of(device) is None:
         return []

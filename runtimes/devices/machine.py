@@ -1,4 +1,4 @@
-"""What this machine is, for those who read what was measured on it."""
+"""A description of this machine, stored with measurements."""
 
 import os
 import platform
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from .memory_left import data_limit, machine_bytes
+from .available_memory import data_limit, machine_bytes
 
 
 def machine(device: torch.device | None = None) -> str:
     """Processor or GPU, cores and versions, in one line.
 
     Args:
-        device: that was measured; the host if None.
+        device: the measured device; the host if None.
     """
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     if device is not None and device.type == "cuda":
@@ -31,11 +31,11 @@ def _processor() -> str:
 
 
 def fingerprint(device: torch.device, threads: int) -> str:
-    """What measured times depend on, of the machine and of this process: processor, cores, threads, memory, GPU.
+    """The properties of the machine and process that measured times depend on: processor, cores, threads, memory, GPU.
 
     Args:
-        device: that this process computes on.
-        threads: of the host, with which it does.
+        device: this process's device.
+        threads: number of CPU threads that it computes with.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

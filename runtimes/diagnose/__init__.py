@@ -1,1 +1,1 @@
-"""Checks of a model by a user: the doctor, and a pipeline compared with one process."""
+"""Checks of a user's model: `panpipe doctor`, and the comparison of a pipeline with one process."""

@@ -1,4 +1,4 @@
-"""A check-up of a model: whether it trains as a pipeline, what cannot be cut, and how far from one process it ends."""
+"""Checks a model: whether it trains as a pipeline, which parts cannot be cut, and its distance to one process."""
 
 import copy
 import functools
@@ -33,21 +33,21 @@ from .parity import Distance, distance_to_one_process
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 SEED = 3
 SCHEDULES = (("1f1b", 1), ("v-half", 2))
-"""Schedules of a check-up with their stages a device: whole backwards, and a V with split ones."""
+"""The schedules to check, with their stages per device: one with whole backwards, and a V with split ones."""
 TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-4, 1e-5)}
-"""Largest distance of losses, parameters and buffers, and of gradients, that is still rounding."""
+"""Largest distances that count as rounding: of losses, parameters and buffers; of gradients."""
 LARGE_PIECE = 0.1
-"""Share of a step's operations from which on an operator that cannot be cut is worth a word."""
+"""Share of a step's operations from which on an operator that cannot be cut is reported."""
 
 
 @frozen
 class Piece:
-    """Operations that stay together because of what one of them writes.
+    """Operations that must stay in one stage because one of them writes in place.
 
     Args:
         operator: its name.
         share: of all operations.
-        line: of the user's code that writes.
+        line: the user's line that writes.
     """
 
     operator: str
@@ -57,13 +57,13 @@ class Piece:
 
 @frozen
 class Check:
-    """One plan, run.
+    """The result of running one plan.
 
     Args:
-        devices, schedule, stages: what was run.
-        distance: to one process, or None where it did not run.
-        problem: why it did not.
-        seconds: what it took.
+        devices, schedule, stages: of the plan.
+        distance: to one process, or None if the plan did not run.
+        problem: why it did not run; empty if it did.
+        seconds: the duration of the check.
     """
 
     devices: int
@@ -76,17 +76,17 @@ class Check:
 
 @frozen
 class Findings:
-    """What a check-up found.
+    """The results of `check_up`.
 
     Args:
         model: its name.
-        dtype: what it was checked in.
-        operators: how many there are to cut between.
+        dtype: of the checks.
+        operators: number of operators between which the model can be cut.
         capture_s: seconds of capture.
-        regions: what stays Python → the line that needs a value there.
-        pieces: large ones.
-        checks: plans that were run.
-        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
+        regions: part that stays Python → the line that needs a value there.
+        pieces: large parts that cannot be cut.
+        checks: results of the plans.
+        causes: part that stays Python, as in ``regions`` → the reason why its line is not captured.
     """
 
     model: str
@@ -100,7 +100,7 @@ class Findings:
 
     @property
     def healthy(self) -> bool:
-        """Whether every plan that was run ended where one process does."""
+        """Whether the result of every plan equals that of one process."""
         return all(self.right(check) for check in self.checks)
 
     def right(self, check: Check) -> bool:
@@ -113,9 +113,9 @@ class Patient:
 
     Args:
         model, step, batch: the user's. The model is copied.
-        microbatches: into how many the batch is cut; fewer where it has fewer samples.
-        dtype: float64, or float32 where an operator has no other form.
-        batch_dims: where the samples of the batch are; what is not given is found by tracing.
+        microbatches: into how many the batch is cut; fewer if it has fewer samples.
+        dtype: float64, or float32 if an operator does not support float64.
+        batch_dims: the dimensions that hold the samples; found by tracing if not given.
 
     Raises:
         RequestError: the step cannot be captured.
@@ -139,7 +139,7 @@ class Patient:
         self._programs: Programs = {}
 
     def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
-        """Train by one plan, and compare with one process."""
+        """Train with one plan, and compare with one process."""
         start, devices = time.perf_counter(), team.size
         found, problem = None, ""
         try:
@@ -168,44 +168,44 @@ def check_up(
     model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3,
     batch_dims: Any = AUTO,
 ) -> Findings:  # fmt: skip
-    """Capture a step, run it by several plans, and compare with one process.
+    """Capture a step, run it with several plans, and compare with one process.
 
     Args:
         model: the user's; it is copied.
         step: ``step(model, batch)``.
         batch: an example batch.
-        teams: make the devices to check on.
+        teams: functions that create the devices to check on.
         microbatches: into how many the batch is cut.
-        batch_dims: where the samples of the batch are; what is not given is found by tracing.
+        batch_dims: the dimensions that hold the samples; found by tracing if not given.
 
     Raises:
         RequestError: the step cannot be captured at all.
     """
-    patient = _admitted(model, step, batch, microbatches, batch_dims)
+    subject = _subject(model, step, batch, microbatches, batch_dims)
     checks = []
     for make in teams:
         for schedule, chunks in SCHEDULES:
             team = make()
             try:
-                checks.append(patient.check(team, schedule, chunks))
+                checks.append(subject.check(team, schedule, chunks))
             finally:
                 team.close()
-    operators = patient.operators
+    operators = subject.operators
     return Findings(
-        operators.step.model_name, patient.dtype, len(operators.graph.nodes), patient.capture_s,
+        operators.step.model_name, subject.dtype, len(operators.graph.nodes), subject.capture_s,
         operators.step.regions, large_pieces(operators), tuple(checks), operators.step.causes,
     )  # fmt: skip
 
 
-def _admitted(model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any) -> Patient:
-    """In float64 where every operator has such a form."""
+def _subject(model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any) -> Patient:
+    """The captured step in float64 if every operator supports it, otherwise in float32."""
     try:
-        patient = Patient(model, step, batch, microbatches, torch.float64, batch_dims)
-        alone = copy.deepcopy(patient.model)
-        step(alone, patient.batch)
+        subject = Patient(model, step, batch, microbatches, torch.float64, batch_dims)
+        alone = copy.deepcopy(subject.model)
+        step(alone, subject.batch)
     except (RuntimeError, RequestError, NotImplementedError):
         return Patient(model, step, batch, microbatches, torch.float32, batch_dims)
-    return patient
+    return subject
 
 
 def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:
@@ -214,11 +214,11 @@ def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:
 
 
 def large_pieces(operators: Operators) -> tuple[Piece, ...]:
-    """Operators that hold a large share of all operations because of what they write; where one stands, no cut can."""
-    work = {name: [m for m in members if not _shows(operators, m)] for name, members in operators.members.items()}
-    total = sum(map(len, work.values()))
+    """Operators with a large share of all operations because they write in place; no cut can divide one of them."""
+    computed = {name: [m for m in members if not _is_view(operators, m)] for name, members in operators.members.items()}
+    total = sum(map(len, computed.values()))
     found = []
-    for name, members in work.items():
+    for name, members in computed.items():
         writes = [m for m in members if written_arguments(operators.nodes[m])]
         if writes and len(members) > max(LARGE_PIECE * total, 4):
             line = next(filter(None, (line_of(operators.nodes[member]) for member in writes)), "")
@@ -226,6 +226,6 @@ def large_pieces(operators: Operators) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def _shows(operators: Operators, member: str) -> bool:
+def _is_view(operators: Operators, member: str) -> bool:
     node = operators.nodes[member]
     return node.target is operator.getitem or is_view(node)

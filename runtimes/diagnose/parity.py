@@ -1,4 +1,4 @@
-"""How far a pipeline is from one process: both train on the same batches, and everything is compared."""
+"""The distance of a pipeline to one process: both train on the same batches, and all results are compared."""
 
 import math
 from collections.abc import Mapping
@@ -16,10 +16,11 @@ from ..pipeline import Pipeline
 from .reference import reference_step
 
 SMALLEST_SHARE, SMALLEST_SHARE_SINGLE = 1e-5, 1e-4
-"""Gradients whose norm is a smaller share of that of all gradients are compared as if it were this share: in float64,
-and in less precise numbers. Some, as those of a bias before a normalisation, are zero but for rounding: sums of terms
-that cancel. Their rounding is that of the terms, and these are as large as other gradients are. With the tolerances of
-a check-up that leaves 45 roundings of the norm of all gradients in float64, and a hundredth of one in float32."""
+"""The least norm that a gradient's distance is divided by, as a share of the norm of all gradients: in float64, and in
+less precise dtypes. Some gradients, such as that of a bias before a normalisation, are zero except for rounding: sums
+of terms that cancel. Their rounding error is that of the terms, which are as large as other gradients. With the
+tolerances of `panpipe doctor` this allows 45 roundings of the norm of all gradients in float64, and a hundredth of one
+in float32."""
 
 
 @frozen
@@ -31,9 +32,9 @@ class Distance:
         gradient: of any parameter's gradient in any step, in norm, relative to that gradient's.
         parameter: of any element of a parameter after the last step, absolute.
         buffer: the same for buffers.
-        undefined: losses and elements of gradients that are not finite in one process, where nothing can be compared.
-            They have to be the same in the pipeline; where they are not, distances are infinite.
-        worst: what has the largest of these, by kind: ``"gradient"`` → a parameter's name.
+        undefined: number of losses and elements of gradients that are not finite in one process. They must be the same
+            in the pipeline; otherwise distances are infinite.
+        worst: the name with the largest distance, by kind: ``"gradient"`` → a parameter's name.
     """
 
     loss: float = 0.0
@@ -44,7 +45,7 @@ class Distance:
     worst: Mapping[str, str] = field(factory=dict)
 
     def with_one(self, kind: str, found: float, name: str) -> "Distance":
-        """The larger of this and another distance of one kind."""
+        """This distance, with the maximum of its value and another one for one kind."""
         found = math.inf if math.isnan(found) else found
         if found <= getattr(self, kind) and not (kind not in self.worst and found == 0):
             return self
@@ -127,7 +128,7 @@ def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Dista
 
 
 def _ratio(apart: float, size: float) -> float:
-    """Infinite where one process has zeros alone and the pipeline has not."""
+    """The relative distance; infinite if one process has only zeros and the pipeline has not."""
     return 0.0 if apart == 0 else apart / size if size else math.inf
 
 

@@ -1,4 +1,4 @@
-"""One process, untouched eager PyTorch, the same microbatches: what a pipeline has to equal."""
+"""The reference of a pipeline: one process, plain eager PyTorch, the same microbatches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,15 +30,15 @@ def reference_step(
         batch: a whole batch.
         microbatches: how many to cut it into; a batch of fewer samples becomes as many as it has samples.
         seed: the pipeline's seed.
-        index: how many steps the pipeline had made before.
-        scaler: scales each loss; what it scaled stays scaled.
-        batch_dims: where the samples are, as of ``panpipe.pipeline``; found by tracing where it is not given.
+        index: the number of the pipeline's earlier steps.
+        scaler: scales each loss; gradients stay scaled.
+        batch_dims: the dimensions that hold the samples, as in ``panpipe.pipeline``; found by tracing if not given.
 
     Returns:
         The loss: the mean over the batch, not scaled.
 
     Raises:
-        RequestError: there is nothing to cut, or the step returns no tensor.
+        RequestError: the batch cannot be cut, or the step returns no tensor.
     """
     return reference_of_replicas(
         model, step, [batch], microbatches=microbatches, seed=seed, index=index, scaler=scaler, batch_dims=batch_dims
@@ -49,13 +49,13 @@ def reference_of_replicas(
     model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0,
     scaler: GradScaler | None = None, batch_dims: Any = AUTO,
 ) -> Tensor:  # fmt: skip
-    """The same for the batches of several replicas, one after another; each is cut into microbatches of its own.
+    """The same for the batches of several replicas, one after another; each is cut into microbatches separately.
 
-    Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica finds the
-    buffers as the first one did, and what the first one writes stays: as in DistributedDataParallel.
+    Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica starts with
+    the same buffers, and those that the first one wrote are kept, as in DistributedDataParallel.
 
     Args:
-        batches: of each replica a whole one. Other arguments, result and errors as of `reference_step`.
+        batches: one whole batch for each replica. Other arguments, result and errors as in `reference_step`.
     """
     dims = find_batch_dims(model, step, batches[0], given=batch_dims, microbatches=microbatches)
     cut = [split_batch(batch, microbatches, dims, fewer=True) for batch in batches]
@@ -74,7 +74,7 @@ def reference_of_replicas(
             if not isinstance(loss, Tensor):
                 raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
             weighted = weight is not None
-            # A weight is how much a loss counts, and no part of it.
+            # A weight is a constant factor: no gradient flows through it.
             own = piece.samples / samples if weight is None else weight
             weights.append(own.detach() if isinstance(own, Tensor) else own)
             counted = loss * weights[-1]

@@ -245,7 +245,7 @@ class Executor:
             if before_update is not None:
                 before_update(record)
             self._walk(_until(bound.update, ending), [] if notes is None else notes, notes is not None)
-            if self.update.looks_on and ending is not Ending.KEEP:
+            if self.update.has_no_stage and ending is not Ending.KEEP:
                 self.update.sync(self.backend)
             self._frame.settle()
             for instruction in bound.compute:

@@ -13,7 +13,7 @@ from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..optimizer.state import StageState
 from ..optimizer.training import Training
-from ..optimizer.update import Census, Ending, Update
+from ..optimizer.update import Ending, NormParameters, Update
 from .clocked import Clock, ClockedWalk, one_thread
 from .executor import Bound, Executor, StepInputs, StepRecord
 from .prepared import Prepared
@@ -44,7 +44,7 @@ class Workers:
         team: the devices.
         where: device of this process → the device that its tensors are on.
         training: what happens in an update beside the optimizers' steps.
-        census: whose norms make the global norm.
+        norm_parameters: whose norms make the global norm.
         clock: that the devices run under, all of them in this process; None where time is time.
 
     Attributes:
@@ -53,10 +53,10 @@ class Workers:
 
     def __init__(
         self, plan: Plan, states: Mapping[int, StageState], team: Team, where: Mapping[int, torch.device],
-        training: Training, census: Census, clock: Clock | None = None,
+        training: Training, norm_parameters: NormParameters, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
-        self._training, self._census = training, census
+        self._training, self._norm_parameters = training, norm_parameters
         self.queues = {local: compute_queue(where[local], local) for local in team.local}
         self._executors: dict[int, Executor] = {}
 
@@ -153,7 +153,9 @@ class Workers:
             }
             reduction = TiedReduction(self._plan, copies)
             own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
-            update = Update(self._plan, own, self._census, self._training.clip_norm, self.queues[device].device)
+            update = Update(
+                self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device
+            )
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device)
             )

@@ -1,1 +1,1 @@
-"""Processes of a pipeline: how they start, meet, watch each other, and report failures."""
+"""Processes of a pipeline: their start, their connections, and the detection and report of failures."""

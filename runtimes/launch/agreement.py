@@ -1,6 +1,6 @@
-"""What all ranks give alike, compared before planning: arguments, model and step; batches are `batch_agreement`'s.
+"""Checks before planning that all ranks have the same arguments, model and step; see `batch_agreement` for batches.
 
-A rank that was given something else would run a part of another model, or wait for messages that nobody sends it.
+A rank with other ones would run a part of another model, or wait for messages that are never sent.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from .team import Team
 
 
 def check_same(team: Team, given: Mapping[str, Any]) -> None:
-    """Refuse ranks that were given different things. All processes call this at once.
+    """Refuse ranks with different arguments. All processes call this together.
 
     Args:
         team: the devices.
-        given: what is compared, by the name that people know it by; values are compared as they are written.
+        given: the values to compare, by their names in messages; they are compared as strings.
 
     Raises:
-        RequestError: on all ranks alike, with the first difference.
+        RequestError: on all ranks, with the first difference.
     """
     if _in_one_process(team):
         return
@@ -47,7 +47,7 @@ def _text(name: str, given: Mapping[str, str]) -> str:
 
 
 def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
-    """A model and its step, as ranks compare them.
+    """A model and its step as strings, for `check_same`.
 
     Args:
         model: the user's module.

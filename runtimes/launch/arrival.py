@@ -1,4 +1,4 @@
-"""Ranks meet before they begin, and name the one that does not come."""
+"""The rendezvous of all ranks before they begin; ranks that do not arrive in time are named."""
 
 import os
 import time
@@ -12,18 +12,18 @@ from ...core.errors import RequestError, WorkerError
 from .watch import FAILURE_KEY, acknowledge, hosts_store, linger, numbered, uses_agent_store
 
 ARRIVAL_S = 300.0
-"""How long ranks wait for each other: one may still be reading its model while another has captured it."""
+"""Seconds that ranks wait for each other: one may still read its model while another has captured it."""
 _POLL_S = 0.1
 
 
 def join(timeout_s: float) -> None:
-    """Wait until every rank of the job is here, and make the default process group where there is none.
+    """Wait for every rank of the job, and create the default process group if there is none.
 
     Args:
-        timeout_s: how long.
+        timeout_s: most seconds to wait.
 
     Raises:
-        WorkerError: a rank did not come; the message names it.
+        WorkerError: a rank did not arrive; the message names it.
     """
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -32,18 +32,18 @@ def join(timeout_s: float) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store(rank, size, timeout_s)
     meeting = _meet(store, rank, size, timeout_s)
-    # Groups that come and go in one store would read each other's addresses.
+    # Without a prefix, a later group in the same store would read an earlier one's addresses.
     own = dist.distributed_c10d.PrefixStore(meeting, store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
 
 
 def _store(rank: int, size: int, timeout_s: float) -> Any:
-    """The job's store, as ``env://`` makes it, but without its unlimited wait for everybody."""
+    """The job's store, as ``env://`` creates it, but without its unlimited wait for all ranks."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise RequestError(
-            f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': a host and a port "
-            "where the ranks meet; start the script with torchrun, which sets them"
+            f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': they must be the "
+            "host and port of the job's store; start the script with torchrun, which sets them"
         )
     # Builds of PyTorch without torch.distributed have none.
     from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -56,19 +56,19 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
     except RuntimeError as error:
         who = "the process that started the job" if uses_agent_store() else "rank 0"
         raise WorkerError(
-            f"{who} did not arrive within {timeout_s:g} s: nobody keeps the job's store at {address}:{port}, where "
+            f"{who} did not arrive within {timeout_s:g} s: there is no store of the job at {address}:{port}, where "
             f"rank {rank} of {size} waited; start {who}, or see why it stopped"
         ) from error
-    # torchrun's store outlives ranks that it starts again, and has why they stopped the last time.
+    # torchrun's store outlives a restart of the ranks, and still has the reason of the last failure.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> str:
-    """Wait for all ranks; the name of this meeting in the store, the same on all of them."""
+    """Wait for all ranks; returns the name of this rendezvous in the store, the same on all of them."""
     deadline = time.monotonic() + timeout_s
     try:
-        # A store counts its own meetings: a process may be in groups, each with a store, that others are not in.
+        # The counter is in the store: a process may be in several groups, each with its own store and other members.
         meeting = f"panpipe/arrived/{store.add(f'panpipe/meetings/{rank}', 1)}"
         keys = [f"{meeting}/{other}" for other in range(size)]
         store.set(keys[rank], "")

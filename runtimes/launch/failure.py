@@ -1,12 +1,12 @@
-"""Failures as data: what one rank raised, so that others can raise it too.
+"""Failures as JSON documents, so that the error of one rank can be raised on all ranks.
 
-Ranks exchange text and no objects: an exception of the user's may not survive pickling, and reading one runs code. A
-failure travels as a JSON document with the family of its class, its message, its exit status, and what the family
-carries besides, such as the plan that comes closest::
+Ranks exchange text and no objects: a user's exception may not survive pickling, and unpickling runs code. The document
+has the base class of the error (its family), its message, its exit status, and further data of the family, such as the
+plan that is closest to fitting::
 
     rank 0 raises NothingFits  ──▶  {"family": "NothingFits", "message": …}  ──▶  rank 1 raises NothingFits
 
-An error that is none of panpipe's own becomes a `WorkerError` that names the rank, the class and the message.
+An error of another class than panpipe's becomes a `WorkerError` that names the rank, the class and the message.
 """
 
 import json
@@ -20,27 +20,27 @@ from ...core.search.suggestions.infeasible import NothingFits
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
     {each.__name__: each for each in (NothingFits, InfeasibleError, RequestError, WorkerError, PanpipeError)}
 )
-"""The classes that a failure may arrive as, derived ones first. An error of another class arrives as the first
-that it is derived from."""
+"""The classes of decoded failures, derived ones first. An error is encoded as the first class that it is an instance
+of."""
 LIMIT = 1 << 20
-"""Characters of a message that travel; what is longer is cut, and says so."""
+"""Most characters of an encoded message; a longer one is shortened, with its length at the end."""
 LINE_LIMIT = 4096
-"""Characters of a reason that every rank prints."""
+"""Most characters of a reason that every rank prints."""
 
 
 def encoded(failure: BaseException, rank: int) -> str:
     """A failure as a JSON document.
 
     Args:
-        failure: any exception; of its causes nothing travels.
-        rank: that raised it.
+        failure: any exception; its causes are not encoded.
+        rank: the rank that raised it.
     """
     for family in FAMILIES.values() if isinstance(failure, PanpipeError) else ():  # derived ones come first
         if isinstance(failure, family):
             try:
-                details = family.details(failure)  # the family's own: the class may be anybody's
+                details = family.details(failure)  # the family's method: the class may be the user's
                 return _document(family.__name__, message_of(failure), failure.exit_status, details)
-            except Exception:  # it never set what its family carries
+            except Exception:  # the error lacks the family's attributes
                 continue
     return encoded(WorkerError(stopped(rank, failure, LIMIT)), rank)
 
@@ -55,7 +55,7 @@ def decoded(document: str) -> PanpipeError:
     """The error that a document describes, to be raised.
 
     Raises:
-        WorkerError: it describes none.
+        WorkerError: the document is not valid.
     """
     try:
         given = json.loads(document)
@@ -71,7 +71,7 @@ def decoded(document: str) -> PanpipeError:
 
 
 def stopped(rank: int, failure: BaseException, limit: int = LINE_LIMIT) -> str:
-    """The reason why all stop where one rank raised."""
+    """The reason for all ranks to stop after an error on one rank."""
     return shortened(f"rank {rank} stopped: {type(failure).__name__}: {message_of(failure)}", limit)
 
 

@@ -17,7 +17,7 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
         wanted: the mesh; None for one pipeline over all ranks. The groups of a ``DeviceMesh`` are used as they are.
 
     Raises:
-        RequestError: it is for another number of ranks, has other dimensions, or is another one on another rank.
+        RequestError: it is for another number of ranks, has other dimensions, or differs between ranks.
     """
     ranks = dist.get_world_size()
     mesh = described(wanted) if isinstance(wanted, DeviceMesh) else wanted or Mesh(ranks)
@@ -31,10 +31,10 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
 
 
 def described(found: DeviceMesh) -> Mesh:
-    """The mesh that a ``DeviceMesh`` is; of its two dimensions one may be missing.
+    """The mesh of a ``DeviceMesh``; one of its two dimensions may be missing.
 
     Raises:
-        RequestError: it has others.
+        RequestError: it has other dimensions.
     """
     names, table = list(found.mesh_dim_names or ()), found.mesh
     for missing in (PIPELINE, DATA):

@@ -1,6 +1,6 @@
-"""The team of this process: by how it was launched, and by what mesh and transport the user wishes for.
+"""Creates the team of this process, from the way it was launched and the user's mesh and backend.
 
-Under ``torchrun``, or in a process group, a process is a rank; otherwise its devices are threads of it.
+Under ``torchrun``, or in a process group, a process is a rank; otherwise all devices are threads of the process.
 """
 
 import math
@@ -21,10 +21,10 @@ from .groups import described
 from .team import RankTeam, Team, ThreadTeam
 
 ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
-"""The environment variable that says how many seconds ranks wait for each other."""
+"""The environment variable with the seconds that ranks wait for each other."""
 
 MeshWish = Mesh | MeshShape | DeviceMesh | None
-"""A mesh, or what is known of it before it is known how many ranks there are."""
+"""A mesh, or its known dimensions before the number of ranks is known."""
 
 
 def make_team(
@@ -34,13 +34,13 @@ def make_team(
 
     Args:
         mesh: pipeline × data.
-        backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs where it works, else
-            gloo.
-        device_type: of the devices that the team computes on.
-        share: whether ranks share GPUs, which nccl refuses.
+        backend: the transport; None for memcpy between threads, and between ranks for nccl on GPUs if it works,
+            otherwise gloo.
+        device_type: of the team's devices.
+        share: whether ranks share GPUs, which nccl does not support.
 
     Raises:
-        RequestError: the backend is unknown or not for this way of starting, or the world has another size.
+        RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
         WorkerError: a rank did not arrive.
     """
     world = world_size()
@@ -48,12 +48,12 @@ def make_team(
     if world is None or (world == 1 and kind.ranks is None):
         if kind.threads is None:
             raise RequestError(
-                f"backend '{kind.name}' runs ranks: start the script with torchrun, or use backend='memcpy'"
+                f"backend '{kind.name}' needs ranks: start the script with torchrun, or use backend='memcpy'"
             )
         return ThreadTeam(_in_one_process(mesh).pipeline, kind)
     if kind.ranks is None:
         raise RequestError(
-            f"backend '{kind.name}' runs threads of one process and this is one of {world} ranks: "
+            f"backend '{kind.name}' connects threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
     return RankTeam(kind, _arrival_s(), _over_ranks(mesh, world))
@@ -89,24 +89,24 @@ def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
 
 
 def _in_one_process(mesh: MeshWish) -> Mesh:
-    """The mesh of devices that live in one process, of which one replica runs."""
+    """The mesh of devices of one process, with one replica."""
     return _of_one_replica(
         mesh,
         "this process is no rank: start the script with torchrun",
         lambda found: (
-            f"a mesh of {found.data} replicas in one process: each has parameters of its own, in processes "
-            f"of its own; start the script with torchrun --nproc-per-node {found.ranks}"
+            f"a mesh of {found.data} replicas in one process: each replica needs its own parameters and processes; "
+            f"start the script with torchrun --nproc-per-node {found.ranks}"
         ),
     )
 
 
 def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
-    """The mesh that is wished for, or two devices.
+    """The given mesh, or one of two devices.
 
     Args:
-        mesh: the wish.
-        no_ranks: what is said of torch's mesh, which is one of ranks.
-        several: what is said of a mesh of several replicas.
+        mesh: the user's.
+        no_ranks: the error for torch's ``DeviceMesh``, which has ranks.
+        several: the error for a mesh of several replicas.
     """
     if isinstance(mesh, DeviceMesh):
         raise RequestError(f"mesh is {mesh} and {no_ranks}")
@@ -117,7 +117,7 @@ def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str
 
 
 def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
-    """The mesh that a plan is for, which is the one asked for if there is one; without a plan that."""
+    """The plan's mesh, which must equal the given one; without a plan, the given one."""
     if plan is None or mesh is None:
         return mesh if plan is None else plan.mesh
     if isinstance(mesh, MeshShape):
@@ -134,7 +134,7 @@ def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
 
 
 def rank_of_job() -> tuple[int, int] | None:
-    """This rank, of how many; None where this process is no rank."""
+    """This rank and the number of ranks; None if this process is no rank."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     world = world_size()
@@ -142,14 +142,14 @@ def rank_of_job() -> tuple[int, int] | None:
 
 
 def world_size() -> int | None:
-    """How many ranks the job has; None where this process is no rank."""
+    """The number of ranks of the job; None if this process is no rank."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
 def _arrival_s() -> float | None:
-    """How long the user lets ranks wait for each other, in seconds."""
+    """The user's limit on the time that ranks wait for each other, in seconds."""
     given = os.environ.get(ARRIVAL_VARIABLE)
     if given is None:
         return None
@@ -159,16 +159,16 @@ def _arrival_s() -> float | None:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise RequestError(
-            f"{ARRIVAL_VARIABLE} is '{given}': how long ranks wait for each other is a positive number of seconds"
+            f"{ARRIVAL_VARIABLE} is '{given}': ranks wait for each other a number of seconds above 0; give one"
         )
     return seconds
 
 
 def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
-    """The team of devices that are not there: all of them in this process.
+    """The team of simulated devices, all of them in this process.
 
     Raises:
-        RequestError: this is one of several ranks, or a backend is named.
+        RequestError: this is one of several ranks, or a backend is given.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise RequestError(
@@ -176,21 +176,21 @@ def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
             "ranks: start the script without torchrun"
         )
     if backend is not None:
-        raise RequestError(f"backend '{backend}' moves nothing between devices that are simulated: leave it out")
+        raise RequestError(f"backend '{backend}' does not connect simulated devices: leave backend= out")
     return ThreadTeam(mesh_in_simulator(mesh).pipeline)
 
 
 def mesh_in_simulator(mesh: MeshWish) -> Mesh:
-    """The mesh of devices that are simulated, of which one replica trains.
+    """The mesh of simulated devices, with one replica.
 
     Raises:
-        RequestError: it has several.
+        RequestError: it has several replicas.
     """
     return _of_one_replica(
         mesh,
-        "target 'simulator' has no ranks: write such as pp=4",
+        "target 'simulator' has no ranks: write for example pp=4",
         lambda found: (
             f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe "
-            "simulate tells what a step of all of them takes"
+            "simulate predicts a step of all of them"
         ),
     )

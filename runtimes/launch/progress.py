@@ -1,4 +1,4 @@
-"""What planning is doing, shown to those who wait: one line that moves on a terminal, one line a phase elsewhere."""
+"""Progress of planning: a progress bar on a terminal, one line for each phase elsewhere."""
 
 import sys
 import time
@@ -14,18 +14,17 @@ from rich.table import Column
 from ...core.errors import RequestError
 
 Progress = Callable[[str, int, int], None]
-"""Called with the phase, and where the phase counts its parts with how many are done and how many there are; 0 and 0
-where it does not."""
+"""Called with the phase, and with the numbers of done and of all parts; both are 0 if the phase has no parts."""
 
 
 class Report(Protocol):
-    """What planning calls when it begins a phase or a part of one."""
+    """The function that planning calls at the start of a phase or of a part of one."""
 
     def __call__(self, phase: str, done: int = 0, total: int = 0) -> None: ...
 
 
 def silent(phase: str, done: int = 0, total: int = 0) -> None:
-    """For ranks but the first, and for those who want no progress."""
+    """Report nothing: for all ranks but the first, and for ``progress=False``."""
 
 
 @contextmanager
@@ -34,10 +33,10 @@ def shown(progress: bool | Progress, first: bool) -> Iterator[Report]:
 
     Args:
         progress: True shows them, False does not; a function is called with them.
-        first: whether this process is the one that reports for all.
+        first: whether this process reports for all.
 
     Raises:
-        RequestError: it is none of these.
+        RequestError: progress is none of these.
     """
     check_progress(progress)
     if not first or progress is False:
@@ -59,7 +58,7 @@ def check_progress(progress: object) -> None:
 
 @contextmanager
 def _line() -> Iterator[Report]:
-    """A line of a terminal, gone when planning ends: phase, part of how many, time so far and left."""
+    """A progress bar, removed at the end of planning: phase, part, elapsed and remaining time."""
     columns = (
         TextColumn("panpipe: {task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[part]}"),
         TimeElapsedColumn(), TimeRemainingColumn(table_column=Column(no_wrap=True)),
@@ -70,7 +69,7 @@ def _line() -> Iterator[Report]:
 
         def report(phase: str, done: int = 0, total: int = 0) -> None:
             nonlocal last
-            if not total or total != last:  # what is counted together is one bar, from whose pace the time left follows
+            if not total or total != last:  # phases with one total share a bar, for its estimate of the remaining time
                 bar.reset(task, total=total or None)
             last = total
             part = f"{min(done + 1, total)} of {total}" if total else ""

@@ -1,8 +1,8 @@
-"""Teams: the devices of a mesh, and how something is done on all of them at once.
+"""Teams: the devices of a mesh, and functions that run on all of them together.
 
 Planning, profiling and training are written once for both process models: threads of one process, and ranks under
-``torchrun``. A *device* has its number along the pipeline, in every replica the same; those of all replicas are counted
-replica by replica::
+``torchrun``. A *device* is a position in the pipeline, the same in every replica; the devices of all replicas are
+numbered replica by replica::
 
     mesh dp=2,pp=2      replica 0: device 0 ── device 1       one transport along each pipeline,
                                       ╎           ╎
@@ -31,7 +31,7 @@ from ...core.errors import RequestError, WorkerError, message_of
 from .arrival import ARRIVAL_S, join
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
-from .lifeline import Lifeline
+from .peer_connections import PeerConnections
 from .watch import FailureWatch, failure_at_exit
 
 T = TypeVar("T")
@@ -43,9 +43,9 @@ class Team(ABC):
     Attributes:
         mesh: pipeline × data.
         kind: the transport between them.
-        local: the devices that live in this process.
-        replica: which replica they belong to.
-        where: device of this process → the torch device that it computes on; empty until it is known.
+        local: the devices of this process.
+        replica: their replica.
+        where: device of this process → its torch device; empty until it is known.
     """
 
     mesh: Mesh
@@ -56,12 +56,12 @@ class Team(ABC):
 
     @property
     def rank_here(self) -> int:
-        """The rank of this process; 0 where it is none."""
+        """The rank of this process; 0 if it is no rank."""
         return 0
 
     @property
     def threads(self) -> int:
-        """How many threads of the host each device of this process computes with."""
+        """Number of CPU threads of each device of this process."""
         return torch.get_num_threads()
 
     @property
@@ -71,12 +71,12 @@ class Team(ABC):
 
     @property
     def replicas(self) -> int:
-        """How many pipelines there are, each on microbatches of its own."""
+        """Number of pipelines, each with its own microbatches."""
         return self.mesh.data
 
     @property
     def first(self) -> bool:
-        """Whether the first device of all lives in this process: it speaks for all of them."""
+        """Whether this process has the first device of the first replica: it decides and prints for all."""
         return self.replica == 0 and 0 in self.local
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Team(ABC):
 
     @abstractmethod
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
-        """The same on the devices of this replica alone, whatever others do."""
+        """The same on the devices of this replica alone, independent of other replicas."""
 
     @abstractmethod
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
@@ -94,37 +94,37 @@ class Team(ABC):
 
     @abstractmethod
     def decide(self, choose: Callable[[], T]) -> T:
-        """Compute something once, on the first device of the first replica, and give it to all."""
+        """Compute a value once, on the first device of the first replica, and broadcast it."""
 
     def collectively(self, work: Callable[[], T]) -> T:
-        """Run something once a process, on all of them at the same time, in which they talk by themselves."""
+        """Run a function that communicates by itself, once in each process, at the same time."""
         return work()
 
     def agree(self, failure: Exception | None) -> None:
-        """Raise a failure of any process on all of them, its own first; all of them call this at the same time."""
+        """Raise a failure of any process on all of them, this process's own first; all call this together."""
         if failure is not None:
             raise failure
 
-    def fail(self, failure: BaseException) -> None:  # noqa: B027 - of one process there are no others
-        """Report to all other processes that this one stops, and why: none shall wait for it."""
+    def fail(self, failure: BaseException) -> None:  # noqa: B027 - one process has no others
+        """Report to all other processes that this one stops, and why, so that none waits for it."""
 
     @abstractmethod
     def backend(self, device: int) -> Backend:
-        """The transport's end at a device of this process: to the others along its pipeline."""
+        """The transport of a device of this process along its pipeline."""
 
     @abstractmethod
     def replicas_of(self, device: int) -> Backend | None:
-        """Its end to the same device of all replicas; None where there is one replica."""
+        """The transport of a device of this process to the same device of all replicas; None for one replica."""
 
     def total(self, device: int, numbers: Tensor) -> Tensor:
-        """Add up a few numbers over all devices of all replicas: to the same bits everywhere.
+        """Sum a few numbers over all devices of all replicas; the result has the same bits on all of them.
 
-        Called on all of them at once, from within ``run_local``; every device waits for all. Along each pipeline first,
-        then over replicas. For sums over the stages alone there is ``backend(device).all_reduce``.
+        All devices call it together, from within ``run_local``, and wait for each other. It sums along each pipeline
+        first, then over replicas. For sums over the stages alone there is ``backend(device).all_reduce``.
 
         Args:
-            device: the device that asks.
-            numbers: its own; not changed.
+            device: the calling device.
+            numbers: its numbers; not changed.
         """
         sums = numbers.clone(memory_format=torch.contiguous_format)
         for end in (self.backend(device), self.replicas_of(device)):
@@ -133,14 +133,14 @@ class Team(ABC):
         return sums
 
     def add_up(self, numbers: Tensor) -> Handle:
-        """Begin to add up a tensor of the host over the devices of this replica, in place; nobody waits.
+        """Start to sum a CPU tensor over the devices of this replica, in place; returns without waiting.
 
-        For processes of one device, where the transport may be busy with other messages.
+        For processes with one device, whose transport may be busy with other messages.
         """
         raise NotImplementedError(f"the devices of a {type(self).__name__} share a process")
 
     def rank(self, number: int) -> int:
-        """What people call a device, by its number among all devices of all replicas."""
+        """The rank of a device, by its number among all devices of all replicas."""
         return self.mesh.cluster_devices[number]
 
     @abstractmethod
@@ -151,9 +151,8 @@ class Team(ABC):
 class ThreadTeam(Team):
     """Devices that are threads of this process.
 
-    Each keeps its thread: what PyTorch has for a thread alone, as cuDNN's plans of convolutions, or the handle that
-    a stream's workspace of cuBLAS goes with, is made once and not in every step. A thread works where its caller does:
-    on the same streams.
+    Each device keeps its thread: PyTorch's thread-local state, such as cuDNN's convolution plans or the handle of a
+    stream's cuBLAS workspace, is then created once and not in every step. A thread uses its caller's current streams.
 
     Args:
         size: how many devices.
@@ -184,7 +183,7 @@ class ThreadTeam(Team):
                 with streams.active(self.where.get(device)):
                     results[device] = work(device)
             except BaseException as failure:
-                failures[device] = failure  # the first in here is the first of all: this one wakes the others
+                failures[device] = failure  # the first entry is the first failure: it wakes the others
                 ends[device].close(failure)
 
         self._threads = self._threads or [ThreadPoolExecutor(1, f"panpipe device {d}") for d in self.local]
@@ -222,16 +221,16 @@ class ThreadTeam(Team):
 class RankTeam(Team):
     """Devices that are ranks of the default process group, one each.
 
-    The group is made from the environment that ``torchrun`` sets where there is none yet.
+    If there is no such group yet, it is created from the environment that ``torchrun`` sets.
 
     Args:
         kind: the transport between them; one that connects ranks.
-        arrival_s: how long ranks wait for each other; None for `ARRIVAL_S`.
+        arrival_s: seconds that ranks wait for each other; None for `ARRIVAL_S`.
         mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
         WorkerError: a rank did not arrive in time.
-        RequestError: the mesh is for another number of ranks, or another one on another rank.
+        RequestError: the mesh is for another number of ranks, or differs between ranks.
     """
 
     def __init__(
@@ -248,16 +247,18 @@ class RankTeam(Team):
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
         self._watch = FailureWatch(self._rank, self.mesh.ranks)
-        self._lifeline: Lifeline | None = None
+        self._connections: PeerConnections | None = None
         if self.mesh.ranks > 1:
             store = dist.distributed_c10d._get_default_store()
             watch = self._watch
-            self._lifeline = Lifeline(store, self._rank, self.mesh.ranks, watch.report, watch.expect_end_of_store)
+            self._connections = PeerConnections(
+                store, self._rank, self.mesh.ranks, watch.report, watch.expect_end_of_store
+            )
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
         self._closed = False
-        atexit.register(self._close_at_exit)  # before the threads' own: what is registered last runs first
+        atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 
     @property
     def rank_here(self) -> int:
@@ -269,7 +270,7 @@ class RankTeam(Team):
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """A failure in here is reported to the others, and named after the rank that failed first."""
+        """A context that reports a failure to the other ranks, and raises the reason of the rank that failed first."""
         try:
             yield
         except BaseException as failure:
@@ -302,7 +303,7 @@ class RankTeam(Team):
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:
-        # A failure to decide is everybody's: it travels next to the decision.
+        # A failure is raised on all ranks: it is broadcast with the decision.
         chosen: list[Any] = [None, None]
         own: Exception | None = None
         if self.first:
@@ -339,7 +340,7 @@ class RankTeam(Team):
         return self._replicas
 
     def _close_at_exit(self) -> None:
-        """Close what a script left open; where a failure ends the process, the watch reports it and ends it at once."""
+        """Close a pipeline that the script left open; after a failure, the watch reports it and ends the process."""
         if failure_at_exit() is None:
             self.close()
 
@@ -348,8 +349,8 @@ class RankTeam(Team):
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        if self._lifeline is not None:
-            self._lifeline.leave()
+        if self._connections is not None:
+            self._connections.leave()
         self._watch.stop()
         self._backend.close()
         if self._replicas is not None:

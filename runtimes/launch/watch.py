@@ -1,13 +1,13 @@
-"""When one rank stops, all stop, within seconds, with the name of that rank and its reason.
+"""When one rank stops, all ranks stop within seconds, with that rank's number and reason.
 
-1. A rank that fails writes its reason to the job's store before it goes, be it of an error in the user's own code; the
-   first reason counts.
-2. A rank that is killed is missed by those who talk to it, and they write that. Where the transport does not say whom
-   it missed, as in a collective, the heartbeats tell: every rank's goes to the store twice a second.
-3. A rank that does not come to a collective that all the others have come to is named by a time-out: it may wait for
-   them elsewhere, and be well.
-4. Every rank looks for a reason as often, from a thread: its main thread may be waiting in a transfer that nothing else
-   can interrupt. Who has read it notes that, and the rank that keeps the store stays until all others have.
+1. A rank that fails writes its reason to the job's store before it exits, also for an error in the user's code. The
+   first reason is kept.
+2. The death of a killed rank is detected by ranks that communicate with it, and they write the reason. If the transport
+   does not report which rank died, as in a collective, heartbeats show it: every rank writes one twice a second.
+3. A rank that does not enter a collective that all others have entered is named by a time-out: it may be alive, and
+   wait for them elsewhere.
+4. A thread of every rank checks for a reason twice a second: its main thread may wait in a transfer that cannot be
+   interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until all have.
 """
 
 import atexit
@@ -29,22 +29,22 @@ from ...core.errors import WorkerError, message_of
 from .failure import shortened, stopped
 
 FAILURE_KEY = "panpipe/failure"
-"""Where the job's store has the reason why all stop."""
+"""The key of the reason in the job's store."""
 _POLL_S = 0.5
 LINGER_S = 5.0
-"""How long the rank that keeps the store stays, at most, when it fails, so that the others can read why."""
+"""Most seconds that a failed rank that hosts the store waits, so that the others can read the reason."""
 _SILENCE_S = 3.0
-"""A rank that sends no heartbeat for so long, while another has failed, is taken for dead."""
+"""Seconds without a heartbeat after which a rank counts as dead, once another rank has failed."""
 _GRACE_S = 3.0
-"""How long a rank that saw a peer's failure may take to raise it from its main thread."""
+"""Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
 _STORE_GONE = {
-    False: "rank 0 stopped: the job's store, which it keeps, is gone",
+    False: "rank 0 stopped: the job's store, which it hosts, is gone",
     True: "the process that started the job stopped: its store is gone",
 }
 
 
 def uses_agent_store() -> bool:
-    """Whether ``torchrun`` keeps the job's store; rank 0 does otherwise."""
+    """Whether ``torchrun`` hosts the job's store; otherwise rank 0 does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -54,12 +54,12 @@ def hosts_store(rank: int) -> bool:
 
 
 def failure_at_exit() -> BaseException | None:
-    """The exception that ends this process, as the interpreter notes it before it calls what runs at exit."""
+    """The exception that ends this process; the interpreter records it before it runs exit functions."""
     return getattr(sys, "last_value", None)
 
 
 def print_uncaught_in_a_line(rank: int) -> None:
-    """Have a process that ends because another one did print one line: every rank would print the same stack."""
+    """Print one line, not a traceback, for a process that ends because of another one: all would print the same."""
     before = sys.excepthook
     if getattr(before, "panpipe", False):
         return
@@ -75,14 +75,14 @@ def print_uncaught_in_a_line(rank: int) -> None:
 
 
 def acknowledge(store: Any, rank: int) -> None:
-    """Note that this rank knows why all stop."""
+    """Record that this rank has read the reason."""
     store.set(_told(rank), "")
 
 
 def linger(store: Any, ranks: Iterable[int]) -> None:
-    """Stay until these ranks know why all stop, or are silent, or it takes too long.
+    """Wait until these ranks have read the reason or are silent, at most `LINGER_S`.
 
-    A fixed second, as it was, let a rank that had no processor for that time find the store gone, and blame its keeper.
+    With a fixed wait of a second, a rank without CPU time in that second found no store, and blamed the store's host.
     """
     beats, deadline = _Heartbeats(store, ranks), time.monotonic() + LINGER_S
     while time.monotonic() < deadline and any(not store.check([_told(rank)]) for rank in beats.not_silent()):
@@ -127,13 +127,13 @@ class _Heartbeats:
                 self._last[rank] = found, now
 
     def not_silent(self) -> list[int]:
-        """Those heard of within the time after which one is taken for dead, or within that time from the start."""
+        """Ranks with a heartbeat within the last `_SILENCE_S`; in the first `_SILENCE_S`, all."""
         self._look()
         now = time.monotonic()
         return [rank for rank, (_, heard) in self._last.items() if now - heard < _SILENCE_S]
 
     def silent(self) -> list[int]:
-        """Those that are not heard of for that time; returns at once when all were."""
+        """Ranks without a heartbeat for `_SILENCE_S`; returns at once when all have sent one."""
         deadline = time.monotonic() + _SILENCE_S
         while True:
             self._look()
@@ -151,14 +151,14 @@ class FailureWatch:
         size: how many there are.
 
     Attributes:
-        reported: whether this rank has told that it stops.
+        reported: whether this rank has reported that it stops.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self._others = [other for other in range(size) if other != rank]
         default = dist.distributed_c10d._get_default_store()
-        # Connections of their own: the main thread may hold the shared one, and wait in the second.
+        # Separate connections: the main thread may wait in the default one, and reports use the second one.
         self._store, self._reports = (self._connection(default) for _ in range(2))
         self._stopped = threading.Event()
         self.reported = False
@@ -175,10 +175,10 @@ class FailureWatch:
         return store
 
     def report(self, failure: BaseException) -> str:
-        """Tell the others why this rank stops, and return why all of them do: the first reason counts.
+        """Report why this rank stops, and return the first reason, for which all stop.
 
-        A rank that missed a killed one stops too, and may be gone before its other neighbours look: they miss it, and
-        learn here whom it had missed.
+        A rank that detected a dead one stops, too, and its other neighbours may then detect its end. Here they read the
+        original reason.
         """
         if self._first is not None:
             return self._first
@@ -198,12 +198,12 @@ class FailureWatch:
 
     @contextmanager
     def awaiting(self, group: str, ranks: Iterable[int], timeout_s: float) -> Iterator[None]:
-        """In here ranks wait for each other: who does not come in time is told to all, and this rank stops.
+        """A context for a collective; after a time-out, the absent ranks are reported to all, and this rank stops.
 
         Args:
-            group: what tells these ranks from others that meet; the store counts who came how often.
+            group: the name of these ranks' group; the store counts each rank's collectives in it.
             ranks: all of them.
-            timeout_s: how long, from when this one comes.
+            timeout_s: seconds from the entry of this rank.
         """
         keys = {rank: f"panpipe/came/{group}/{rank}" for rank in ranks}
         meeting = self._reports.add(keys[self._rank], 1)
@@ -227,7 +227,7 @@ class FailureWatch:
         if isinstance(failure, WorkerError):
             suspects: Sequence[int] = failure.suspects
         else:
-            # A collective fails where another rank died, and does not say which.
+            # A collective fails if another rank died, without that rank's number.
             suspects = self._others if isinstance(failure, RuntimeError) else ()
         silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
         cause = failure.__cause__ if isinstance(failure, WorkerError) and failure.__cause__ is not None else failure
@@ -240,10 +240,10 @@ class FailureWatch:
         return stopped(self._rank, failure)
 
     def _leave(self) -> None:
-        """End a process that a failure ends, wherever it was raised: the others learn of it, and the interpreter takes
-        seconds to free captured graphs, more on a busy machine than they are to wait.
+        """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free
+        captured graphs, on a busy machine more than the other ranks wait.
 
-        Without a failure the thread ends here. The interpreter ends daemon threads by unwinding their stacks, and where
+        Without a failure this ends the thread. The interpreter ends daemon threads by unwinding their stacks, and if
         one is inside a call of the store, C++ aborts: ``terminate called without an active exception``.
         """
         failure = failure_at_exit()
@@ -258,13 +258,13 @@ class FailureWatch:
         os._exit(1)
 
     def stop(self) -> None:
-        """Stop watching; again does no harm."""
+        """Stop watching; further calls have no effect."""
         atexit.unregister(self._leave)
         self._stopped.set()
         self._thread.join()
 
     def expect_end_of_store(self) -> None:
-        """The rank that keeps the store has left without a failure: the store's end is none."""
+        """The rank that hosts the store has left without a failure: the end of the store is no failure."""
         if hosts_store(0):
             self._store_may_end = True
 

@@ -1,1 +1,1 @@
-"""Optimizers of stages, their state, gradient sums and the update of a step."""
+"""Optimizers of stages, their state, the reduction of gradients and the update of a step."""

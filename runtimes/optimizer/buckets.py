@@ -1,13 +1,13 @@
 """Gradients of a stage in buckets, summed over its replicas as PyTorch's DistributedDataParallel does.
 
-The gradients stand in the buckets from the beginning, so that nothing is copied::
+The gradients are allocated in the buckets, so that nothing is copied::
 
     bucket     │ gradient │ gradient │ … │ has one? │        at most BUCKET_BYTES, of one dtype
-    REDUCE_GRAD  an all-reduce of every bucket is issued, and the device computes on
-    STEP         waits for those of its stage (REDUCE_TIED and SYNC for those of all stages)
+    REDUCE_GRAD  issues an all-reduce of every bucket; the device continues to compute
+    STEP         waits for those of its stage (REDUCE_TIED and SYNC wait for those of all stages)
 
-Behind the gradients stands for each parameter whether it has one here: a region of Python may take another way in one
-replica, and a parameter that no replica has a gradient for keeps none, as in one process.
+After the gradients a flag for each parameter records whether it has a gradient here: a region (Python code) may take
+another branch in one replica. A parameter without a gradient in any replica keeps ``grad`` None, as in one process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ from ...backends.contract import Backend, Handle
 
 BUCKET_BYTES = 25 << 20
 """The default of DistributedDataParallel: of 0 to 50 MB, the authors find 10 to 25 MB fastest (Li et al., "PyTorch
-Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 5.2). A plan reduces a stage at
-once, when its last backward is through, so a bucket's size decides only how much is in flight at a time."""
+Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 5.2). A plan reduces a whole stage
+after its last backward, so a bucket's size only limits how much is in flight at a time."""
 
 
 class Bucket:
-    """The gradients of some parameters, and whether they have one, in one piece of memory.
+    """The gradients of some parameters, and a flag for each whether it has one, in one tensor.
 
     Args:
         parameters: of one dtype and device.
@@ -39,7 +39,7 @@ class Bucket:
         self.gradients = {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
 
     def reduce(self, replicas: Backend) -> Handle:
-        """Sum the gradients that are there over all replicas."""
+        """Start to sum the gradients over all replicas; a missing one counts as zeros."""
         for parameter, gradient in self.gradients.items():
             if parameter.grad is None:
                 gradient.zero_()
@@ -52,10 +52,10 @@ class Bucket:
         memory = self.memory
         return replicas.all_reduce(torch.view_as_real(memory).view(-1) if memory.is_complex() else memory)
 
-    def hand_out(self) -> None:
-        """Give the parameters the sums.
+    def assign_gradients(self) -> None:
+        """Set the parameters' gradients to the sums.
 
-        The host waits for the device only where a parameter has no gradient here, and may have one elsewhere.
+        The host waits for the device only if a parameter has no gradient here, and may have one in another replica.
         """
         everywhere = all(parameter.grad is not None for parameter in self.parameters)
         anywhere = [True] * len(self.parameters) if everywhere else (self._flags != 0).tolist()
@@ -64,11 +64,11 @@ class Bucket:
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
-    """Buckets of parameters: as many of one dtype as fit, in their order, and at least one.
+    """Divide parameters into buckets of one dtype, in order; each has as many as fit, and at least one.
 
     Args:
-        parameters: those without a gradient are left out.
-        size: bytes that a bucket's gradients may have.
+        parameters: those with ``requires_grad=False`` are skipped.
+        size: most bytes of a bucket's gradients.
     """
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     full: list[list[nn.Parameter]] = []
@@ -85,11 +85,11 @@ def buckets_of(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> 
 
 
 class Reduction:
-    """The reduction of a stage's gradients, under way.
+    """The reduction of a stage's gradients, in flight.
 
     Args:
         buckets: all of the stage.
-        replicas: this device's end to its replicas.
+        replicas: this device's transport to its replicas.
     """
 
     def __init__(self, buckets: Sequence[Bucket], replicas: Backend) -> None:
@@ -98,25 +98,25 @@ class Reduction:
 
     @property
     def bytes(self) -> int:
-        """That are summed."""
+        """Bytes that are summed."""
         return sum(bucket.memory.nbytes for bucket in self._buckets)
 
     def watch(self) -> None:
-        """Have `ended_ns` tell when it was over, where the transport's handles can."""
+        """Record the end of the reduction in `ended_ns`, if the transport's handles support it."""
         for handle in self._handles:
             if hasattr(handle, "watch"):
                 handle.watch()
 
     @property
     def ended_ns(self) -> int | None:
-        """When the last sum was over, on the monotonic clock; None where nothing tells or nobody watched."""
+        """The end of the last sum on the monotonic clock; None without `watch` or the transport's support."""
         ends = [getattr(handle, "ended_ns", None) for handle in self._handles]
-        told = [end for end in ends if end is not None]
-        return max(told) if told and len(told) == len(ends) else None
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
 
     def wait(self) -> None:
         """Return when the parameters have the sums."""
         for handle in self._handles:
             handle.wait()
         for bucket in self._buckets:
-            bucket.hand_out()
+            bucket.assign_gradients()

@@ -1,12 +1,11 @@
 """An optimizer's state by the names of parameters, as ``torch.distributed.checkpoint.state_dict`` flattens it.
 
-    state.blocks.0.up.weight.exp_avg          what the optimizer keeps of a parameter
-    param_groups.blocks.0.up.weight.lr        an option of the group that the parameter is in
+    state.blocks.0.up.weight.exp_avg          the optimizer's state of a parameter
+    param_groups.blocks.0.up.weight.lr        an option of the parameter's group
 
-So no number of a group or of a parameter, which are those of a stage, gets into a checkpoint: another plan, whose
-stages have other parameters, reads the same names. A parameter that was never stepped has no state. Its keys stand
-there all the same, with zeros, because whoever reads a checkpoint must know its keys before; `NamedState.stepped`
-tells.
+A checkpoint has no index of a group or of a parameter, because these depend on the stage: another plan, whose stages
+have other parameters, reads the same names. A parameter that was never stepped has no state. Its keys are written
+anyway, with zeros, because a reader must know the keys in advance; `NamedState.stepped` marks these parameters.
 """
 
 import copy
@@ -27,7 +26,7 @@ class NamedState:
 
     Args:
         optimizer: the stage's.
-        make: made it; tells what it will keep of a parameter that it has not stepped yet.
+        make: created it; used to find the state of a parameter that it has not stepped yet.
         parameters: the stage's trained parameters by name.
     """
 
@@ -41,17 +40,17 @@ class NamedState:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters that the optimizer steps, in its order."""
+        """Names of the parameters that the optimizer steps, in its order."""
         return [name for group in self._groups for name in group]
 
     @property
     def stepped(self) -> dict[str, bool]:
-        """Whether the optimizer keeps anything of each parameter yet."""
+        """For each parameter whether the optimizer has state of it."""
         return {name: bool(self._optimizer.state.get(self._parameters[name])) for name in self.names}
 
     @property
     def kept(self) -> dict[str, set[str]]:
-        """Parameter → the names of what the optimizer keeps of it, or will."""
+        """Parameter → the keys of its state, also if it was not stepped yet."""
         state = self._packed()["state"]
         return {name: set(_leaves(own or self._blank(name))) for name, own in state.items()}
 
@@ -68,10 +67,10 @@ class NamedState:
         return found
 
     def packed(self, found: Mapping[str, Any], stepped: Mapping[str, bool]) -> dict[str, Any]:
-        """A state as the optimizer's ``load_state_dict`` takes it.
+        """A state for the optimizer's ``load_state_dict``.
 
         Args:
-            found: with all the names of `read`. Tensors of it that this one lent are taken as they are, others copied.
+            found: with all the names of `read`. Tensors that `read` returned are used as they are, others are copied.
             stepped: by name whether the parameter has a state.
 
         Raises:
@@ -88,7 +87,7 @@ class NamedState:
         return {"state": state, "param_groups": groups}
 
     def _packed(self) -> dict[str, Any]:
-        """The optimizer's own state dict, with names for the numbers of parameters."""
+        """The optimizer's own state dict, with parameters' names in place of their indices."""
         packed, names = self._optimizer.state_dict(), self.names
         stray = next((key for key in packed["state"] if not isinstance(key, int)), None)
         if stray is not None:
@@ -99,7 +98,7 @@ class NamedState:
         return {**packed, "state": {name: packed["state"].get(i, {}) for i, name in enumerate(names)}}
 
     def _blank(self, name: str) -> dict[str, Any]:
-        """What the optimizer will keep of a parameter: tensors on meta."""
+        """The state that the optimizer will have of a parameter: tensors on meta."""
         if name not in self._blanks:
             state = blank_state(self._make, name, self._parameters[name])
             self._blanks[name] = {key: _on_meta(value) for key, value in state.items()}
@@ -114,7 +113,7 @@ class NamedState:
             if other is not None:
                 raise RequestError(
                     f"'{names[0]}' has {key} {of_each[0]} in the checkpoint and '{names[other]}' has {of_each[other]}, "
-                    "and both are in one parameter group here: form the groups that the checkpoint was made with"
+                    "and both are in one parameter group here: form the groups that the checkpoint was written with"
                 )
             if key not in MEMBERS:
                 taken[key] = of_each[0]
@@ -130,7 +129,7 @@ class NamedState:
 
 
 def _leaves(state: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """What stands in a nested state, by path."""
+    """The leaves of a nested state, by path."""
     found: dict[str, Any] = {}
     for key, value in state.items():
         found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -138,14 +137,14 @@ def _leaves(state: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _on_meta(value: Any) -> Any:
-    """A state on meta; numbers in small tensors, such as counters of steps, stay where they are."""
+    """A state on meta; scalar tensors, such as step counters, are unchanged."""
     if isinstance(value, dict):
         return {key: _on_meta(below) for key, below in value.items()}
     return value.to("meta") if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
 def _zeros(value: Any, device: torch.device) -> Any:
-    """The state with memory, and zeros, for what is on meta."""
+    """The state with zeros in place of tensors on meta."""
     if isinstance(value, dict):
         return {key: _zeros(below, device) for key, below in value.items()}
     if isinstance(value, Tensor):

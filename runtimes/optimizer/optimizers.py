@@ -1,8 +1,8 @@
-"""Optimizers and schedulers of stages, made by the user's functions.
+"""Optimizers and schedulers of stages, created by the user's functions.
 
-A pipeline has an optimizer for each stage, made of the stage's parameters alone; together they are one optimizer of all
-parameters, as long as it changes each of them for itself. Groups go by name, and are the same in every stage: a group
-may be empty in one.
+A pipeline has an optimizer for each stage, created with the stage's parameters alone. Together they equal one optimizer
+of all parameters, if it updates each parameter independently. Groups are formed by name and are the same in every
+stage; a group may be empty in a stage.
 """
 
 import inspect
@@ -18,26 +18,26 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...core.errors import PanpipeError, RequestError, in_a_line
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer | None]
-"""Makes an optimizer of (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
+"""Creates an optimizer from (name, parameter) pairs: ``torch.optim.AdamW``, or a function that forms groups by name."""
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
-"""Makes the scheduler of an optimizer: ``lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``."""
+"""Creates the scheduler of an optimizer: ``lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``."""
 
 MEMBERS = ("params", "param_names")
-"""What a parameter group has in addition to its options."""
+"""The keys of a parameter group that are not options."""
 
 _TRIED = 8
-"""Parameters of each stage that an optimizer is tried with."""
+"""Parameters of each stage with which an optimizer is tried."""
 _SAME = 1e-6
-"""How far changes of a parameter may be apart, relative in norm, in float64: kernels that round otherwise count
-as equal, and a factor that depends on other parameters is."""
+"""Largest relative difference in norm of two updates of a parameter, in float64, that counts as rounding; a factor that
+depends on other parameters differs by more."""
 
 
 def state_share(optimizer: OptimizerFactory | None) -> float:
     """Bytes of optimizer state for each byte of a parameter, measured with a small parameter.
 
     Args:
-        optimizer: makes one; where it cannot make one for any parameter, Adam's share, 2.
+        optimizer: creates one; if it fails for the small parameter, the result is Adam's share, 2.
     """
     if optimizer is None:
         return 0.0
@@ -46,16 +46,16 @@ def state_share(optimizer: OptimizerFactory | None) -> float:
         held = [value for value in blank_state(optimizer, "probe", probe).values() if isinstance(value, Tensor)]
     except Exception:
         return 2.0
-    # Counters of steps are no share of anything.
+    # Step counters do not grow with the parameter.
     return sum(value.nbytes for value in held if value.numel() >= 64) / probe.nbytes
 
 
 def blank_state(make: OptimizerFactory, name: str, parameter: nn.Parameter) -> dict[str, Any]:
-    """What an optimizer keeps of a parameter: as it is after a step with a gradient of zeros.
+    """The state of a parameter after a step with a gradient of zeros.
 
     Args:
-        make: makes the optimizer; it is made of a copy of the parameter.
-        name, parameter: whose state is asked for.
+        make: creates the optimizer; it is called with a copy of the parameter.
+        name, parameter: the parameter.
     """
     twin = nn.Parameter(torch.zeros_like(parameter))
     made = make([(name, twin)])
@@ -71,13 +71,13 @@ def stage_optimizer(make: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
 
     Args:
         make: the user's.
-        named: the stage's parameters that are trained, at least one.
+        named: the stage's trained parameters, at least one.
 
     Returns:
-        None where the user's function takes none of them.
+        None if the user's function takes none of them.
 
     Raises:
-        RequestError: it fails, or makes what no stage can have.
+        RequestError: it fails, or returns an optimizer that a stage cannot use.
     """
     where = f"the stage of '{named[0][0]}'"
     try:
@@ -87,29 +87,28 @@ def stage_optimizer(make: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
     except Exception as failure:
         raise RequestError(
             f"optimizer(...) fails for {where}: {in_a_line(failure)}: it is called for each stage with the (name, "
-            "parameter) pairs of that stage alone; form groups of parameters, not of pairs, by name, keep those that "
-            "are empty, and return None where it takes none"
+            "parameter) pairs of that stage alone; form groups of parameters, not of pairs, by name, keep empty ones, "
+            "and return None if it takes none"
         ) from failure
     if made is None:
         return None
     if not isinstance(made, Optimizer):
         raise RequestError(
-            f"optimizer(...) returns {type(made).__name__} for {where}: return a torch.optim.Optimizer, or None where "
-            "it takes none of the parameters"
+            f"optimizer(...) returns {type(made).__name__} for {where}: return a torch.optim.Optimizer, or None if it "
+            "takes none of the parameters"
         )
     given = {id(parameter) for _, parameter in named}
     stray = next((p for group in made.param_groups for p in group["params"] if id(p) not in given), None)
     if stray is not None:
         raise RequestError(
-            f"optimizer(...) takes a parameter of shape {tuple(stray.shape)} that {where} has not: it is called for "
-            "each stage; use the (name, parameter) pairs that it is called with, not those of the model"
+            f"optimizer(...) takes a parameter of shape {tuple(stray.shape)} that {where} does not have: it is called "
+            "for each stage; use the (name, parameter) pairs that it is called with, not those of the model"
         )
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise RequestError(
             f"{type(made).__name__} computes the loss again within its step(closure): a pipeline steps each stage's "
-            "optimizer for itself when the backward is through; use one whose step() needs no closure, such as "
-            "torch.optim.AdamW"
+            "optimizer separately after the backward; use one whose step() needs no closure, such as torch.optim.AdamW"
         )
     return made
 
@@ -120,13 +119,13 @@ def join_optimizer(
     """Add a parameter to the group of a stage's optimizer in which the user's function puts it.
 
     Args:
-        optimizer: the stage's; None where it had no parameter.
-        make: made it.
-        named: the stage's parameters that are trained now.
+        optimizer: the stage's; None if it had no trained parameter.
+        make: created it.
+        named: the stage's parameters that are now trained.
         name: of the new one.
 
     Raises:
-        RequestError: there is no optimizer, or other groups.
+        RequestError: there is no optimizer, or the groups are others.
     """
     joining = dict(named)[name]
     new = stage_optimizer(make, named)
@@ -147,17 +146,17 @@ def join_optimizer(
 
 
 def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
-    """Refuse an optimizer whose change of a parameter depends on the others that it has: stages have their own.
+    """Refuse an optimizer whose update of a parameter depends on other parameters: each stage has its own optimizer.
 
-    It is tried on a few steps of small stand-ins, all of them at once and stage by stage. Optimizers that cannot be
-    tried, and those of torch, which change each parameter for itself or need a closure, are let through.
+    It is tried for a few steps on small stand-ins, with all parameters together and stage by stage. Optimizers that
+    cannot be tried are accepted, and those of torch, which update each parameter independently or need a closure.
 
     Args:
         make: the user's.
-        stages: of each the parameters that are trained, by name; on meta or not.
+        stages: the trained parameters of each stage, by name; on meta or not.
 
     Raises:
-        RequestError: it changes them otherwise.
+        RequestError: the updates differ.
     """
     tried = [_some(stage) for stage in stages if stage]
     if len(tried) < 2:
@@ -169,27 +168,27 @@ def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Par
                 return
             alone = [_changes(make, stage) for stage in tried]
     except Exception:
-        return  # the real one raises what is wrong
+        return  # the real optimizer will raise the error
     kind, changes = together
     for found in alone:
         for name, change in found[1].items() if found is not None else ():
             if (change - changes[name]).norm() > _SAME * changes[name].norm():
                 raise RequestError(
-                    f"{kind} changes '{name}' otherwise with the parameters of all stages at hand than with its own "
-                    "stage's alone: a pipeline has an optimizer for each stage; use one that changes each parameter "
-                    "for itself, such as torch.optim.AdamW, or a plan of one stage"
+                    f"{kind} changes '{name}' otherwise with the parameters of all stages than with those of its stage "
+                    "alone: a pipeline has an optimizer for each stage; use one that updates each parameter "
+                    "independently, such as torch.optim.AdamW, or a plan of one stage"
                 )
 
 
 def _some(stage: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Up to `_TRIED` parameters, from all over the stage."""
+    """Up to `_TRIED` parameters, spread over the stage."""
     apart = -(-len(stage) // _TRIED)
     return {name: p for i, (name, p) in enumerate(stage.items()) if i % apart == 0}
 
 
 def _changes(make: OptimizerFactory, like: Mapping[str, nn.Parameter]) -> tuple[str, dict[str, Tensor]] | None:
-    """The optimizer's name, and how far it moves stand-ins in three steps; None for one of torch's, or none."""
-    standing: dict[str, nn.Parameter] = {}
+    """The optimizer's name, and its updates of stand-ins in three steps; None for torch's optimizers or no optimizer."""
+    stand_ins: dict[str, nn.Parameter] = {}
     generators: dict[str, torch.Generator] = {}
 
     def drawn(name: str) -> Tensor:
@@ -199,33 +198,33 @@ def _changes(make: OptimizerFactory, like: Mapping[str, nn.Parameter]) -> tuple[
 
     for name in like:
         generators[name] = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        standing[name] = nn.Parameter(drawn(name))
-    before = {name: p.detach().clone() for name, p in standing.items()}
-    made = make(list(standing.items()))
+        stand_ins[name] = nn.Parameter(drawn(name))
+    before = {name: p.detach().clone() for name, p in stand_ins.items()}
+    made = make(list(stand_ins.items()))
     if made is None or type(made).__module__.startswith("torch.optim"):
         return None
     for _ in range(3):
-        for name, parameter in standing.items():
+        for name, parameter in stand_ins.items():
             parameter.grad = drawn(name)
         made.step()
-    return type(made).__name__, {name: p.detach() - before[name] for name, p in standing.items()}
+    return type(made).__name__, {name: p.detach() - before[name] for name, p in stand_ins.items()}
 
 
 def options_of(optimizer: Optimizer) -> list[dict[str, str]]:
-    """The options of each parameter group, as texts."""
+    """The options of each parameter group, as strings."""
     return [
         {key: repr(value) for key, value in group.items() if key not in MEMBERS} for group in optimizer.param_groups
     ]
 
 
 def check_groups(groups: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
-    """Refuse parameter groups that are not the same in every stage, for schedulers that go by their number.
+    """Refuse parameter groups that differ between stages: schedulers use their indices.
 
     Args:
-        groups: stage → the options of each group, as `options_of` has them.
+        groups: stage → the options of each group, from `options_of`.
 
     Raises:
-        RequestError: two stages have other ones.
+        RequestError: two stages have different groups.
     """
     if not groups:
         return
@@ -235,7 +234,7 @@ def check_groups(groups: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
             raise RequestError(
                 f"scheduler= needs the same parameter groups in every stage: stage {first} has {_groups(wanted)} and "
                 f"stage {stage} has {_groups(found)}; let optimizer(...) form the same ones in the same order and keep "
-                "those that are empty"
+                "empty ones"
             )
 
 
@@ -251,7 +250,7 @@ def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler
         optimizer: the stage's.
 
     Raises:
-        RequestError: it fails, or makes what cannot be stepped once an update.
+        RequestError: it fails, or returns a scheduler that cannot be stepped after each update.
     """
     try:
         made = make(optimizer)
@@ -262,7 +261,7 @@ def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler
         ) from failure
     if isinstance(made, ReduceLROnPlateau):
         raise RequestError(
-            "ReduceLROnPlateau is stepped by a metric, and not once an update: make one for each of "
+            "ReduceLROnPlateau is stepped by a metric, and not after each update: create one for each of "
             "pipe.optimizers.values(), and step them all with the metric, which every rank has"
         )
     if not isinstance(made, LRScheduler):
@@ -272,7 +271,7 @@ def stage_scheduler(make: SchedulerFactory, optimizer: Optimizer) -> LRScheduler
         )
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise RequestError(
-            "scheduler(...) returns a scheduler of another optimizer than the one it is called with: make a new one "
+            "scheduler(...) returns a scheduler of another optimizer than the one it is called with: create a new one "
             "for each stage's optimizer"
         )
     return made

@@ -1,7 +1,7 @@
-"""What replicas of a pipeline tell each other beside gradients: their microbatches' losses, and buffers that change.
+"""What replicas exchange in addition to gradients: their microbatches' losses, and buffers that change.
 
-As in DistributedDataParallel, parameters and buffers begin as the first replica's, and what its forward writes into
-buffers, such as BatchNorm's running statistics, counts: after every step the others take it over.
+As in DistributedDataParallel, parameters and buffers start with the first replica's values. Buffers that its forward
+writes, such as BatchNorm's running statistics, are copied to the other replicas after every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ Rows = list[list[float]]
 def rows_of_all(
     rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
 ) -> tuple[Rows, int | None]:  # fmt: skip
-    """The rows of all replicas, in their order: an all-reduce of a table in which each fills in its own.
+    """The rows of all replicas, in their order: an all-reduce of a table in which each replica fills its own rows.
 
     Args:
-        rows: of this replica; as many as its batch has microbatches.
-        replicas: this device's end to its replicas.
+        rows: of this replica; one for each microbatch of its batch.
+        replicas: this device's transport to its replicas.
         microbatches: the most that a replica may have.
-        columns: loss, weight and metrics; what stands behind them stays here.
-        where: the device's tensors are there.
-        marked: whether this replica has something to say to all: that its ranks have different batches.
+        columns: number of the columns loss, weight and metrics; further columns are not exchanged.
+        where: the device of the tensors.
+        marked: whether this replica reports that its ranks have different batches.
 
     Returns:
         The rows, and the first replica that is marked, if any.
@@ -45,12 +45,12 @@ def rows_of_all(
 
 
 def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
-    """The sums of every replica's numbers; the host waits for none that is on a device.
+    """The sums of all replicas' numbers; the host does not wait for the device.
 
     Args:
         numbers: of this replica, scalars.
-        replicas: this device's end to its replicas.
-        queue: where it computes.
+        replicas: this device's transport to its replicas.
+        queue: its compute queue.
     """
     there = [n if isinstance(n, Tensor) else queue.upload(torch.tensor(n, dtype=torch.float64)) for n in numbers]
     sums = torch.stack([number.double() for number in there])
@@ -59,11 +59,11 @@ def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: C
 
 
 def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
-    """Give all replicas what the first one has in some tensors.
+    """Broadcast some tensors of the first replica to all others.
 
     Args:
-        tensors: of one device; of the same shapes and dtypes everywhere.
-        replicas: its end to its replicas.
+        tensors: of one device; of the same shapes and dtypes in all replicas.
+        replicas: the device's transport to its replicas.
     """
     if not tensors:
         return
@@ -80,11 +80,11 @@ def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
 
 
 def begin_equal(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
-    """Give all replicas the first one's parameters and buffers.
+    """Broadcast the first replica's parameters and buffers to all others.
 
     Args:
         team: the devices.
-        own: what each device of this process holds.
+        own: the tensors of each device of this process.
     """
     if team.replicas == 1:
         return

@@ -1,10 +1,10 @@
-"""Loss scaling: the user's ``torch.amp.GradScaler`` says by how much, and is told how every update went.
+"""Loss scaling: the user's ``torch.amp.GradScaler`` gives the scale, and is updated after every step.
 
     scale ──▶ seeds of all backwards ──▶ reductions ──▶ SYNC: check, unscale ──▶ STEP everywhere, or nowhere ──▶ scaler
 
 The small gradients of float16 become zeros unless the loss is scaled up (Micikevicius et al., "Mixed Precision
-Training", ICLR 2018, section 3.2). A process has one scaler for all of its devices. The scalers of all ranks hear of
-the same overflows, and so stay the same.
+Training", ICLR 2018, section 3.2). A process has one scaler for all of its devices. The scalers of all ranks are
+updated with the same overflows, and so stay equal.
 """
 
 import math
@@ -18,7 +18,7 @@ from ...core.errors import RequestError
 
 
 class LossScale:
-    """What a pipeline asks of a scaler: through its public methods alone, so that subclasses keep their ways.
+    """A pipeline's use of a scaler, through its public methods alone, so that subclasses work.
 
     Args:
         scaler: enabled.
@@ -26,19 +26,19 @@ class LossScale:
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        # Scalers hear of overflow from optimizers. This one has a single number, whose gradient stands for all.
+        # Scalers find overflow in an optimizer's gradients. This optimizer has one scalar, whose gradient shows it.
         self._witness = nn.Parameter(torch.zeros(()))
         self._optimizer = torch.optim.SGD([self._witness])
 
     def now(self) -> float:
-        """What losses are multiplied by."""
+        """The factor of the losses."""
         return float(self._scaler.scale(torch.ones(())).item())
 
     def settle(self, overflow: bool) -> None:
-        """Tell the scaler of an update.
+        """Update the scaler after a step.
 
         Args:
-            overflow: whether it was skipped, because a gradient was not finite.
+            overflow: whether the step was skipped, because a gradient was not finite.
         """
         self._witness.grad = torch.full((), math.inf if overflow else 0.0)
         self._scaler.unscale_(self._optimizer)
@@ -46,15 +46,15 @@ class LossScale:
 
 
 def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.device) -> Tensor:
-    """Divide gradients by the scale, in place, as ``GradScaler.unscale_`` does; the host waits for nothing.
+    """Divide gradients by the scale, in place, as ``GradScaler.unscale_`` does; the host does not wait.
 
     Args:
-        parameters: of one device; those without a gradient are left out.
-        scale: what the loss was multiplied by.
+        parameters: of one device; those without a gradient are skipped.
+        scale: the factor of the loss.
         where: their device.
 
     Returns:
-        1 there if one of them was not finite, else 0.
+        A scalar on the device: 1 if one of them was not finite, otherwise 0.
     """
     overflow = torch.zeros((), device=where)
     inverse = torch.full((), 1 / scale if scale else math.inf, device=where)
@@ -68,13 +68,13 @@ def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.devic
 
 
 def check_scaled(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse what cannot be unscaled.
+    """Refuse parameters whose gradients cannot be unscaled.
 
     Args:
         parameters: the model's, by name.
 
     Raises:
-        RequestError: one of those that are trained is in float16, or complex.
+        RequestError: a trained parameter is float16 or complex.
     """
     for name, parameter in parameters:
         if parameter.requires_grad and (parameter.dtype is torch.float16 or parameter.is_complex()):
@@ -94,10 +94,10 @@ def check_agreed(total: float, scale: float, members: int) -> None:
         members: how many there are.
 
     Raises:
-        RequestError: they are not the same.
+        RequestError: the scales differ.
     """
     if total != members * scale and not math.isnan(scale):
         raise RequestError(
-            f"the loss is scaled by {scale:g} here and by {total / members:g} on the average of {members} ranks: it "
-            "must be the same on all; load the same state into the scaler of every rank"
+            f"the loss is scaled by {scale:g} here and by {total / members:g} on the average of {members} ranks: the "
+            "scale must be equal on all; load the same state into the scaler of every rank"
         )

@@ -1,4 +1,4 @@
-"""What a device keeps of a stage between steps: parameters, buffers, gradients and the optimizer."""
+"""The state of a stage between steps: parameters, buffers, gradients and the optimizer."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -32,10 +32,10 @@ class StageState:
     Args:
         parameters: by qualified name; the user's own tensors, or a replica of a tied weight.
         buffers: by qualified name.
-        optimizer: makes the stage's optimizer; None for a stage that is only run.
+        optimizer: creates the stage's optimizer; None for a stage without training.
         replicated: whether its gradients are summed over replicas of the pipeline.
-        device: where the stage runs; by default where its tensors are.
-        scheduler: makes the scheduler of its optimizer, which is stepped with it; None for none.
+        device: the stage's device; by default that of its tensors.
+        scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StageState:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer, or None; made when it is first asked for, because a stage that is rehearsed needs none."""
+        """The optimizer, or None; created on first use, because a rehearsal needs none."""
         trained = list(self.trained.items())
         return stage_optimizer(self._make_optimizer, trained) if self._make_optimizer is not None and trained else None
 
@@ -77,7 +77,7 @@ class StageState:
         return NamedState(self.optimizer, self._make_optimizer, self.parameters)
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter was trained when the optimizer was made, or joined since."""
+        """Whether a parameter was trained when the optimizer was created, or has joined since."""
         return name in self._trained
 
     def join(self, name: str) -> None:
@@ -95,13 +95,13 @@ class StageState:
         if self._make_optimizer is None or "optimizer" not in vars(self):
             return
         if self.optimizer is None and self._make_scheduler is None:
-            del self.optimizer  # made when it is asked for
+            del self.optimizer  # created on next use
             return
         join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
 
     @property
     def gradient_buffers(self) -> list[Tensor]:
-        """The memory of all gradients that were asked for yet."""
+        """The memory of all gradients allocated so far."""
         if self._replicated:
             return [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
         return list(self._gradients.values())
@@ -111,10 +111,10 @@ class StageState:
         return buckets_of(self.parameters.values())
 
     def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
-        """Where a parameter's gradient is added up, step after step.
+        """The tensor in which a parameter's gradient is accumulated in every step.
 
-        Memory that stays: gradients that came and went between saved tensors would leave holes among these, a quarter
-        of the peak on one worker of the benchmark GPT.
+        It is never freed: allocating and freeing gradients between saved tensors would fragment memory, by a quarter of
+        the peak on one worker of the benchmark GPT.
         """
         if parameter not in self._gradients and self._replicated:
             for bucket in self._buckets:
@@ -124,20 +124,20 @@ class StageState:
         return self._gradients[parameter]
 
     def clear_gradients(self) -> None:
-        """Leave all parameters without a gradient, until the next one is added."""
+        """Set all gradients to None, until the next one is added."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def reduce_gradients(self, replicas: Backend) -> Reduction:
-        """Begin to sum the gradients over all replicas.
+        """Start to sum the gradients over all replicas.
 
         Args:
-            replicas: the device's end to them.
+            replicas: the device's transport to them.
         """
         return Reduction(self._buckets, replicas)
 
     def divide_gradients(self, divisor: Tensor | float) -> None:
-        """Divide all gradients, by a number or a scalar tensor where they are."""
+        """Divide all gradients by a number, or by a scalar tensor on their device."""
         held = [p.grad for p in self.parameters.values() if p.grad is not None]
         on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
         if held and not (on_host and divisor == 1):
@@ -150,17 +150,17 @@ class StageState:
             torch._foreach_mul_(held, factor.to(held[0].device))
 
     @property
-    def leaves_out_itself(self) -> bool:
-        """Whether the optimizer takes ``found_inf`` as ``torch.amp.GradScaler.step`` gives it, and nothing here hangs
-        upon whether it stepped: fused ones leave out a step without the host's knowing."""
+    def handles_found_inf(self) -> bool:
+        """Whether the optimizer skips a step by itself, from ``found_inf`` as in ``torch.amp.GradScaler.step``, and no
+        scheduler depends on it. Fused optimizers do, so that the host need not know."""
         return getattr(self.optimizer, "_step_supports_amp_scaling", False) and self.scheduler is None
 
     def step(self, found_inf: Tensor | None = None) -> None:
-        """Step the optimizer, and its scheduler behind it: an update that is left out moves no learning rate.
+        """Step the optimizer, then its scheduler; a skipped update does not change the learning rate.
 
         Args:
-            found_inf: a scalar where the stage is, not 0 if the optimizer shall leave its step out; only for one that
-                `leaves_out_itself`.
+            found_inf: a scalar on the stage's device, not 0 if the optimizer shall skip its step; only if
+                `handles_found_inf`.
         """
         if self.optimizer is not None:
             if found_inf is None:
@@ -172,7 +172,7 @@ class StageState:
 
 
 def _step_unless(optimizer: Any, found_inf: Tensor) -> None:
-    """Step with the attributes that ``torch.amp.GradScaler.step`` gives an optimizer whose gradients are unscaled."""
+    """Step with the attributes that ``torch.amp.GradScaler.step`` sets on an optimizer with unscaled gradients."""
     optimizer.grad_scale, optimizer.found_inf = None, found_inf
     try:
         optimizer.step()
@@ -183,16 +183,16 @@ def _step_unless(optimizer: Any, found_inf: Tensor) -> None:
 def make_optimizers(
     states: Mapping[int, StageState], trained: Sequence[Mapping[str, nn.Parameter]], make: OptimizerFactory, team: Team
 ) -> None:
-    """Make the optimizers and schedulers of all stages; where one cannot be made, all processes fail.
+    """Create the optimizers and schedulers of all stages; if one fails, all processes fail.
 
     Args:
         states: of the stages of this process, by index.
-        trained: of every stage the parameters that are trained, on meta or not.
-        make: makes an optimizer.
+        trained: the trained parameters of every stage, on meta or not.
+        make: creates an optimizer.
         team: the devices.
 
     Raises:
-        RequestError: the user's functions make what a pipeline cannot have.
+        RequestError: the user's functions return objects that a pipeline cannot use.
     """
     failure, groups = None, dict[int, list[dict[str, str]]]()
     try:
@@ -203,5 +203,5 @@ def make_optimizers(
     except RequestError as error:
         failure = error
     team.agree(failure)
-    told = team.everywhere(lambda _: groups)
-    check_groups({index: options for found in told for index, options in found.items()})
+    groups_of_all = team.everywhere(lambda _: groups)
+    check_groups({index: options for found in groups_of_all for index, options in found.items()})

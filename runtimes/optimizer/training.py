@@ -1,4 +1,4 @@
-"""How a model is trained beside its plan, as users say it: clipping, loss scaling, schedulers."""
+"""The user's settings of an update in addition to the optimizer: clipping, loss scaling, schedulers."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from .scaling import LossScale, check_scaled
 
 @frozen
 class Training:
-    """What happens in an update beside the optimizers' steps.
+    """Settings of an update in addition to the optimizers' steps.
 
     Args:
-        clip_norm: the most that the global 2-norm of all gradients may be; infinity only measures it; None for neither.
-        scaler: scales losses; None, or one that is not enabled, for losses as they are.
-        scheduler: makes the scheduler of each stage's optimizer, which is stepped with it; None for none.
+        clip_norm: the maximum of the global 2-norm of all gradients; infinity only measures it; None for neither.
+        scaler: scales losses; None, or one that is not enabled, for no scaling.
+        scheduler: creates the scheduler of each stage's optimizer, stepped after it; None for none.
     """
 
     clip_norm: float | None = None
@@ -45,7 +45,7 @@ class Training:
 
     @property
     def needs_all_stages(self) -> bool:
-        """Whether no stage may step before all have been asked."""
+        """Whether an update needs a value over all stages before any stage steps."""
         return self.clip_norm is not None or self._scales
 
     @property
@@ -54,23 +54,23 @@ class Training:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What an update has that takes time, whatever its numbers are."""
+        """The names of the parts of an update that take time."""
         return ("clipping",) * (self.clip_norm is not None) + ("scaling",) * self._scales
 
     def loss_scale(self) -> LossScale | None:
-        """What scales losses, if anything does."""
+        """The loss scale; None without scaling."""
         return LossScale(self.scaler) if self.scaler is not None and self._scales else None
 
     def check(self, model: nn.Module, optimizer: bool) -> None:
-        """Refuse a model that cannot be trained so.
+        """Refuse a model that cannot be trained with these settings.
 
         Args:
             model: the user's module.
             optimizer: whether there is one.
 
         Raises:
-            RequestError: a schedule is of no optimizer; or the loss is scaled, and a parameter is of a dtype whose
-                gradients cannot be unscaled.
+            RequestError: there is a scheduler without an optimizer; or the loss is scaled, and a parameter has a dtype
+                whose gradients cannot be unscaled.
         """
         if self.scheduler is not None and not optimizer:
             raise RequestError("scheduler= schedules an optimizer and there is none: give optimizer=, too")
@@ -79,6 +79,6 @@ class Training:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What has to be the same on all ranks."""
+        """The settings that must be equal on all ranks."""
         state = self.scaler.state_dict() if self.scaler is not None and self._scales else None
         return {"clip_norm": self.clip_norm, "scaler": state}

@@ -1,17 +1,17 @@
-"""The update: what happens to gradients between a step's last backward and its optimizer steps.
+"""The update of a step: from the last backward to the optimizer steps.
 
     last backward ─▶ REDUCE_GRAD ──────▶ average ────────▶ REDUCE_TIED ─────▶ SYNC ───────────▶ STEP
                      sums over replicas   over all batches   of tied weights    unscale, norm      clip, step, or skip
 
-SYNC is one exchange over the stages of a replica, of a table that is added up::
+SYNC is one all-reduce of a table over the stages of a replica::
 
-    │ devices that found a gradient that is not finite │ their loss scales │ norm of each gradient │ … │
+    │ number of devices with a non-finite gradient │ sum of loss scales │ norm of each gradient │ … │
 
-Of the norms every device takes the global norm in the model's order, whatever the plan. After the reductions all
-replicas have the same gradients, non-finite ones included, and come to the same.
+Every device computes the global norm from the norms in the model's order, under any plan. After the reductions all
+replicas have the same gradients, also non-finite ones, and therefore the same table.
 
-All of it stays on the device, and the host runs ahead. Only whether to step at all is for the host to know, with a
-scaler, and then as with torch's own: an optimizer that takes ``found_inf`` (a fused one) leaves the step out by itself.
+All of it stays on the device, and the host runs ahead. Only with a scaler the host must know whether to step at all; as
+in torch, an optimizer that supports ``found_inf`` (a fused one) skips the step by itself.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ from .scaling import check_agreed, unscale
 from .state import StageState
 
 _NO_GRADIENT = -1.0
-"""Stands for the norm of a gradient that there is not: it is no part of the global norm, as in torch."""
+"""The norm of a missing gradient in the table: it is no part of the global norm, as in torch."""
 _EPSILON = 1e-6
 """Added to the norm that is divided by, as ``torch.nn.utils.clip_grads_with_norm_`` does."""
 
 
 class Ending(Enum):
-    """How a step ends: with an update, with gradients that are whole, or with gradients that wait for more batches."""
+    """The end of a step: with an update, with reduced gradients, or with gradients that wait for more batches."""
 
     STEP = "step"
     REDUCE = "reduce"
@@ -42,8 +42,8 @@ class Ending(Enum):
 
 
 @frozen
-class Census:
-    """Whose norms make the global norm: every trained parameter once, a tied weight where its first stage is.
+class NormParameters:
+    """The parameters of the global norm: every trained parameter once, a tied weight in its first stage.
 
     Args:
         parameters: (stage, name, dtype) of each, in the model's order.
@@ -52,11 +52,11 @@ class Census:
     parameters: tuple[tuple[int, str, torch.dtype], ...]
 
     @classmethod
-    def of(cls, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> "Census":
-        """Take it.
+    def of(cls, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> "NormParameters":
+        """The parameters of a plan.
 
         Args:
-            plan: which stages read which parameters.
+            plan: has the parameters of each stage.
             parameters: the model's, in its order; they may be on meta.
         """
         first: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Census:
         return cls(tuple(found))
 
     def norms(self, states: Mapping[int, StageState], where: torch.device) -> list[Tensor]:
-        """The norm of each gradient, on the device whose stages these are; 0 for those that are elsewhere."""
+        """The norm of each gradient of these stages, on their device; 0 for parameters of other devices."""
         elsewhere, absent = (torch.full((), value, dtype=torch.float64, device=where) for value in (0.0, _NO_GRADIENT))
         found, there, gradients = [elsewhere] * len(self.parameters), list[int](), list[Tensor]()
         for i, (stage, name, _) in enumerate(self.parameters):
@@ -82,17 +82,17 @@ class Census:
         return found
 
     def global_norm(self, norms: Tensor) -> Tensor:
-        """That of all gradients together, as ``torch.nn.utils.get_total_norm`` has it: where the norms are."""
+        """The norm of all gradients together, as in ``torch.nn.utils.get_total_norm``, on the norms' device."""
         there = norms != _NO_GRADIENT
-        # How many are chosen only the host could say, which would wait for a GPU. Zeros are none the longer, but may
-        # have the others added up in another order, so that the last bit is not that of one process.
+        # Selecting them needs their number on the host, which would wait for a GPU. Zeros do not change the sum, but
+        # possibly the order of addition, so that the last bit may differ from that of one process.
         norms = norms[there] if norms.device.type == "cpu" else torch.where(there, norms, 0.0)
         total: Tensor = torch.linalg.vector_norm(norms.to(self._dtype))
         return total
 
     @property
     def _dtype(self) -> torch.dtype:
-        """What numbers of all gradients' dtypes are brought to."""
+        """The common dtype of all gradients."""
         dtypes = {dtype.to_real() for _, _, dtype in self.parameters} or {torch.float32}
         return reduce(torch.promote_types, dtypes)
 
@@ -102,19 +102,19 @@ class Update:
     """One device's part of the update.
 
     Args:
-        plan: whether stages wait for each other.
+        plan: has whether stages wait for each other (``sync``).
         states: of this device's stages, by index.
-        census: whose norms are added up.
-        clip_norm: the most that the global norm may be; None where nobody asks for it.
-        where: the device's tensors are there.
+        norm_parameters: the parameters of the global norm.
+        clip_norm: the maximum of the global norm; None without clipping.
+        where: the device of the tensors.
 
     Attributes:
-        norm: the global norm of the last update's gradients, before clipping; None where nobody asks for it.
+        norm: the global norm of the last update's gradients, before clipping; None without clipping.
     """
 
     plan: Plan
     states: Mapping[int, StageState]
-    census: Census
+    norm_parameters: NormParameters
     clip_norm: float | None
     where: torch.device
     norm: Tensor | None = field(default=None, init=False)
@@ -128,14 +128,14 @@ class Update:
         self, divisor: Tensor | float, scale: float | None, scales: tuple[Tensor, int] | None = None,
         refused: bool = False,
     ) -> None:  # fmt: skip
-        """Take the average of the gradients.
+        """Divide the gradients' sums to their average.
 
         Args:
-            divisor: what their sums are divided by.
-            scale: what the losses were multiplied by, which SYNC takes back; None where they were not.
-            scales: the sum of all replicas' scales, and how many replicas there are; None where there is one, or none
-                is scaled.
-            refused: whether no stage steps, whatever the gradients are.
+            divisor: of the sums.
+            scale: the factor of the losses, by which SYNC divides; None without loss scaling.
+            scales: the sum of all replicas' scales, and the number of replicas; None for one replica, or without loss
+                scaling.
+            refused: whether no stage steps, for any gradients.
         """
         self._refused = refused
         self.norm, self._scale, self._scales = None, scale, [] if scales is None else [scales]
@@ -145,28 +145,28 @@ class Update:
                 state.divide_gradients(divisor)
 
     @property
-    def looks_on(self) -> bool:
-        """Whether this device has no stage, and no SYNC in its actions, while the others wait for each other."""
+    def has_no_stage(self) -> bool:
+        """Whether this device has no stage, and so no SYNC in its actions, in a plan whose stages have one."""
         return self.plan.sync and not self.states
 
     def sync(self, backend: Backend) -> None:
-        """SYNC: what is known behind it is known of all stages."""
+        """SYNC: exchange overflow, loss scale and norms over all stages."""
         scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
         scaled = torch.full((), scale or 0.0, dtype=torch.float64, device=self.where)
         found = torch.zeros_like(scaled) if scale is None else unscale(own, scale, self.where)
-        norms = [] if self.clip_norm is None else self.census.norms(self.states, self.where)
+        norms = [] if self.clip_norm is None else self.norm_parameters.norms(self.states, self.where)
         table = torch.stack([found, scaled, *norms])
         backend.all_reduce(table).wait()
         if scale is not None:
             self._scales.append((table[1], backend.devices))
             self._overflows = table[0]
-        self.norm = None if self.clip_norm is None else self.census.global_norm(table[2:])
+        self.norm = None if self.clip_norm is None else self.norm_parameters.global_norm(table[2:])
 
     @property
     def overflow(self) -> bool:
-        """Whether a gradient, of any stage, was not finite, so that no stage steps; never without a scale.
+        """Whether a gradient of any stage was not finite, so that no stage steps; False without loss scaling.
 
-        The host waits for the device to know, once an update.
+        The host waits for the device, once in each update.
 
         Raises:
             RequestError: the loss was not scaled by the same number everywhere.
@@ -186,7 +186,7 @@ class Update:
             return
         if self.norm is not None and self.clip_norm is not None:
             state.multiply_gradients(torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0))
-        if self._overflows is not None and state.leaves_out_itself:
+        if self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())
         elif not self.overflow:
             state.step()

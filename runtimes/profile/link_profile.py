@@ -7,8 +7,8 @@ import torch
 
 from ...backends.contract import Backend
 from ...core.cluster.cluster import Cluster, fully_connected
+from ..devices.available_memory import bytes_left, machine_bytes
 from ..devices.compute import finished_s, transfer_s
-from ..devices.memory_left import bytes_left, machine_bytes
 from ..launch.team import Team
 from .reference_workload import workload_bytes
 

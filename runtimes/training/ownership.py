@@ -61,8 +61,8 @@ def own_tensors(
 ) -> OwnTensors:
     """Give each local stage its parameters and buffers, on its device.
 
-    The first local stage that reads a parameter gets the user's tensor, or if that is on meta an unallocated one that will
-    take its place; a further stage gets a replica.
+    The first local stage that reads a parameter gets the user's tensor, or if that is on meta an unallocated one that
+    will take its place; a further stage gets a replica.
 
     Args:
         model: the user's module.

@@ -25,18 +25,18 @@ def test_the_host_reads_nothing_where_every_parameter_has_a_gradient():
     """On meta there is nothing to read: whoever tries fails."""
     bucket = bucket_of("meta", True, True)
     bucket.reduce(Alone())
-    bucket.hand_out()
+    bucket.assign_gradients()
     assert all(parameter.grad is bucket.gradients[parameter] for parameter in bucket.parameters)
     lacking = bucket_of("meta", True, False)
     lacking.reduce(Alone())
     with pytest.raises(NotImplementedError):
-        lacking.hand_out()
+        lacking.assign_gradients()
 
 
 def test_a_parameter_that_no_replica_has_a_gradient_for_keeps_none():
     bucket = bucket_of("cpu", True, False, True)
     bucket.reduce(Alone())
-    bucket.hand_out()
+    bucket.assign_gradients()
     first, none, last = bucket.parameters
     assert none.grad is None
     assert [first.grad.tolist(), last.grad.tolist()] == [[2.0] * 3] * 2

@@ -10,7 +10,7 @@ from panpipe.core.actions import COMM_KINDS
 from panpipe.core.evaluate.reduction import sync_bytes
 from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.optimizer.state import StageState
-from panpipe.runtimes.optimizer.update import Census, Update
+from panpipe.runtimes.optimizer.update import NormParameters, Update
 from torch import nn
 
 from ..support import scaling
@@ -129,9 +129,9 @@ def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimize
     for name in "ab":
         parameters[name].grad = torch.empty(4, 3, device=meta)
     state = StageState(parameters, {}, optimizer, device=meta)
-    census = Census(((0, "a", torch.float32), (0, "c", torch.float32), (1, "d", torch.float32)))
+    norm_parameters = NormParameters(((0, "a", torch.float32), (0, "c", torch.float32), (1, "d", torch.float32)))
     pipe, _ = pipeline_of(CONV, 8, 4, clip_norm=1.0)
-    update = Update(pipe.plan, {0: state}, census, 1.0, meta)
+    update = Update(pipe.plan, {0: state}, norm_parameters, 1.0, meta)
     with torch.no_grad():
         update.begin(torch.empty((), device=meta), scale, None if scale is None else (torch.empty((), device=meta), 2))
         update.sync(Alone())

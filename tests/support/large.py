@@ -19,7 +19,7 @@ from pathlib import Path
 import panpipe
 import torch
 import torch.distributed as dist
-from panpipe.runtimes.devices.memory_left import data_bytes
+from panpipe.runtimes.devices.available_memory import data_bytes
 from panpipe.runtimes.training.ownership import install
 from panpipe.runtimes.weights import weights_from
 from torch import nn
