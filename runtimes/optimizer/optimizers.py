@@ -187,7 +187,7 @@ def _some(stage: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 
 def _changes(make: OptimizerFactory, like: Mapping[str, nn.Parameter]) -> tuple[str, dict[str, Tensor]] | None:
-    """The optimizer's name, and its updates of stand-ins in three steps; None for torch's optimizers or no optimizer."""
+    """The optimizer's name, and its updates of stand-ins in three steps; None for torch's optimizers, or for none."""
     stand_ins: dict[str, nn.Parameter] = {}
     generators: dict[str, torch.Generator] = {}
 
