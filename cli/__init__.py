@@ -1,4 +1,4 @@
-"""The command line: one file a command, each loaded only when it is asked for."""
+"""The command line: one file per command, each imported only when the command is used."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ COMMANDS = {
     "profile": "Measure operators, or links between ranks, and fit a device or a cluster to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
     "backends": "Show transports: which work here, and whether one keeps the contract.",
-    "compare": "Lay a predicted trace over a measured one.",
+    "compare": "Compare a predicted trace with a measured one.",
 }
 """Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""
 
-# Typer's error for wrong flags: a class of click, or of Typer's own copy of it in newer versions. This finds either.
+# Typer's error for wrong flags: a class of click, or of Typer's copy of click in newer versions. This finds either.
 _FlagError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
@@ -34,13 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what stands behind ``panpipe``; the process's own if None.
+        arguments: those after ``panpipe``; the process's own if None.
 
     Returns:
-        The exit status: 0 done, 2 the request is wrong, 3 infeasible, 1 a failure. What panpipe understands is told in
-        one line on standard error; anything else raises, and ends the process with its traceback and status 1.
+        The exit status: 0 done, 2 the request is wrong, 3 infeasible, 1 a failure. Errors of panpipe are printed in one
+        line on standard error; any other exception is raised, and ends the process with a traceback and status 1.
     """
-    # A locale that lacks a character gets a question mark for it; errors, which name files, keep what it was.
+    # Characters that the locale lacks become question marks; in errors, which name files, escape sequences.
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _application(chosen: str | None) -> typer.Typer:
-    """All commands by name; only the chosen one's module is loaded, so that help needs no torch."""
+    """All commands by name; only the chosen one's module is imported, so that ``--help`` needs no torch."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=_about.__doc__)
     app.callback()(_about)
     for name, line in COMMANDS.items():
@@ -76,7 +76,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _unloaded() -> None:
-    """Stands in the list of commands for one that was not asked for."""
+    """The function of every command that is only listed."""
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""``panpipe backends``: the transports that there are, which work here, and why the others do not."""
+"""``panpipe backends``: all transports, which of them work here, and why the others do not."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -14,21 +14,21 @@ from .output import note, print_json, print_table
 
 
 def backends(
-    name: Annotated[str | None, typer.Argument(help="Show this one alone.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show only this one.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run the conformance suite for it.")] = False,
-    devices: Annotated[int, typer.Option(help="Devices that the suite runs on.", min=2)] = 3,
+    devices: Annotated[int, typer.Option(help="Number of devices for the suite.", min=2)] = 3,
     on: Annotated[
         str | None,
         typer.Option(
-            help="cpu or cuda: where the suite's tensors are; cpu if the backend moves any.", show_default=False
+            help="cpu or cuda: the device of the suite's tensors; cpu if the backend supports it.", show_default=False
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> int:
     """Show transports: which work here, and why the others do not.
 
-    Packages add some through the entry-point group panpipe.backends. With --check, exit status 1 says that a rule of
-    the contract is broken.
+    Packages can add transports through the entry-point group panpipe.backends. With --check, exit status 1 means that a
+    rule of the contract is broken.
     """
     if check and name is None:
         raise RequestError("--check runs the suite for one backend: name it, as in panpipe backends gloo --check")
@@ -99,8 +99,8 @@ def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
     rows = [
         (one.rule.name, one.workers, "kept" if one.problem is None else "BROKEN", one.rule.text) for one in findings
     ]
-    print_table(f"backend '{kind.name}' on {devices} devices", ("rule", "over", "", "which says that"), rows,
-                texts=("over", "which says that"))  # fmt: skip
+    print_table(f"backend '{kind.name}' on {devices} devices", ("rule", "over", "", "requirement"), rows,
+                texts=("over", "requirement"))  # fmt: skip
     for one in findings:
         if one.problem is not None:
             print(f"{one.rule.name}, over {one.workers}: {one.problem}")

@@ -1,7 +1,7 @@
-"""Models that come with panpipe, by name: the published architectures, from transformers' classes, without weights.
+"""Bundled models, by name: published architectures, from transformers' classes, without weights.
 
-Nothing is downloaded and nothing of the size of the weights is allocated: parameters are on the meta device. torch is
-imported only to make one: a mistyped name is refused at once.
+Nothing is downloaded, and no memory is allocated for weights: parameters are on the meta device. torch is imported only
+to create a model, so that a mistyped name is refused at once.
 """
 
 import os
@@ -26,11 +26,11 @@ class Bundled:
     """A bundled model.
 
     Args:
-        classes: name of the configuration's and of the model's class in transformers.
+        classes: names of the configuration class and of the model class in transformers.
         config: arguments of the configuration, as published.
-        sequence: tokens of a sample as it was trained; None for what has no tokens.
-        dtype: of the parameters, as published: a name of ``torch``'s.
-        source: where the numbers stand.
+        sequence: tokens of a sample in the published training; None for a model without tokens.
+        dtype: of the parameters, as published: a dtype's name in ``torch``.
+        source: the source of the numbers.
     """
 
     classes: tuple[str, str]
@@ -74,10 +74,10 @@ BUNDLED = {
         None, "float32", "ViT-L/16, arXiv 2010.11929, table 1",
     ),
 }  # fmt: skip
-"""By name."""
+"""The bundled models by name."""
 
 IMAGE = 224
-"""Rows and columns of an image for those that take images."""
+"""Rows and columns of an image, for image models."""
 
 _ATTENTION = "panpipe_sdpa"
 

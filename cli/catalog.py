@@ -39,18 +39,18 @@ def catalog(
         ),
     ] = None,
     *,
-    file: Annotated[
-        Path | None, typer.Option(help="Read this catalogue file (TOML) as well.", show_default=False)
+    file: Annotated[Path | None, typer.Option(help="Also read this catalogue file (TOML).", show_default=False)] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="show: write a drawing of the cluster here.", show_default=False)
     ] = None,
-    svg: Annotated[Path | None, typer.Option(help="show: draw the cluster here.", show_default=False)] = None,
     out: Annotated[
         Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
 
-    Peak rates are the vendors', effective ones those that programs reach; what is assumed has a ~.
+    Peak rates are the vendors'; effective rates are those that programs reach. Assumed numbers have a ~.
     """
     known = catalogue() if file is None else catalogue().with_file(read_text(file), str(file))
     if action not in (None, "show") or (action is None) != (name is None):
@@ -58,14 +58,14 @@ def catalog(
         raise RequestError(f"'{given}' is incomplete: write panpipe catalog, or panpipe catalog show NAME")
     if name is None:
         if svg or out:
-            raise RequestError(f"--{'svg' if svg else 'out'} is of one cluster: write panpipe catalog show NAME")
+            raise RequestError(f"--{'svg' if svg else 'out'} needs one cluster: write panpipe catalog show NAME")
         _print_all(known) if not json else print_json(_answer(known))
         return
     entry = known.links.get(name) or _device(known, name)
     if entry is not None:
         if svg or out:
             option = "svg" if svg else "out"
-            raise RequestError(f"--{option} is of a cluster, and '{name}' is a device or link: write 1x{name}")
+            raise RequestError(f"--{option} needs a cluster, and '{name}' is a device or link: write 1x{name}")
         _print_entry(entry) if not json else print_json(joined(entry))
         return
     cluster = find_cluster(name) if file is None else cluster_in(known, name)
@@ -105,28 +105,28 @@ def _print_all(known: Catalogue) -> None:
         [(device.name, *(cell for kind in kinds for cell in _rates(device, kind))) for device in devices],
     )
     print_table(
-        "Devices: memory, what of it plans may fill, its bandwidth in GB/s, and their links",
+        "Devices: memory, the part that plans may use, its bandwidth in GB/s, and their links",
         ("device", "memory", "for plans", "peak", "eff.", "to the host", "between"),
         [_memory_row(device) for device in devices],
         texts=("to the host", "between"),
     )
     print_table(
         "Links: GB/s in each direction",
-        ("link", "peak", "eff.", "latency", "what"),
+        ("link", "peak", "eff.", "latency", "title"),
         [_link_row(link) for link in known.links.values()],
-        texts=("what",),
+        texts=("title",),
     )
     print_table(
-        "Clusters; also any NODESxDEVICESxTYPE, such as 3x4xH100, with parameters behind a colon, and cpu:N",
-        ("cluster", "devices", "what"),
+        "Clusters; also any NODESxDEVICESxTYPE, such as 3x4xH100, with parameters after a colon, and cpu:N",
+        ("cluster", "devices", "title"),
         [
             (cluster.name, sum(group.nodes * group.gpus for group in cluster.groups), cluster.title)
             for cluster in known.clusters.values()
         ],
-        texts=("what",),
+        texts=("title",),
     )
-    print_table("Where the numbers come from", ("source", "numbers"), _sources(known), texts=("numbers",))
-    print(f"\n{ASSUMED} is assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --json")
+    print_table("Sources of the numbers", ("source", "numbers"), _sources(known), texts=("numbers",))
+    print(f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --json")
 
 
 def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
@@ -170,7 +170,7 @@ def _number(entry: Any, path: str, unit: float) -> str:
 
 
 def _sources(known: Catalogue) -> list[tuple[str, str]]:
-    """Every source with what it is given for, assumptions last."""
+    """Every source with its numbers, assumptions last."""
     found: dict[str, dict[str, list[str]]] = {}
     for section in ("devices", "links", "nodes"):
         for name, entry in getattr(known, section).items():
@@ -182,16 +182,16 @@ def _sources(known: Catalogue) -> list[tuple[str, str]]:
 
 
 def _given(entries: Mapping[str, list[str]]) -> str:
-    """Numbers with the entries that have them from a source: those with the same ones together."""
+    """The numbers of one source, by entry; entries with the same numbers are listed together."""
     together: dict[str, list[str]] = {}
     for name, paths in entries.items():
         fields: dict[str, list[str]] = {}
         for path in paths:
             field, _, key = path.partition(".")
             fields.setdefault(field, []).extend([key] if key else [])
-        told = ", ".join(f"{field} ({', '.join(keys)})" if keys else field for field, keys in fields.items())
-        together.setdefault(told, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {told}" for told, names in together.items())
+        listed = ", ".join(f"{field} ({', '.join(keys)})" if keys else field for field, keys in fields.items())
+        together.setdefault(listed, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {listed}" for listed, names in together.items())
 
 
 def _print_entry(entry: Any) -> None:
@@ -219,9 +219,9 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)
     print_table(
         f"Paths from {cluster.devices[0].name}, with no other traffic",
-        ("to", "alike", "rate", "latency", "by way of"),
+        ("to", "count", "rate", "latency", "through"),
         [_path_row(cluster, path) for path in path_classes(cluster)],
-        texts=("by way of",),
+        texts=("through",),
     )
     kinds = Counter((device.type or "device", device.memory_bytes) for device in cluster.devices)
     for (kind, memory_bytes), count in kinds.items():

@@ -1,4 +1,4 @@
-"""Clusters by name or file, for the commands that take one."""
+"""Clusters by name or file, for the commands with ``--cluster``."""
 
 from ..core.cluster.catalog.find import find_cluster, host_memory_bytes
 

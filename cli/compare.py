@@ -17,32 +17,32 @@ from ..core.trace.perfetto import read_trace
 from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5
-"""How many single differences are printed for people; ``--json`` gives all."""
+"""Most single differences that are printed; ``--json`` has all."""
 
 
 def compare(
     predicted: Annotated[Path, typer.Argument(help="Trace of the prediction.", show_default=False)],
     measured: Annotated[Path, typer.Argument(help="Trace of the measurement.", show_default=False)],
     plan: Annotated[
-        Path | None, typer.Option(help="The plan that both ran, to show in the report.", show_default=False)
+        Path | None, typer.Option(help="The plan of both traces, for the report.", show_default=False)
     ] = None,
     report: Annotated[
         Path | None,
         typer.Option(help="Write an HTML report of both here.", metavar="FILE.html", show_default=False),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(help="Draw both here, action over action.", metavar="FILE.svg", show_default=False)
+        Path | None, typer.Option(help="Write a drawing of both here.", metavar="FILE.svg", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone, with every action.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON, with every action.")] = False,
 ) -> None:
-    """Lay a predicted trace over a measured one, action by action.
+    """Compare a predicted trace with a measured one, action by action.
 
     Errors are predicted ÷ measured − 1: above 0 the prediction was too slow or too large.
     """
     check_writable(report)
     check_writable(svg)
     if plan is not None and report is None:
-        raise RequestError(f"--plan {plan} is for the report: give --report FILE.html as well")
+        raise RequestError(f"--plan {plan} is for the report: give --report FILE.html, too")
     traces = read_trace(predicted), read_trace(measured)
     ran = None
     if plan is not None:
@@ -89,8 +89,8 @@ def _print(comparison: Comparison) -> None:
     if moved:
         _print_kinds("Messages", moved)
         print(
-            "A predicted message lasts while it is on the link, a measured one until its reader has it:\n"
-            "its error tells when readers came, not how fast the link is."
+            "A predicted message ends when it leaves the link, a measured one when its reader has received it:\n"
+            "its error shows when the reader waited for it, not the rate of the link."
         )
     print()
     _print_differences(comparison)

@@ -1,4 +1,4 @@
-"""What a plan is made from: operators with costs on each type of device, and what one step works on."""
+"""The inputs of planning: operators with costs on each type of device, and the size of a step's batch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from .output import note
 
 @frozen
 class ModelRequest:
-    """What the command line says of a model.
+    """The model options of the command line.
 
     Args:
-        name: ``module:factory``, or of a bundled model.
+        name: ``module:factory``, or a bundled model's name.
         batch, sequence: samples and tokens of a bundled model's batch, or None.
-        dtype: number type to train in; the model's own if None.
-        optimizer: whose state is kept; the default if None.
+        dtype: number type of training; the model's own if None.
+        optimizer: it determines the state's size; the default if None.
     """
 
     name: str
@@ -39,10 +39,10 @@ class PlanningCosts:
 
     Args:
         graph: with times on the cluster's slowest type of device, or on this host.
-        by_type: with times on each type of device; empty where they are the same everywhere.
-        parameter_sizes: bytes of every parameter; None where a graph does not say.
-        work: what one step works on.
-        peak_flops_per_s: of every device for the number type of most of the model's FLOPs; None where not known.
+        by_type: with times on each type of device; empty if they are equal on all devices.
+        parameter_sizes: bytes of every parameter; None if the graph does not have them.
+        work: samples, tokens and FLOPs of a step.
+        peak_flops_per_s: of every device for the number type of most of the model's FLOPs; None if unknown.
     """
 
     graph: OpGraph
@@ -58,19 +58,19 @@ class PlanningCosts:
 
 
 def graph_costs(path: Path, work: Work) -> PlanningCosts:
-    """Costs as an operator-graph file states them."""
+    """Costs of an operator-graph file."""
     return PlanningCosts(read_graph(path), {}, None, work)
 
 
 def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches: int, work: Work) -> PlanningCosts:
-    """Costs of a model on a cluster: from a description of its devices, or measured where it is this host.
+    """Costs of a model on a cluster: from the description of its devices, or measured if it is this host.
 
     Args:
         request: the model.
         cluster: to plan for.
-        name: what the command line calls the cluster.
-        microbatches: that the batch is cut into.
-        work: what is known of a step beforehand; it has precedence.
+        name: the cluster's name on the command line.
+        microbatches: into how many the batch is cut.
+        work: the user's numbers of a step; they have precedence.
 
     Raises:
         RequestError: an unknown number type or optimizer, a device without a type, or a model that cannot be captured.
@@ -110,17 +110,17 @@ def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches
     peaks = [rate_of(device, found.number_type, tf32) for device in devices]
     slowest = max(graphs, key=lambda name: sum(node.forward_s for node in graphs[name].nodes))
     if len(graphs) > 1:
-        note(f"a stage costs what it takes on its own device: {', '.join(graphs)}")
+        note(f"each stage has the costs of its own device's type: {', '.join(graphs)}")
     return PlanningCosts(
         graphs[slowest], graphs if len(graphs) > 1 else {}, planned.sizes,
         _known(work, planned.work(found.flops)), peaks,
     )  # fmt: skip
 
 
-def _known(told: Work, found: Work) -> Work:
-    """What the user told, and where the user told nothing what was found."""
+def _known(given: Work, found: Work) -> Work:
+    """The user's numbers, and those found where the user gave none."""
     return Work(
-        told.samples if told.samples is not None else found.samples,
-        told.tokens if told.tokens is not None else found.tokens,
+        given.samples if given.samples is not None else found.samples,
+        given.tokens if given.tokens is not None else found.tokens,
         found.flops,
     )

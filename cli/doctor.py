@@ -1,4 +1,4 @@
-"""``panpipe doctor``: whether a model trains as a pipeline, and ends where one process does."""
+"""``panpipe doctor``: whether a model trains as a pipeline, with the same results as one process."""
 
 import functools
 import warnings
@@ -15,24 +15,24 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:FACTORY",
-            help="A function that returns (model, step, example_batch), and after these a dict of options if wanted: "
-            "{'batch_dims': ...}, as of panpipe.pipeline.",
+            help="A function that returns (model, step, example_batch), optionally with a dict of options as fourth "
+            "item: {'batch_dims': ...}, as in panpipe.pipeline.",
         ),
     ],
     devices: Annotated[
         list[int] | None, typer.Option(help="Devices to check on; may be repeated. 2 and 3 by default.", min=1)
     ] = None,
     microbatches: Annotated[int, typer.Option(help="Microbatches in one step.", min=1)] = 3,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> int:
-    """Train two steps by several plans, and compare everything with the untouched model in one process.
+    """Train two steps with several plans, and compare all results with the eager model in one process.
 
     Devices are threads. Random numbers are the same in both, so dropout stays on; BatchNorm stays in training mode.
-    Exit status 1 says that something differs.
+    Exit status 1 means that a result differs.
     """
     check_model_name(model, bundled=False)
 
-    import torch  # late: a mistyped name is refused at once
+    import torch  # imported here, so that a mistyped name is refused at once
 
     from ..runtimes.diagnose.doctor import check_up
     from ..runtimes.launch.team import ThreadTeam

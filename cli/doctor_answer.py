@@ -1,4 +1,4 @@
-"""What ``panpipe doctor`` found, printed for people and as plain data."""
+"""The results of ``panpipe doctor``, as text and as plain data."""
 
 from typing import Any
 
@@ -43,11 +43,11 @@ def print_findings(found: Findings) -> None:
         what = "the end of the step" if where == "the end of the step" else f"module '{where}'"
         cause = found.causes.get(where, "this line needs the value of a tensor")
         print(f"- {what} stays Python, on one stage: {line}: {cause}.")
-        print("  To have it cut as well, compute both ways and choose with torch.where.")
+        print("  To let it be cut, compute both branches and select with torch.where.")
     for piece in found.pieces:
         print(
-            f"- {piece.operator} holds {piece.share:.0%} of all operations and cannot be cut: {piece.line} writes a "
-            "buffer or a tensor in place that the first and the last of them use. Write it nearer to what reads it."
+            f"- {piece.operator} has {piece.share:.0%} of all operations and cannot be cut: {piece.line} writes a "
+            "buffer or a tensor in place that the first and the last of them use. Move the write closer to its readers."
         )
     rows = [_row(found, check) for check in found.checks]
     columns = ("plan, devices", "loss", "gradients", "parameters", "buffers", "")
@@ -58,14 +58,14 @@ def print_findings(found: Findings) -> None:
         elif check.distance is not None and check.distance.undefined:
             print(
                 f"{check.schedule} on {check.devices} devices: {check.distance.undefined} losses and elements of "
-                "gradients are not finite in one process either, where nothing can be compared: give a model and a "
-                "batch with finite gradients."
+                "gradients are not finite in one process either, and cannot be compared: give a model and a batch with "
+                "finite gradients."
             )
         elif check.distance is not None and not found.right(check):
             names = ", ".join(f"{kind}: {name}" for kind, name in check.distance.worst.items())
             print(f"{check.schedule} on {check.devices} devices differs most in {names}")
     tolerance, gradients = TOLERANCES[found.dtype]
-    print(f"Rounding is up to {tolerance:g}, and {gradients:g} of a gradient's norm.")
+    print(f"Differences up to {tolerance:g}, and {gradients:g} of a gradient's norm, count as rounding.")
     print("It trains as one process does." if found.healthy else "It does not train as one process does.")
 
 

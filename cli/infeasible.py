@@ -1,4 +1,4 @@
-"""Infeasible is an answer: what does not fit, and the smallest changes with which a plan was found that does."""
+"""The answer if no plan fits: what does not fit, and the smallest changes with which a plan fits."""
 
 from typing import Any, NoReturn
 
@@ -21,7 +21,7 @@ from .plan_request import PlanRequest
 
 
 def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
-    """Tell what does not fit, and what would.
+    """Report what does not fit, and which changes would.
 
     Raises:
         InfeasibleError: always.
@@ -33,11 +33,11 @@ def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoRetur
 
 
 class InfeasibleAnswer:
-    """What is said when nothing fits.
+    """The answer if no plan fits.
 
     Args:
-        nothing: what the search found.
-        request: what was asked for.
+        nothing: the error of the search, with the closest plan.
+        request: the user's request.
     """
 
     def __init__(self, nothing: NothingFits, request: PlanRequest) -> None:
@@ -54,7 +54,7 @@ class InfeasibleAnswer:
         self.changes = smallest_changes(nothing, problem, memory, timelines, replan, oracle=request.oracle)
 
     def plain(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The data that ``--json`` prints."""
         held = self.held
         return {
             "feasible": False,
@@ -70,7 +70,7 @@ class InfeasibleAnswer:
         }
 
     def text(self) -> str:
-        """What people read; the first line says it all in short."""
+        """The text; its first line is a summary."""
         held = self.held
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in held.kinds.items() if size)
         width = max((len(change.what) for change in self.changes), default=0)

@@ -1,4 +1,4 @@
-"""What each device holds at its peak, by kind, as a table."""
+"""A table of each device's memory at its peak, by kind."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
-    """By kind, each device of a pipeline at its own peak, messages under way included, against its limit.
+    """Print each device's memory by kind at its own peak, including messages in flight, and its limit.
 
     Args:
         result: a simulated step.
-        limits: bytes that each device may hold.
+        limits: bytes that each device may use.
     """
     largest = max([*result.peak_memory_bytes, 1.0])
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
@@ -41,6 +41,6 @@ def print_memory(result: "SimulationResult", limits: Sequence[float]) -> None:
         for device, held in enumerate(result.memory_at_peak[: result.plan.devices])
     ]
     title = f"Memory at each device's peak, in {unit}, messages included"
-    # Where it is narrow the action has the limit's room: "used" tells of it.
+    # On a narrow terminal the column of the limit is omitted: "used" is relative to it.
     limit = ("limit",) if wide() else ()
     print_table(title, ("device", *HEADINGS.values(), "all", *limit, "used", "at"), rows)

@@ -1,4 +1,4 @@
-"""Models by name, for the commands that take one; the only planning code that imports torch."""
+"""Models by name, for the commands with ``--model``; the only planning code that imports torch."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ from .bundled import BUNDLED, make
 from .output import note
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-"""Kinds of parameters that a call gives one by one."""
+"""Kinds of parameters that are passed one by one."""
 
 Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any, dict[str, Any]]
 """Model, step, example batch, and options by name."""
@@ -36,38 +36,40 @@ Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any, dict[str, Any]]
 Factory = Callable[[], Any]
 
 OPTIONS = ("batch_dims",)
-"""What a factory may add: where the samples of its batch are, as of ``panpipe.pipeline``."""
+"""The options that a factory may return; as the arguments of ``panpipe.pipeline``."""
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What ``--dtype`` makes of a model's parameters and batch."""
+"""The dtype of a model's parameters and batch, by ``--dtype``."""
 
 
 def load_factory(name: str) -> Factory:
     """The function ``factory`` of ``module``, written ``module:factory``; modules are also found in this directory.
 
     Raises:
-        RequestError: it is written otherwise, the module cannot be imported, or it has no such function.
+        RequestError: the name has another form, the module cannot be imported, or it has no such function.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise RequestError(f"'{name}' is no model: write module:factory, such as examples.gpt2:make")
+        raise RequestError(f"'{name}' is not a model: write module:factory, such as examples.gpt2:make")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
         factory = getattr(import_module(module), attribute, None)
     except ImportError as error:
-        raise RequestError(f"cannot import '{module}' for '{name}': {error}; run where the module is found") from None
+        raise RequestError(
+            f"cannot import '{module}' for '{name}': {error}; run in the module's folder, or install it"
+        ) from None
     finally:
-        sys.path.remove(here)  # the module may have put others in front
+        sys.path.remove(here)  # not the first entry: the module may have inserted others before it
     if not callable(factory):
         raise RequestError(f"module '{module}' has no function '{attribute}': name one that it has")
     try:
         needed = [p.name for p in signature(factory).parameters.values() if p.default is p.empty and p.kind in NAMED]
-    except ValueError:  # a callable that does not tell
+    except ValueError:  # a callable without a signature
         needed = []
     if needed:
         raise RequestError(
-            f"'{name}' needs {' and '.join(needed)}: name a function that needs nothing and returns "
+            f"'{name}' needs {' and '.join(needed)}: name a function without required arguments that returns "
             "(model, step, example_batch)"
         )
     return factory  # type: ignore[no-any-return]
@@ -77,7 +79,7 @@ def load_model(name: str) -> Made:
     """Model, step, example batch and options from ``module:factory``.
 
     Raises:
-        RequestError: the factory cannot be found or gives something else.
+        RequestError: the factory cannot be found, or returns something else.
     """
     return _checked(name, load_factory(name)())
 
@@ -86,29 +88,28 @@ def _checked(name: str, made: Any) -> Made:
     right = isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module) and callable(made[1])
     if not right:
         raise RequestError(
-            f"'{name}' returned a {type(made).__name__}: it returns (model, step, example_batch), which a dict of "
-            f"options may follow: {', '.join(OPTIONS)}"
+            f"'{name}' returned a {type(made).__name__}: return (model, step, example_batch), optionally with a dict "
+            f"of options as fourth item: {', '.join(OPTIONS)}"
         )
     options = made[3] if len(made) == 4 else {}
     unknown = [option for option in options if option not in OPTIONS] if isinstance(options, dict) else [options]
     if unknown:
         raise RequestError(
-            f"'{name}' returned the option {unknown[0]!r}: the fourth thing that it returns is a dict with "
-            f"{', '.join(OPTIONS)}"
+            f"'{name}' returned the option {unknown[0]!r}: return as fourth item a dict with {', '.join(OPTIONS)}"
         )
     return made[0], made[1], made[2], options
 
 
 @frozen
 class PlannedModel:
-    """A model to be planned, captured from one microbatch.
+    """A model to plan for, captured with one microbatch.
 
     Args:
         model: on meta, if it could be constructed there.
         leaves: the microbatch, flattened.
         operators: of the captured step.
-        samples, tokens: of a whole batch; tokens of bundled language models alone.
-        microbatches: that the batch is cut into.
+        samples, tokens: of a whole batch; tokens only of bundled language models.
+        microbatches: into how many the batch is cut.
     """
 
     model: nn.Module
@@ -130,7 +131,7 @@ class PlannedModel:
         return graph if optimizer is None else with_state(graph, self.operators, optimizer)
 
     def work(self, flops: int | None = None) -> Work:
-        """What a step works on, with the FLOPs of a microbatch where they are known."""
+        """Samples and tokens of a step, and its FLOPs if those of a microbatch are given."""
         return Work(self.samples, self.tokens, None if flops is None else flops * self.microbatches)
 
 
@@ -144,18 +145,18 @@ def planned_model(
         name: ``module:factory``, or of a bundled model.
         microbatches: how many the example batch is cut into.
         batch, sequence: of a bundled model; a sample for each microbatch, and the published length, if None.
-        dtype: one of `DTYPES`, for the number type of parameters and activations; as the model is made if None.
-        empty: whether parameters need no values: those of a factory's model go to meta.
-        device: a GPU to which model and batch go; they stay where they are if None.
+        dtype: one of `DTYPES`, for parameters and activations; the model's own if None.
+        empty: whether parameters need no values: those of a factory's model are created on meta.
+        device: a GPU to which model and batch are moved; they are not moved if None.
 
     Raises:
-        RequestError: the factory cannot be found or gives something else, or the step cannot be captured.
+        RequestError: the factory cannot be found or returns something else, or the step cannot be captured.
     """
     if name in BUNDLED:
         made: Made = (*make(name, microbatches if batch is None else batch, sequence), {"batch_dims": 0})
     elif batch is not None or sequence is not None:
         raise RequestError(
-            f"--batch and --sequence are for bundled models: '{name}' returns an example batch of its own"
+            f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"
         )
     else:
         made = _constructed_empty(name) if empty else load_model(name)
@@ -180,17 +181,17 @@ def _moved(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _constructed_empty(name: str) -> Made:
-    """What the factory makes, its parameters without memory; with memory where its constructor needs their values."""
+    """The factory's result, with parameters on meta unless a constructor needs their values."""
     factory = load_factory(name)
     try:
         with empty_weights():
             made = factory()
-    except (RuntimeError, NotImplementedError):  # what torch raises where a tensor on meta has no value
+    except (RuntimeError, NotImplementedError):  # torch raises these if the value of a meta tensor is needed
         made = factory()
     return _checked(name, made)
 
 
 def _cast(made: Made, dtype: torch.dtype) -> Made:
-    """The model in another number type, as ``model.to(dtype)`` makes it, with a batch to match."""
+    """The model and the batch in another dtype, by ``model.to(dtype)``."""
     model, step, batch, options = made
     return model.to(dtype), step, _moved(batch, lambda t: t.to(dtype) if t.is_floating_point() else t), options

@@ -1,4 +1,4 @@
-"""Printing, shared by the commands: tables for people, JSON for programs, notes on standard error."""
+"""Printing, used by all commands: tables, JSON, and notes on standard error."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def print_json(value: object) -> None:
 
 
 def note(text: str) -> None:
-    """Tell people something without touching standard output."""
+    """Print a line on standard error."""
     print(text, file=sys.stderr)
 
 
@@ -33,8 +33,8 @@ def print_table(
     Args:
         title: above it; empty for none.
         columns: headings.
-        rows: their cells; numbers are made readable.
-        texts: columns of text beside the first; the others are numbers or short words, and stand to the right.
+        rows: their cells; floats are rounded.
+        texts: columns of text, in addition to the first; the other columns are right-aligned.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
@@ -50,12 +50,12 @@ def print_table(
 
 
 def wide() -> bool:
-    """Whether the terminal has room for more than 100 characters in a line."""
+    """Whether the terminal is wider than 100 characters."""
     return Console().width > 100
 
 
 def readable(value: object) -> str:
-    """A number with four significant digits, anything else as it is written."""
+    """A float with four significant digits; ``str`` of anything else."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -81,7 +81,7 @@ def share_text(part: float, whole: float) -> str:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that could not be written, before any work is done for them; None is no file.
+    """Refuse files that cannot be written, before anything is computed; None is ignored.
 
     Raises:
         RequestError: a path is a folder, or its folder does not exist or may not be written.
@@ -93,7 +93,7 @@ def check_writable(*paths: Path | None) -> None:
         if path.is_dir():
             reason = "it is a folder; give the path of a file in it"
         elif not path.parent.is_dir():
-            reason = f"there is no folder '{path.parent}'; make it, or give a path in a folder that exists"
+            reason = f"there is no folder '{path.parent}'; create it, or give a path in a folder that exists"
         elif not os.access(path if path.exists() else path.parent, os.W_OK):
             reason = "permission denied; give a path that you may write"
         if reason is not None:

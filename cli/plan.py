@@ -1,4 +1,4 @@
-"""``panpipe plan``: how an operator graph, or a model, trains on a cluster."""
+"""``panpipe plan``: plan the training of a model, or of an operator graph, on a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,13 +30,15 @@ def plan(
         typer.Option(
             metavar="MODULE:FACTORY|NAME",
             help="A function that returns (model, step, example_batch), or a bundled model such as llama-7b. Costs "
-            "follow from the devices' descriptions; for cpu:N its operators are timed on this host.",
+            "are derived from the devices' descriptions; for cpu:N the operators are timed on this host.",
             show_default=False,
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(help="Samples of a step of a bundled model; one a microbatch if not given.", show_default=False),
+        typer.Option(
+            help="Samples of a bundled model's step; one for each microbatch if not given.", show_default=False
+        ),
     ] = None,
     sequence: Annotated[
         int | None,
@@ -45,28 +47,28 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="fp32, tf32, bf16 or fp16: what the model is trained in; its own number type if not given.",
+            help="Number type of training: fp32, tf32, bf16 or fp16; the model's own if not given.",
             show_default=False,
         ),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="Whose state is kept: adam-master (the default: float32 moments and, of 16-bit parameters, a float32 "
-            "copy), adam, sgd or sgd-momentum.",
+            help="The optimizer, for the size of its state: adam-master (the default: float32 moments, and a float32 "
+            "copy of 16-bit parameters), adam, sgd or sgd-momentum.",
             show_default=False,
         ),
     ] = None,
     memory_limit: Annotated[
         float | None,
-        typer.Option(help="Bytes that a device may hold, where less than its memory.", show_default=False),
+        typer.Option(help="Bytes that a device may use, if less than its memory.", show_default=False),
     ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="auto|pp=N,dp=N",
             help="Devices along the pipeline, and replicas; the search places them. If not given: auto for a model on "
-            "a described cluster, else one pipeline over all devices.",
+            "a described cluster, otherwise one pipeline over all devices.",
             show_default=False,
         ),
     ] = None,
@@ -74,8 +76,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="none|all|auto",
-            help="Stages that run their forward again in front of their backward. If not given: auto, where memory is "
-            "short, for a model on a described cluster, else none.",
+            help="Stages that run their forward again before their backward. If not given: auto (used if memory is "
+            "short) for a model on a described cluster, otherwise none.",
             show_default=False,
         ),
     ] = None,
@@ -83,19 +85,22 @@ def plan(
         str,
         typer.Option(
             metavar="NAME|auto",
-            help="Search cuts for this schedule alone; auto takes any, and orders of its own that start from them.",
+            help="Search cuts for this schedule only; auto searches over all schedules, and over orders derived from "
+            "them.",
         ),
     ] = "auto",
     budget: Annotated[
         int | None,
         typer.Option(
-            help="Candidate plans to evaluate; by default what takes about ten seconds on one core.", show_default=False
+            help="Candidate plans to evaluate; by default as many as take about ten seconds on one core.",
+            show_default=False,
         ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="End the search after so long, with the best so far.", show_default=False)
+        float | None,
+        typer.Option(help="End the search after this time, with the best plan so far.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search's random numbers.", min=0, max=2**31 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search's random numbers.", min=0, max=2**31 - 1)] = 0,
     samples: Annotated[
         int | None, typer.Option(help="Rows of the batch of one step, for the throughput.", min=1, show_default=False)
     ] = None,
@@ -105,25 +110,25 @@ def plan(
     top: Annotated[
         int | None,
         typer.Option(
-            help="Show so many plans: the fastest, and slower ones that hold less on their fullest device.",
+            help="Number of plans to show: the fastest, and slower ones with a lower peak of their fullest device.",
             min=1,
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the plan here, and further ones beside it: plan.2.json, …", show_default=False),
+        typer.Option(help="Write the plan here, and further ones next to it: plan.2.json, …", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Choose stages, schedule and its parameters, and predict time and memory.
 
-    All tensors between two stages travel as one message. For an operator-graph file it takes the latencies of its path
-    plus its bytes at the path's rate, and contends with no other; a model's best plans are compared in the simulator,
-    where transfers share links and messages take memory.
+    All tensors between two stages are sent as one message. For an operator-graph file a message takes the latencies of
+    its path plus its bytes at the path's rate, without contention. A model's best plans are compared in the simulator,
+    where transfers share links and messages use memory.
     """
     if model is not None and graph is None:
-        check_model_name(model)  # before anything is loaded that takes time
+        check_model_name(model)  # before slow imports
     from .planning import run
 
     run(

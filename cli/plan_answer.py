@@ -1,4 +1,4 @@
-"""What ``panpipe plan`` says of a plan, for people and for programs."""
+"""The answer of ``panpipe plan``, as text and as plain data."""
 
 import re
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 LONG_LIST = re.compile(r"(\d+,\d+,)\d+(?:,\d+)+")
 NOTICEABLE = 1e-3
-"""Share of the predicted step by which the simulator's differs where it is told: transfers contend."""
+"""Relative difference from which on the simulator's step is printed next to the predicted one: transfers contend."""
 
 
 @frozen(slots=False)
 class PlanAnswer:
-    """A plan with what is to be said of it.
+    """A plan with the facts to print.
 
     Args:
         plan: with its prediction.
-        limits: bytes that each device may hold.
-        work: what one step works on.
-        unlimited_s: the step that a schedule which lacks nothing but memory would take, if it is known.
-        peak_flop_per_s: of every device; None where one is not known.
-        others: slower plans that hold less on their fullest device, the fastest first.
-        fewer: a faster plan for fewer of the devices alone, if one is known.
+        limits: bytes that each device may use.
+        work: samples, tokens and FLOPs of a step.
+        unlimited_s: the step with the best schedule without a memory limit, if known.
+        peak_flop_per_s: of every device; None if one is unknown.
+        others: slower plans with a lower peak of their fullest device, the fastest first.
+        fewer: a faster plan for fewer of the devices, if one is known.
     """
 
     plan: Plan
@@ -55,7 +55,7 @@ class PlanAnswer:
 
     @cached_property
     def run(self) -> "SimulationResult":
-        """The plan in the simulator."""
+        """The simulated step of the plan."""
         from ..simulators.run import simulate
 
         return simulate(self.plan)
@@ -74,7 +74,7 @@ class PlanAnswer:
         )
 
     def plain(self) -> dict[str, Any]:
-        """What ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
+        """The data that ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
         return {
             **plain_plan(self.plan),
             "memory_limit_bytes": list(self.limits),
@@ -86,7 +86,7 @@ class PlanAnswer:
         }
 
     def show(self) -> None:
-        """What people read."""
+        """Print the answer as text."""
         plan, prediction = self.plan, self.prediction
         print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {short(plan.schedule)}")
         print(
@@ -106,8 +106,8 @@ class PlanAnswer:
         print_memory(self.run, self.limits)
         if abs(self.run.step_s - prediction.step_s) > NOTICEABLE * prediction.step_s:
             print(
-                f"\nIn the simulator, where transfers share links, the step takes {seconds_text(self.run.step_s)}: "
-                "that is the step that follows"
+                f"\nIn the simulator, where transfers share links, the step takes {seconds_text(self.run.step_s)}; "
+                "the next table explains that step"
             )
         print_idle(self.idle)
         if self.others:
@@ -131,7 +131,7 @@ class PlanAnswer:
                 )
             )
         columns = ("plan", "schedule", "stages", "step", "slower", "fullest device", "memory")
-        print_table("The fastest plan, and slower ones that hold less", columns, rows, texts=("schedule",))
+        print_table("The fastest plan, and slower ones with less memory", columns, rows, texts=("schedule",))
 
     def _show_stages(self) -> None:
         received = [0] * len(self.plan.stages)
@@ -151,7 +151,7 @@ class PlanAnswer:
             for stage, cost in zip(self.plan.stages, self.prediction.costs, strict=True)
         ]
         columns = ("stage", "on", "modules", "F + B", "saved", "reads", "parameters")
-        # The parameters stand with the devices, too: where it is narrow the modules' names have the room.
+        # On a narrow terminal the last two columns are omitted, for the modules' names.
         shown = len(columns) if wide() else len(columns) - 2
         title = "Stages (F + B, saved and reads for each microbatch)"
         print_table(title, columns[:shown], [row[:shown] for row in rows], texts=("modules",))
@@ -200,12 +200,12 @@ def _plain_fewer(plan: Plan) -> dict[str, Any]:
 
 
 def short(schedule: str) -> str:
-    """A schedule's name for people: of a long list of numbers the first two."""
+    """A schedule's name, shortened: only the first two numbers of a long list."""
     return LONG_LIST.sub(r"\1…", schedule)
 
 
 def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None  # the planner always makes one
+    assert plan.prediction is not None  # the planner always adds one
     return plan.prediction
 
 

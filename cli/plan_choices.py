@@ -1,4 +1,4 @@
-"""What the options of ``panpipe plan`` leave to the search: mesh, size of microbatches, recomputation."""
+"""The choices that ``panpipe plan`` can leave to the search: mesh, size of microbatches, recomputation."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ..core.search.problem.workload import Workload
 
 SIZES = (1, 2, 4, 8)
-"""Samples of a microbatch that are tried where nobody says how many microbatches there are."""
+"""Samples of a microbatch to try if ``--microbatches`` is not given."""
 
 
 def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
-    """So many microbatches, each with these costs, over all replicas."""
+    """This many microbatches, each with these costs, over all replicas."""
     from ..core.search.problem.workload import Workload, kinds_of
 
     kinds = kinds_of(tuple(costs.by_type), cluster)
@@ -29,7 +29,7 @@ def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) 
 
 
 def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
-    """A batch of samples, cut into microbatches of a size to be chosen; ``costs_of`` tells their costs by number."""
+    """A batch of samples whose microbatch size the search chooses; ``costs_of`` has costs by number of microbatches."""
     from ..core.search.problem.workload import Workload, kinds_of
 
     sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
@@ -43,13 +43,13 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
     """Pipeline and data dimensions to choose among.
 
     Args:
-        mesh: ``auto``, or such as ``pp=8`` or ``pp=8,dp=4``; None is auto where ``free``, else one pipeline. Which of
-            the two runs across nodes is for the search, which tries both.
+        mesh: ``auto``, or for example ``pp=8`` or ``pp=8,dp=4``; None is auto if ``free``, otherwise one pipeline. The
+            search tries both dimensions across nodes.
         cluster: all of its devices are used.
-        free: whether a plan may have replicas unless told.
+        free: whether a plan may have replicas by default.
 
     Raises:
-        RequestError: it is written otherwise, or does not use every device.
+        RequestError: the text has another form, or the mesh does not use every device.
     """
     from ..core.search.problem.workload import meshes
 
@@ -63,7 +63,7 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
 
 
 def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:
-    """``none``, ``all``, or None for what the search chooses.
+    """``none``, ``all``, or None to let the search choose.
 
     Raises:
         RequestError: it is none of these.
@@ -76,12 +76,12 @@ def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:
 
 
 def replicas_allowed(graph_given: bool, cluster: str) -> bool:
-    """Whether a plan may have replicas and recompute unless told: not where a file or this host is planned for."""
+    """Whether a plan may have replicas and recompute by default: not for an operator-graph file or this host."""
     return not graph_given and CPU.fullmatch(cluster) is None
 
 
 def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[float] | None]:
-    """What one replica works on, of what a step does, and the peak FLOP/s of its devices where they are known."""
+    """Samples, tokens and FLOPs of one replica, and the peak FLOP/s of its devices if known."""
     work, data, peaks = costs.work, plan.mesh.data, costs.peak_flops_per_s
     flops = None if work.flops is None else work.flops / data
     samples, tokens = (None if total is None else total // data for total in (work.samples, work.tokens))
@@ -90,7 +90,7 @@ def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[flo
 
 
 def oracle_of(graph_given: bool) -> Oracle:
-    """The last word on plans: for a file a longest path, as the file's contract has it; else the simulator."""
+    """The oracle that decides between plans: for a file the longest path of its contract, otherwise the simulator."""
     if graph_given:
         return longest_path
     from ..simulators.oracle import simulated

@@ -1,4 +1,4 @@
-"""Plans and schedule files: what ``validate`` and ``simulate`` read."""
+"""Reads plans and schedule files, for ``validate`` and ``simulate``."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from .output import note
 
 @frozen
 class PlanFile:
-    """What such a file says.
+    """The contents of such a file.
 
     Args:
-        plan: the plan; of a schedule file one without costs.
+        plan: the plan; for a schedule file, one without costs.
         is_schedule: whether it is a schedule file.
-        lowered: what a schedule file lowers itself, if it does.
+        lowered: the lowered actions, if a schedule file has them.
     """
 
     plan: Plan
@@ -29,7 +29,7 @@ class PlanFile:
 
 
 def read_plan_or_schedule(path: Path) -> PlanFile:
-    """Read a plan document or a schedule file, by its ending or its first character."""
+    """Read a plan document or a schedule file, distinguished by its extension or its first character."""
     text = read_text(path)
     if path.suffix == ".json" or text.lstrip().startswith("{"):
         return PlanFile(parse_plan(text, str(path)))
@@ -48,7 +48,7 @@ def _as_plan(file: ScheduleFile, name: str) -> Plan:
 
 
 def _with_steps(file: ScheduleFile, lowered: tuple[tuple[Action, ...], ...]) -> tuple[tuple[Action, ...], ...]:
-    """That grammar has no word for the optimizer step: it stands behind everything else."""
+    """Append the optimizer steps, which the schedule file's grammar does not have, after all other actions."""
     return tuple(
         actions + tuple(Action(stage, Kind.STEP) for stage, where in enumerate(file.placement) if where == device)
         for device, actions in enumerate(lowered)

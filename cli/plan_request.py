@@ -1,4 +1,4 @@
-"""What ``panpipe plan`` is asked for, and the same request with something changed."""
+"""The request of ``panpipe plan``, and the same request with a change."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from ..core.search.problem.workload import Workload
 
 FEW = 20_000
-"""Most evaluations of a search for fewer devices than there are."""
+"""Most evaluations of a search for fewer devices than the cluster has."""
 
 
 @frozen
 class PlanRequest:
-    """What is planned, for which devices, and what is left to the search.
+    """The model, the devices, and the choices that are left to the search.
 
     Args:
-        costs_of: the operators with their costs where the batch of a step is cut into so many microbatches.
+        costs_of: number of microbatches of a step → the operators with their costs.
         machine: the devices.
-        microbatches: of a step, over all replicas; None where their size is the search's choice.
-        batch: samples of a step, where it is.
-        families: the schedules to choose among.
-        anneal: whether orders may be others than theirs.
-        oracle: the last word on plans.
-        mesh: as the command line has it (see ``wanted_meshes``).
-        free: whether costs follow from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` asks the
-            model again for another number of microbatches, and a plan may have replicas unless told.
+        microbatches: of a step, over all replicas; None if the search chooses their size.
+        batch: samples of a step, if the search chooses the size of microbatches.
+        families: the schedules to choose from.
+        anneal: whether other orders than theirs are searched.
+        oracle: its score decides between plans.
+        mesh: the option of the command line (see ``wanted_meshes``).
+        free: whether costs are derived from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` then
+            supports other numbers of microbatches, and a plan may have replicas by default.
         recompute: see ``search_plans``.
-        memory_limit: bytes that a device may hold, where less than its memory.
-        budget: evaluations.
+        memory_limit: bytes that a device may use, if less than its memory.
+        budget: number of evaluations.
         seed: of the search.
     """
 
@@ -63,23 +63,23 @@ class PlanRequest:
 
     @property
     def costs(self) -> PlanningCosts:
-        """Of the microbatches asked for; where their size is free, of those of one sample."""
+        """Costs of the requested microbatches; if the search chooses their size, of microbatches of one sample."""
         return self.costs_of(self.microbatches or self.batch)
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """Bytes that each device of the cluster may hold."""
+        """Bytes that each device of the cluster may use."""
         return device_limits(self.machine, self.memory_limit)
 
     @property
     def problem(self) -> Problem:
-        """What is told of the request where nothing fits."""
+        """The request's facts for the answer if nothing fits."""
         rows = self.costs.work.samples
         return Problem(self.costs.graph, self.microbatches, self.limits, self.recompute == "none", rows)
 
     def search(self, **options: Any) -> "SearchResult":
-        """The plans that are found; ``options`` as of ``search_plans``, in place of the request's own."""
-        from ..core.search.choose import search_plans  # late: what is compiled takes a second to load
+        """Search plans; ``options`` of ``search_plans`` replace the request's own."""
+        from ..core.search.choose import search_plans  # imported here: compiled code takes a second to load
         from ..core.search.compiling import compile_ahead
 
         compile_ahead(note)
@@ -96,18 +96,18 @@ class PlanRequest:
         return counted_workload(self.costs, self.machine, self.microbatches)
 
     def alone(self, devices: int) -> Plan:
-        """The best plan for the first so many devices alone."""
+        """The best plan for the first devices, this many, alone."""
         return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW), alternatives=False).best
 
     def fitting(self, asked: Asked) -> Plan | None:
-        """A plan that fits what is asked for instead; None where the beginning of that search finds none."""
+        """A plan that fits the changed request; None if the start of that search finds none."""
         try:
             return self.instead(asked).search(until_fit=True, alternatives=False).best
         except (InfeasibleError, RequestError):
             return None
 
     def instead(self, asked: Asked) -> "PlanRequest":
-        """The same request with what is asked for."""
+        """The same request with the given changes."""
         machine, mesh = self.machine, self.mesh
         if asked.devices is not None:
             machine = enlarged(machine, asked.devices)

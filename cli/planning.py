@@ -1,4 +1,4 @@
-"""What ``panpipe plan`` does with its options; apart from them, so that a mistyped model is refused before it loads."""
+"""The implementation of ``panpipe plan``; not in ``plan``, so that a mistyped model is refused before slow imports."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -38,7 +38,7 @@ def run(
     """
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise RequestError(f"--seconds is {seconds:g}: a search takes some time; give a number above 0")
+        raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
     _check_counts(microbatches=microbatches, budget=budget)
     known = list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
@@ -46,7 +46,7 @@ def run(
     device_limits(machine, memory_limit)
     wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
-        raise RequestError("--microbatches is missing: say how many a step has, or give a bundled model's --batch")
+        raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
     source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
 
     @cache
@@ -64,7 +64,7 @@ def run(
     except NothingFits as nothing:
         refuse(nothing, request, json=json)
     if result.stopped:
-        note(f"the search was cut short after {result.evaluations} evaluations; this is the best so far")
+        note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, plans)
     fewer = None
@@ -76,20 +76,20 @@ def run(
         return
     answer.show()
     if top is not None and top > len(plans):
-        print(f"{len(plans)} of {top}: every other plan found is slower, and holds no less on its fullest device.")
+        print(f"{len(plans)} of {top}: every other plan found is slower and has no lower peak on its fullest device.")
     if written:
         print(f"\nWritten to {', '.join(map(str, written))}.")
 
 
 def _check_counts(**counts: int | None) -> None:
-    """Refuse an option that counts nothing; None is not given."""
+    """Refuse counts below 1; None means that the option is not given."""
     for option, count in counts.items():
         if count is not None and count < 1:
             raise RequestError(f"--{option} is {count}: give a whole number of at least 1")
 
 
 def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
-    """The best plan, and the others in the same folder: ``plan.json``, ``plan.2.json`` and so on."""
+    """Write the best plan, and the others in the same folder: ``plan.json``, ``plan.2.json`` and so on."""
     paths = [out, *(out.with_suffix(f".{number}{out.suffix}") for number in range(2, len(plans) + 1))]
     check_writable(*paths)
     for path, plan in zip(paths, plans, strict=True):
@@ -100,8 +100,8 @@ def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
 def plan_answer(
     request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
-    """What is to be said of the plans that were found."""
-    from ..core.search.suggestions.unlimited import unlimited_step_s  # late: what is compiled takes a second to load
+    """The answer for the plans that were found."""
+    from ..core.search.suggestions.unlimited import unlimited_step_s  # here: compiled code takes a second to load
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])
@@ -113,7 +113,7 @@ def _costs(
 ) -> PlanningCosts:
     """The operators to plan for, with costs on the cluster's devices."""
     if (graph is None) == (model is None):
-        raise RequestError("give one of --graph FILE and --model module:factory: they say what is planned")
+        raise RequestError("give one of --graph FILE and --model module:factory, to plan for")
     if graph is not None:
         return graph_costs(graph, work)
     assert model is not None

@@ -1,7 +1,6 @@
-"""``panpipe profile``: what operators take on the machine at hand, and the device type that this makes of it.
+"""``panpipe profile``: measure operators on this machine, and fit a device type to them.
 
-What measures is loaded when the request is known to be right: operators in `profile_operators`, links in
-`profile_links`.
+The measuring modules are imported after the request has been checked: `profile_operators` and `profile_links`.
 """
 
 from pathlib import Path
@@ -19,33 +18,31 @@ from .output import check_writable
 def profile(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[links]", help="Measure the links between ranks instead.", show_default=False),
+        typer.Argument(metavar="[links]", help="Measure links between ranks instead of operators.", show_default=False),
     ] = None,
     *,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:FACTORY|NAME",
-            help="Measure this model's operators; those of every kind that come with panpipe if not given.",
+            help="Measure this model's operators; panpipe's own operators of every kind if not given.",
             show_default=False,
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; the GPU where there is one.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda if there is a GPU.", show_default=False)] = None,
     like: Annotated[
         str | None,
         typer.Option(
-            help="The catalogue's device whose peak rates hold; that of this GPU's name, or cpu-core.",
+            help="The catalogue's device with the same peak rates; by default that of this GPU's name, or cpu-core.",
             show_default=False,
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, tf32, bf16 or fp16.")] = "fp32",
     threads: Annotated[int, typer.Option(help="Threads of an operator on a CPU.", min=1)] = 1,
-    repeats: Annotated[int, typer.Option(help="Runs of each operator; the least time counts.", min=1)] = 7,
-    name: Annotated[str | None, typer.Option(help="Of the device in the file.", show_default=False)] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each operator; the minimum is used.", min=1)] = 7,
+    name: Annotated[str | None, typer.Option(help="Name of the device in the file.", show_default=False)] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="links: processes to start, where torchrun started none.", show_default=False)
+        int | None, typer.Option(help="links: processes to start, if not under torchrun.", show_default=False)
     ] = None,
     backend: Annotated[
         str | None, typer.Option(help="links: the transport; see panpipe backends.", show_default=False)
@@ -53,25 +50,24 @@ def profile(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write a catalogue file (TOML) with the device here; of links, a cluster file (JSON).",
+            help="Write a catalogue file (TOML) with the device here; with links, a cluster file (JSON).",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> int:
     """Measure operators and the link between two workers, and fit a device type to them.
 
-    The residuals tell how far predictions are off: of operators that the fit has seen, and, held out, of those that it
-    has not.
+    It prints the errors of predicted times, for operators in the fit, and for operators held out of it.
 
-    With links: latency and rate of every pair of ranks in both directions, alone, and of groups that send to all others
-    at once, so that shared links show; as a cluster file.
+    With links, it measures latency and rate of every pair of ranks in both directions, alone, and the throughput of
+    groups that send to all others at the same time, to find shared links, and writes a cluster file.
     """
     check_writable(out)
     if what is not None:
         if what != "links" or model is not None or name is not None:
             given = what if what != "links" else "links --model" if model is not None else "links --name"
-            raise RequestError(f"'profile {given}' is nothing to measure: write panpipe profile, or profile links")
+            raise RequestError(f"'profile {given}' is not a measurement: write panpipe profile, or profile links")
         from .profile_links import profile_links
         from .profile_operators import chosen_device, described_device
 

@@ -19,26 +19,25 @@ from ..runtimes.devices.machine import machine
 from .output import note, print_json, print_table, seconds_text
 
 GPU_SCALE = 64
-"""How much larger a GPU's bundled operators are than a core's."""
+"""Factor of the size of a GPU's operators over a core's."""
 
 
 def profile_operators(
     model: str | None, where: torch.device, base: DeviceType, dtype: str, threads: int, repeats: int, title: str,
     out: Path | None, *, json: bool,
 ) -> None:  # fmt: skip
-    """Measure operators and the link between two workers, and fit a device type to them; arguments as of
-    ``panpipe profile``.
+    """Measure operators and the link between two workers, and fit a device type to them.
 
     Args:
-        model: whose operators are measured; those of every kind that come with panpipe if None.
+        model: whose operators are measured; panpipe's own operators of every kind if None.
         where: the device that runs them.
-        base: the catalogue's device whose peak rates hold.
+        base: the catalogue's device with the peak rates.
         dtype: number type.
         threads: of an operator on a CPU.
         repeats: runs of each operator.
         title: of the device in the file.
         out: a catalogue file to write.
-        json: whether JSON alone is printed.
+        json: whether to print only JSON.
     """
     if where.type == "cpu":
         torch.set_num_threads(threads)
@@ -60,7 +59,7 @@ def profile_operators(
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device to measure on: the one named, or the GPU where there is one.
+    """The device to measure: the given one, by default cuda if there is a GPU.
 
     Raises:
         RequestError: it is neither cpu nor cuda, or there is none.
@@ -74,7 +73,7 @@ def chosen_device(name: str | None) -> torch.device:
 
 
 def described_device(like: str | None, device: str | None) -> DeviceType:
-    """The catalogue's device whose peak rates hold: the one named, or that of this GPU's name, or a CPU's core.
+    """The catalogue's device with the peak rates: the given one, by default that of this GPU's name, or a CPU core.
 
     Raises:
         RequestError: the catalogue has none.
@@ -87,7 +86,7 @@ def described_device(like: str | None, device: str | None) -> DeviceType:
     names = sorted(catalogue().devices, key=len, reverse=True)
     found = next((known for known in names if known.replace("-", " ").lower() in own.replace("-", " ").lower()), None)
     if found is None:
-        raise RequestError(f"the catalogue has no '{own}': say with --like whose peak rates hold, see panpipe catalog")
+        raise RequestError(f"the catalogue has no '{own}': give --like DEVICE for the peak rates, see panpipe catalog")
     return find_device(found)
 
 
@@ -108,9 +107,9 @@ def _samples(model: str | None, device: torch.device, dtype: str, repeats: int) 
 
 
 def _link(device: torch.device) -> tuple[float, float] | None:
-    """Bytes/s and latency between two workers; None where there are not two devices."""
+    """Bytes/s and latency between two workers; None on a GPU."""
     if device.type == "cuda":
-        return None  # one device is measured
+        return None  # only one device is measured
     from ..runtimes.launch.team import ThreadTeam
     from ..runtimes.profile.link_profile import measured_cluster
 

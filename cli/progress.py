@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where that is a terminal."""
+"""A progress bar on standard error, if that is a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from .output import seconds_text
 
 @contextmanager
 def search_progress() -> Iterator[SearchProgress | None]:
-    """A bar for a search, gone when it ends; None where nobody watches."""
+    """A bar for a search, removed at its end; None if standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -21,8 +21,8 @@ def search_progress() -> Iterator[SearchProgress | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(done: int, budget: int, step_s: float) -> None:
+        def update(done: int, budget: int, step_s: float) -> None:
             best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
             bar.update(task, total=budget, completed=done, description=best)
 
-        yield tell
+        yield update

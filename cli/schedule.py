@@ -41,13 +41,13 @@ def schedule(
         typer.Argument(
             metavar="NAME",
             help="gpipe, 1f1b, interleaved-1f1b, looped, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-min, v-half, 1f1b-v, gis, "
-            "gis-h, dualpipe-v, building-block; or auto: the fastest found.",
+            "gis-h, dualpipe-v, building-block; or auto: the fastest one that a search finds.",
         ),
     ],
     *,
     devices: Devices,
     microbatches: Microbatches,
-    chunks: Annotated[int | None, typer.Option(help="Stages that each device holds.", show_default=False)] = None,
+    chunks: Annotated[int | None, typer.Option(help="Number of stages of each device.", show_default=False)] = None,
     forward: Forward = 1,
     backward_input: BackwardInput = 1,
     backward_weight: BackwardWeight = 1,
@@ -56,10 +56,10 @@ def schedule(
     freed_by_input: FreedByInput = 0,
     memory_limit: MemoryLimit = None,
     rounds: Annotated[
-        int | None, typer.Option(help="interleaved-1f1b: groups of microbatches.", show_default=False)
+        int | None, typer.Option(help="interleaved-1f1b: number of groups of microbatches.", show_default=False)
     ] = None,
     microbatches_per_loop: Annotated[
-        int | None, typer.Option(help="looped: microbatches through one loop before the next.", show_default=False)
+        int | None, typer.Option(help="looped: microbatches in one loop before the next.", show_default=False)
     ] = None,
     run_ahead: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def schedule(
     ] = None,
     group_size: Annotated[
         int | None,
-        typer.Option(help="gis: microbatches that go through a device's stages together.", show_default=False),
+        typer.Option(help="gis: microbatches that pass a device's stages together.", show_default=False),
     ] = None,
     block: Annotated[
         Path | None, typer.Option(help="building-block: the file of the block (JSON).", show_default=False)
@@ -78,13 +78,15 @@ def schedule(
         Path | None, typer.Option(help="Write the order for torch.distributed.pipelining.", show_default=False)
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option(help="Draw the order and the memory of every device.", show_default=False)
+        Path | None, typer.Option(help="Write a drawing of every device's order and memory.", show_default=False)
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="The same as a page.", show_default=False)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the same drawing as an HTML page.", show_default=False)
+    ] = None,
     evaluations: Evaluations = None,
     seconds: Seconds = None,
     seed: Seed = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
 
@@ -121,7 +123,7 @@ def schedule(
 def _choose(
     name: str, problems: Sequence[ScheduleProblem], given: Mapping[str, Any], memory_limit: float | None
 ) -> Scored:
-    """The named schedule, or the fastest found for ``auto``, which looks at every number of chunks."""
+    """The named schedule; for ``auto`` the fastest one found, over every number of chunks."""
     if name == "auto":
         _check_parameters("auto", PARAMETERS, given)
         check_search(given, memory_limit)
@@ -134,14 +136,14 @@ def _choose(
 
 
 def _check_parameters(name: str, known: Container[str], given: Mapping[str, Any]) -> None:
-    stranger = next((key for key in given if key not in known), None)
-    if stranger is not None:
-        option = "--" + stranger.replace("_", "-")
+    unknown = next((key for key in given if key not in known), None)
+    if unknown is not None:
+        option = "--" + unknown.replace("_", "-")
         raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
 
 
 def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:
-    """Those given; else with a factor for each stage as many as their number says; else the usual ones."""
+    """The given number; otherwise that of the stages' factors; otherwise the usual ones."""
     if chunks is not None:
         return (chunks,)
     scaled = stages.chunks_by_scales
@@ -160,7 +162,7 @@ def _check_limit(scored: Scored) -> None:
     peak, limit = result.peak_memory[device] / chunks, (scored.problem.memory_limit or 0.0) / chunks
     raise InfeasibleError(
         f"{scored.schedule.name} holds {peak:g} on device {device} at {action}, {peak - limit:g} over the limit of "
-        f"{limit:g}: raise --memory-limit to {peak:g}, or let auto find a schedule that holds less"
+        f"{limit:g}: raise --memory-limit to {peak:g}, or let auto find a schedule with less memory"
     )
 
 

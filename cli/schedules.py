@@ -1,4 +1,4 @@
-"""``panpipe schedules``: all of them for uniform stages, time against memory."""
+"""``panpipe schedules``: all schedules for uniform stages, time against memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -34,7 +34,8 @@ def schedules(
     devices: Devices,
     microbatches: Microbatches,
     chunks: Annotated[
-        int | None, typer.Option(help="Stages that each device holds; several are tried.", show_default=False)
+        int | None,
+        typer.Option(help="Number of stages of each device; several are tried if not given.", show_default=False),
     ] = None,
     forward: Forward = 1,
     backward_input: BackwardInput = 1,
@@ -44,17 +45,17 @@ def schedules(
     freed_by_input: FreedByInput = 0,
     memory_limit: MemoryLimit = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Search as well, at the memory of every schedule that is best at its own.")
+        bool, typer.Option("--auto", help="Also search orders, at the memory of every schedule on the frontier.")
     ] = False,
     evaluations: Evaluations = None,
     seconds: Seconds = None,
     seed: Seed = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Compare all schedules for uniform stages: time against memory.
 
-    Of a schedule with parameters the best sets are shown. A star marks those that no other one beats in time without
-    holding more.
+    For a schedule with parameters, the best sets of parameters are shown. A star marks the frontier: no other schedule
+    is faster with at most the same memory.
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
@@ -63,7 +64,7 @@ def schedules(
     budget = {"evaluations": evaluations, "seconds": seconds, "seed": seed}
     given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
-        raise RequestError(f"--{next(iter(given))} is of the search: give --auto as well")
+        raise RequestError(f"--{next(iter(given))} is for the search: give --auto, too")
     check_search(given, memory_limit)
     found = _named([stages.problem(count, memory_limit) for count in counts])
     if auto:
@@ -77,7 +78,7 @@ def schedules(
 
 
 def _named(problems: Sequence[ScheduleProblem]) -> list[Scored]:
-    """Within the limit, of each family those numbers of chunks and parameters that no others of its own beat."""
+    """For each family the frontier over its chunks and parameters, within the memory limit."""
     found: list[Scored] = []
     for family in families().values():
         own = [scored for problem in problems for scored in named_schedules(problem, [family])]
@@ -91,7 +92,7 @@ def _searched(
     limit: float | None,
     given: Mapping[str, Any],
 ) -> list[Scored]:
-    """What the search finds at the memory of each schedule on the frontier, and at the limit, beyond those named."""
+    """New schedules that the search finds at the memory of each schedule on the frontier, and at the limit."""
     limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
     found = []
     for number, memory in enumerate(limits, start=1):

@@ -13,46 +13,46 @@ from ..core.schedules.scored import Scored
 Evaluations = Annotated[
     int | None,
     typer.Option(
-        help="auto: orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
+        help="auto: number of orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
         show_default=False,
     ),
 ]
 Seconds = Annotated[
     float | None,
     typer.Option(
-        help="auto: time for a search, in place of --evaluations; the schedule's name tells how many it was.",
+        help="auto: time of the search, in place of --evaluations; the schedule's name then has their number.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="auto: of its random numbers.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="auto: seed of its random numbers.", show_default=False)]
 
 PARAMETERS = ("evaluations", "seconds", "seed")
-"""Of ``auto``."""
+"""The parameters of ``auto``."""
 
 
 def check_search(given: Mapping[str, Any], limit: float | None) -> None:
     """Check the parameters of a search, and that its limit allows one microbatch."""
     if given.get("evaluations", 1) < 1:
-        raise RequestError(f"--evaluations is {given['evaluations']}: a search tries at least 1 order")
+        raise RequestError(f"--evaluations is {given['evaluations']}: give at least 1")
     if not 0 < given.get("seconds", 1) < float("inf"):
-        raise RequestError(f"--seconds is {given['seconds']:g}: a search takes some time; give a number above 0")
+        raise RequestError(f"--seconds is {given['seconds']:g}: give a finite number above 0")
     if "evaluations" in given and "seconds" in given:
         raise RequestError(
             f"--evaluations is {given['evaluations']} and --seconds {given['seconds']:g}: a search has one budget; "
             "give one of the two"
         )
     if not 0 <= given.get("seed", 0) < 2**31:
-        raise RequestError(f"--seed is {given['seed']}: it is from 0 to 2147483647")
+        raise RequestError(f"--seed is {given['seed']}: give a number from 0 to 2147483647")
     if limit is not None and limit < 1:
         raise InfeasibleError(
-            f"the memory limit is {limit:g}: one microbatch on every stage of a device takes 1; "
+            f"the memory limit is {limit:g}: one microbatch on every stage of a device needs 1; "
             "raise --memory-limit to at least 1"
         )
 
 
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
-    """The search with its checked parameters."""
-    from ..core.search.orders.auto import find_schedule  # late: what is compiled takes a second to load
+    """Search with checked parameters."""
+    from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
     from ..core.search.orders.within import find_schedule_within
 
     known = families().values()

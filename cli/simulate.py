@@ -35,7 +35,7 @@ HEADINGS = {
 }
 """Shorter headings of causes, for a table of 80 columns."""
 BUSIEST_LINKS = 16
-"""How many links are printed; ``--json`` has all."""
+"""Most links that are printed; ``--json`` has all."""
 
 
 def _of_file(text: str) -> Any:
@@ -55,8 +55,8 @@ def simulate(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Plans: another cluster than the plan's, by name (see panpipe catalog) or file; the costs stay the "
-            "plan's own.",
+            help="Plans: another cluster than the plan's, by name (see panpipe catalog) or file; the plan's costs are "
+            "kept.",
             show_default=False,
         ),
     ] = None,
@@ -69,30 +69,29 @@ def simulate(
     eager: Annotated[bool, typer.Option("--eager", help="A send needs no posted receive.")] = False,
     forwards: Annotated[
         bool,
-        typer.Option(
-            "--forward-only", help="An evaluation, as by pipe.evaluate: the forwards alone, in their own order."
-        ),
+        typer.Option("--forward-only", help="Simulate an evaluation, as pipe.evaluate: only the forwards."),
     ] = False,
     optimizer: Annotated[
         OptimizerStep | None,
-        typer.Option(help="What an optimizer step waits for, beside its own gradients; by default what the plan says."),
+        typer.Option(help="What an optimizer step waits for, besides its own gradients; by default as in the plan."),
     ] = None,
     forward: Annotated[
         float | None, _of_file("seconds of a device's F for one microbatch, over all its chunks.")
     ] = None,
-    backward_input: Annotated[float | None, _of_file("the same of I, the input-gradient half of a backward.")] = None,
-    backward_weight: Annotated[float | None, _of_file("the same of W, the weight-gradient half.")] = None,
-    comm: Annotated[float | None, _of_file("seconds of a hop between two devices.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    backward_input: Annotated[float | None, _of_file("the same for I, the input-gradient half of a backward.")] = None,
+    backward_weight: Annotated[float | None, _of_file("the same for W, the weight-gradient half.")] = None,
+    comm: Annotated[float | None, _of_file("seconds of a message between two devices.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Run one step of a plan in the simulator: time, bubbles by cause, memory by kind, and links.
 
-    Transfers that share a link share its bandwidth. A device that does not have the memory is told, and runs.
+    Transfers that share a link share its bandwidth. A device that runs out of memory is reported; the simulation
+    continues.
 
-    A schedule file holds no costs: its stages are equal, each F, I and W takes 1 second a device and messages nothing,
-    unless the options say otherwise; a stage's saved tensors for one microbatch count as 1 byte.
+    A schedule file has no costs: its stages are equal, each F, I and W takes 1 second per device, and messages take no
+    time, unless options set other times; a stage's saved tensors for one microbatch count as 1 byte.
 
-    With --forward-only nothing is saved, reduced or stepped; a stage's F takes the time that it has in training.
+    With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
     from ..core.plan.validation.validate import validate
     from ..simulators.run import simulate as run
@@ -135,10 +134,10 @@ def simulate(
 
 
 def _moved(file: PlanFile, cluster: Cluster) -> Plan:
-    """The plan on another cluster, whose memory and links count."""
+    """The plan on another cluster, with that one's memory and links."""
     prediction = file.plan.prediction
     if file.is_schedule or prediction is None:
-        raise RequestError("--cluster is for plans with a prediction, which holds the costs; leave it out")
+        raise RequestError("--cluster is for plans with a prediction, which has the costs: leave it out")
     file.plan.mesh.arrange(cluster)
     return evolve(file.plan, prediction=evolve(prediction, cluster=cluster))
 
@@ -147,7 +146,7 @@ def _forwards(plan: Plan, optimizer: OptimizerStep | None) -> Plan:
     """The plan of the forwards alone, with the costs and the cluster of the whole one."""
     if optimizer is not None:
         raise RequestError(
-            f"--optimizer {optimizer.value} with --forward-only: forwards alone step no optimizer; leave one out"
+            f"--optimizer {optimizer.value} with --forward-only: an evaluation has no optimizer step; leave one out"
         )
     return evolve(forward_only(plan), prediction=plan.prediction)
 
@@ -155,11 +154,11 @@ def _forwards(plan: Plan, optimizer: OptimizerStep | None) -> Plan:
 def _equal_stages(
     file: PlanFile, given: dict[str, float]
 ) -> tuple[tuple[StageCosts, ...], Cluster] | tuple[None, None]:
-    """Costs and cluster of a schedule file's equal stages; a plan brings its own."""
+    """Costs and cluster of a schedule file's equal stages; None for a plan, which has its own."""
     if not file.is_schedule:
         if given:
             option = "--" + next(iter(given)).replace("_", "-")
-            raise RequestError(f"{option} is for schedule files: the plan holds its costs; leave it out")
+            raise RequestError(f"{option} is for schedule files, and the plan has its own costs: leave it out")
         return None, None
     times = uniform_times(
         given.get("forward", 1), given.get("backward_input", 1), given.get("backward_weight", 1), freed=0

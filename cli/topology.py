@@ -1,4 +1,4 @@
-"""A cluster as a drawing of characters: each node with its devices in columns, below it the network. ::
+"""A cluster as a text drawing: each node with its devices in columns, below it the network. ::
 
   ┌──────┬─ nvswitch ─┬──────┐          switches between devices
 gpu0   gpu1         gpu2   gpu3         bridged pairs have an arc above them
@@ -14,17 +14,17 @@ from ..core.cluster.topology import Branch, NodeView, Rail, Topology
 from .output import seconds_text
 
 MOST_LINKS = 40
-"""Of a node that is not drawn, so many links are listed."""
+"""Most links that are listed for a node that is not drawn."""
 
 
 class Canvas:
-    """Lines of characters that grow to the right and below."""
+    """Lines of characters that grow to the right and downwards."""
 
     def __init__(self) -> None:
         self.rows: list[list[str]] = []
 
     def put(self, row: int, column: int, text: str) -> None:
-        """Write over what is there."""
+        """Write text at a position, over existing characters."""
         while len(self.rows) <= row:
             self.rows.append([])
         line = self.rows[row]
@@ -35,12 +35,12 @@ class Canvas:
         self.put(row, max(column - len(text) // 2, 0), text)
 
     def bar(self, row: int, columns: Sequence[int], label: str, corners: str) -> int:
-        """A line over columns, open to one side, with its label in the middle; the column of that middle.
+        """Draw a line over columns, with its label in the middle; returns the column of the middle.
 
         Args:
             row: of the line.
-            columns: that it joins; of a single one only the label is written.
-            label: in the middle, or where there is none, nothing.
+            columns: that it joins; for a single one only the label is written.
+            label: in the middle; may be empty.
             corners: at the first column, at those between, and at the last one.
         """
         first, last = columns[0], columns[-1]
@@ -58,7 +58,7 @@ class Canvas:
 
 
 def draw(cluster: Cluster, topology: Topology, width: int) -> list[str]:
-    """The lines of a drawing, at most ``width`` characters wide where the nodes are not wider than that."""
+    """The lines of a drawing; the links of a node wider than ``width`` characters are listed instead."""
     types = [device.type for device in cluster.devices]
     lines: list[str] = []
     for group in topology.groups(types):
@@ -108,13 +108,13 @@ def draw_node(node: NodeView) -> list[str]:
 
 
 def _branch(canvas: Canvas, row: int, branch: Branch, centres: Sequence[int]) -> int:
-    """A PCIe switch under its devices; the column of its middle."""
+    """Draw a PCIe switch under its devices; returns the column of its middle."""
     columns = [centres[place] for place in branch.devices]
     return canvas.bar(row, columns, branch.pcie or "│", "└┴┘")
 
 
 def _hosts(canvas: Canvas, row: int, node: NodeView, middles: Sequence[int]) -> None:
-    """The hosts, and what joins them."""
+    """Draw the hosts, and the links between them."""
     columns = {}
     for host in node.hosts:
         below = [middle for middle, branch in zip(middles, node.branches, strict=True) if branch.host == host]
@@ -130,7 +130,7 @@ def list_links(cluster: Cluster, node: NodeView) -> list[str]:
     inside = [link for link in cluster.links if {link.a, link.b} & names]
     between = [link for link in inside if {link.a, link.b} <= names]
     if len(between) == len(inside) == len(names) * (len(names) - 1) // 2 and len(between) > 1:
-        return [f"{len(names)} devices, a link of its own between every two"]
+        return [f"{len(names)} devices, a separate link between every two"]
     wide = max((len(f"{link.a} ── {link.b}") for link in inside), default=0)
     lines = [
         f"{f'{link.a} ── {link.b}':<{wide}}  {rate_text(link.bytes_per_s)}  {seconds_text(link.latency_s)}"
@@ -159,7 +159,7 @@ def draw_network(topology: Topology, width: int) -> list[str]:
 
 
 def _upward(number: int, rails: Sequence[Rail]) -> str:
-    """The end of a rail's line: a brace to the switch that all rails lead to, or the names of its own."""
+    """The end of a rail's line: a brace to the switch that all rails are linked to, or the names of its own ones."""
     up = rails[number].up
     if not up or len(rails) == 1 or any(rail.up != up for rail in rails):
         return f"── {' '.join(up)}" if up else ""
@@ -170,7 +170,7 @@ def _upward(number: int, rails: Sequence[Rail]) -> str:
 
 
 def _shown(count: int, room: int) -> list[int | None]:
-    """Which of so many columns are shown: all, or the first ones and the last with None for those between."""
+    """The columns that are shown: all, or the first ones and the last, with None for those between."""
     if count <= max(room, 3):
         return list(range(count))
     return [*range(max(room, 3) - 2), None, count - 1]

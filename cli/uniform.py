@@ -1,4 +1,4 @@
-"""Uniform stages: the options that describe them, shared by the commands for schedules on paper.
+"""Uniform stages: their options, for the commands that build abstract schedules.
 
 Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
 """
@@ -17,8 +17,8 @@ from ..core.schedules.problem import ScheduleProblem
 Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
 Microbatches = Annotated[int, typer.Option(help="Microbatches in one step.")]
 Forward = Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")]
-BackwardInput = Annotated[float, typer.Option(help="The same of I, the input-gradient half of a backward.")]
-BackwardWeight = Annotated[float, typer.Option(help="The same of W, the weight-gradient half.")]
+BackwardInput = Annotated[float, typer.Option(help="The same for I, the input-gradient half of a backward.")]
+BackwardWeight = Annotated[float, typer.Option(help="The same for W, the weight-gradient half.")]
 Hop = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
 StageScale = Annotated[
     str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
@@ -26,15 +26,15 @@ StageScale = Annotated[
 FreedByInput = Annotated[float, typer.Option(help="Share of the saved tensors that I already frees.")]
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(help="Most that a device may hold, in its saved tensors for one microbatch.", show_default=False),
+    typer.Option(help="Most memory of a device, in its saved tensors for one microbatch.", show_default=False),
 ]
 
 CHUNKS_TO_TRY = (1, 2, 3, 4)
-"""Stages a device that are looked at where none are given."""
+"""Numbers of stages per device to try if none is given."""
 
 
 def equal_stages(placement: Sequence[int], times: StageCosts) -> tuple[StageCosts, ...]:
-    """One device's costs split evenly over the stages that it holds; one byte saved for a stage and microbatch."""
+    """One device's costs split evenly over its stages; one byte is saved per stage and microbatch."""
     held = Counter(placement)
     return tuple(
         StageCosts(
@@ -51,15 +51,15 @@ def uniform_times(forward: float, backward_input: float, backward_weight: float,
     named = {"--forward": forward, "--backward-input": backward_input, "--backward-weight": backward_weight}
     for option, value in named.items():
         if not 0 <= value < float("inf"):
-            raise RequestError(f"{option} is {value}: a time is finite and at least 0")
+            raise RequestError(f"{option} is {value}: a time must be finite, at least 0")
     if not 0 <= freed <= 1:
-        raise RequestError(f"--freed-by-input is {freed}: a share is from 0 to 1")
+        raise RequestError(f"--freed-by-input is {freed}: give a share from 0 to 1")
     return StageCosts(forward, backward_input, backward_weight, saved_bytes=1, freed_by_input_bytes=freed)
 
 
 @frozen
 class UniformStages:
-    """A pipeline of devices that are alike, whatever the number of stages that each holds.
+    """A pipeline of equal devices, for any number of stages per device.
 
     Args:
         devices: along the pipeline.
@@ -76,9 +76,9 @@ class UniformStages:
     comm: float
 
     def problem(self, chunks: int, limit: float | None) -> ScheduleProblem:
-        """One device's costs split evenly over its chunks. Memory is in stages' worth: whole numbers add exactly."""
+        """One device's costs split evenly over its chunks. Memory is in units of one stage: integers add exactly."""
         if chunks < 1:
-            raise RequestError(f"--chunks is {chunks}: a device holds at least 1 stage")
+            raise RequestError(f"--chunks is {chunks}: a device has at least 1 stage")
         stages = max(self.devices, 0) * chunks
         if self.scales is not None and len(self.scales) != stages:
             raise RequestError(
@@ -100,9 +100,9 @@ class UniformStages:
 
     @property
     def chunks_by_scales(self) -> tuple[int, ...]:
-        """The number of chunks that a factor for each stage says; none where there are no factors.
+        """The number of chunks that follows from one factor for each stage; empty without factors.
 
-        A number of factors that fits no number of chunks gives 1; making the problem tells what is wrong.
+        If the number of factors fits no number of chunks, it is 1, and `problem` raises the error.
         """
         if self.scales is None:
             return ()
@@ -118,5 +118,5 @@ def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
         raise RequestError(f"{option} is '{text}': write numbers with commas between, such as 3,2,1") from None
     wrong = next((number for number in numbers if not 0 <= number < float("inf")), None)
     if wrong is not None:
-        raise RequestError(f"{option} has {wrong}: each number is finite and at least 0")
+        raise RequestError(f"{option} has {wrong}: each number must be finite, at least 0")
     return numbers

@@ -1,4 +1,4 @@
-"""``panpipe validate``: whether a plan, or a schedule file, runs to the end and fits."""
+"""``panpipe validate``: whether a plan, or a schedule file, completes and fits in memory."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +21,12 @@ def validate(
             show_default=False,
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Check placement, every action, message order, deadlocks and memory, before anything runs.
 
-    Exit status 0: it runs to the end and fits. 2: it does not run, and the message says why; a deadlock is told as its
-    cycle. 3: a device does not have the memory.
+    Exit status 0: it completes and fits. 2: it does not complete; the message has the reason, for a deadlock its cycle.
+    3: a device runs out of memory.
     """
     from ..core.plan.validation.validate import validate as check
 

@@ -109,7 +109,7 @@ def test_a_single_switch_has_no_brace():
 
 
 def test_what_is_not_drawn_is_told():
-    assert drawn("cpu:4") == ["  4 devices, a link of its own between every two"]
+    assert drawn("cpu:4") == ["  4 devices, a separate link between every two"]
     chain = Cluster(
         tuple(Device(f"d{i}", 1) for i in range(50)),
         links=tuple(Link(f"d{i}", f"d{i + 1}", 5e9, 1e-6) for i in range(49)),

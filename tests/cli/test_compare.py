@@ -94,7 +94,7 @@ def test_the_report_shows_the_plan_of_the_prediction(tmp_path, capsys):
     assert main([*both, "--plan", str(tmp_path / "other.json"), "--report", str(report)]) == 2
     assert "trace.json is of another plan than" in capsys.readouterr().err
     assert main([*both, "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "give --report FILE.html as well" in capsys.readouterr().err
+    assert "give --report FILE.html, too" in capsys.readouterr().err
 
 
 BAD = {

@@ -149,7 +149,7 @@ def test_fewer_operators_than_stages_are_a_problem_said(models, capsys):
     ("arguments", "said"),
     [
         (["{}:differentiating"], r"in penalised: the step differentiates here.*move the call into the module"),
-        (["{}"], "is no model: write module:factory"),
+        (["{}"], "is not a model: write module:factory"),
         (["{}:nothing"], "has no function 'nothing'"),
         (["{}:sound", "--devices", "0"], "greater than or equal to 1"),
         (["{}:sound", "--quickly"], "No such option"),

@@ -273,7 +273,7 @@ def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
     assert [each.prediction.step_s for each in written] == [each["predicted_step_s"] for each in plans]
     status, shown, _ = run(capsys, *flags, "--top", 3)
     assert status == 0
-    table = shown[shown.index("The fastest plan, and slower ones that hold less") :]
+    table = shown[shown.index("The fastest plan, and slower ones with less memory") :]
     assert all(seconds_text(each["predicted_step_s"]) in table for each in plans)
     assert answer(capsys, *flags)["runners_up"] == []
 
@@ -414,7 +414,7 @@ def module(tmp_path, monkeypatch):
         ("make", ("--schedule", "nope"), "there is no schedule 'nope'"),
         ("make", ("--budget", 0), "--budget is 0"),
         ("make", ("--microbatches", 9), "the batch has 8 samples for 9 microbatches"),
-        ("step", (), "step' needs model and batch: name a function that needs nothing"),
+        ("step", (), "step' needs model and batch: name a function without required arguments"),
         ("wrong", (), "wrong' returned a int"),
         ("none", (), "has no function 'none'"),
     ],
@@ -474,7 +474,7 @@ def test_a_request_without_costs_is_status_2(capsys, module, flags, message):
         ("{module}", "write module:factory"),
         ("{module}:nothing", "has no function 'nothing'"),
         ("no_such_module_anywhere:make", "cannot import 'no_such_module_anywhere'"),
-        ("{module}:wrong", "returned a int: it returns (model, step, example_batch)"),
+        ("{module}:wrong", "returned a int: return (model, step, example_batch)"),
     ],
 )
 def test_a_wrong_model_is_status_2(capsys, module, name, message):

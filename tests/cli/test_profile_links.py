@@ -73,8 +73,8 @@ def test_a_disturbance_of_half_the_rounds_changes_no_time():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rings"], "'profile rings' is nothing to measure"),
-        (["links", "--model", "gpt2"], "'profile links --model' is nothing to measure"),
+        (["rings"], "'profile rings' is not a measurement"),
+        (["links", "--model", "gpt2"], "'profile links --model' is not a measurement"),
         (["links"], "this is none: give --ranks 2 or more"),
         (["links", "--ranks", "1"], "--ranks is 1: give --ranks 2 or more"),
         (["--ranks", "2"], "--ranks is for links: write panpipe profile links --ranks"),

@@ -247,4 +247,4 @@ def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
 
 def test_forwards_alone_step_no_optimizer(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
-    assert "--optimizer barrier with --forward-only: forwards alone step no optimizer" in capsys.readouterr().err
+    assert "--optimizer barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf", ""])
 def test_a_limit_that_is_no_time_is_refused(monkeypatch, given):
     monkeypatch.setenv(launch.ARRIVAL_VARIABLE, given)
-    with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a positive number of seconds"):
+    with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a number of seconds above 0"):
         launch._arrival_s()
 
 

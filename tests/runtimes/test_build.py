@@ -39,7 +39,7 @@ def plan(devices: int = 2):
             "trains one replica and the mesh has 2",
         ),
         ({"mesh": "pp=2,dp=0"}, "has dp=0: give every dimension once, at least 1"),
-        ({"mesh": "pp=2,tp=2"}, "has a dimension 'tp': there are pp"),
+        ({"mesh": "pp=2,tp=2"}, "has a dimension 'tp': the dimensions are pp"),
         ({"mesh": 0}, "has pp=0"),
         ({"backend": "gloo"}, "torchrun"),
         ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are memcpy, gloo"),

@@ -169,7 +169,7 @@ def test_what_stays_python_runs_under_the_clock():
         ({"cluster": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
         ({"cluster": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
         ({"cluster": "2xA100-40GB", "plan": "auto", "recompute": [9]}, "recompute names stage 9"),
-        ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' moves nothing"),
+        ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' does not connect"),
     ],
 )
 def test_refused_in_one_line(options, said):

@@ -22,7 +22,7 @@ def pipeline(**options):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("cpu,cpu", "devices 0 and 1 of the pipeline are both cpu: each is another one; name another, or pass"),
+        ("cpu,cpu", "devices 0 and 1 of the pipeline are both cpu: each needs its own; name another, or pass"),
         ("cpu,cpu,cpu", "devices names 3 and the pipeline has 2 devices: name one for each"),
         ("cpu", "devices names 1 and the pipeline has 2 devices: name one for each"),
         ("cpu,gpu:0", "devices names 'gpu:0': write cpu, or a GPU with its number, such as cuda:0"),

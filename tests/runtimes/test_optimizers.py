@@ -200,7 +200,7 @@ def pairs_in_groups(named):
         (Joint, "Joint changes '.*' otherwise with the parameters of all stages than"),
         (torch.optim.LBFGS, r"LBFGS computes the loss again within its step\(closure\)"),
         (lambda named: torch.optim.SGD([dict(named)["head.weight"]]), "fails for the stage of '.*': KeyError: 'head.w"),
-        (lambda named: torch.optim.SGD([p for n, p in named if n == "stem.bias"], lr=1), "return None where it takes"),
+        (lambda named: torch.optim.SGD([p for n, p in named if n == "stem.bias"], lr=1), "return None if it takes"),
         (pairs_in_groups, "groups of parameters, not of pairs"),
         (lambda named: 3, "returns int for the stage of '.*': return a torch.optim.Optimizer"),
         (of_the_model(CASES[CONV].model(F32)), r"takes a parameter of shape \(4, 3, 3, 3\) that the stage of"),

@@ -466,7 +466,7 @@ def test_saving_where_it_cannot_be(tmp_path):
     with one_line("cannot create folder"):
         pipe.save(tmp_path / "file")
     save_file(whole(), tmp_path / "model.safetensors")
-    with one_line("has a model.safetensors, which readers would take"):
+    with one_line("has a model.safetensors, which readers would read"):
         pipe.save(tmp_path)
 
 
