@@ -1,7 +1,7 @@
-"""The simulator as a target of training: it keeps the time of devices that are not there, and plans for them.
+"""The simulator as a target of training: it is the clock of simulated devices, and plans for them.
 
-Simulators and runtimes know nothing of each other. Here they meet: a runtime's instructions are performed when the
-simulator comes to them.
+Simulators and runtimes do not import each other. This module connects them: a runtime's instructions run at the times
+of the simulator.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ class SimulatedDevices:
     """The devices of a cluster, under the simulator's clock.
 
     Args:
-        cluster: that they form; that of a plan's prediction if None.
-        families: the schedules that an automatic plan chooses among.
-        anneal: whether its orders may depart from theirs.
+        cluster: their cluster; that of a plan's prediction if None.
+        families: the schedules that an automatic plan chooses from.
+        anneal: whether other orders than theirs are searched.
         devices: along the pipeline of an automatic plan; all of the cluster if None.
-        max_chunks: the most stages that a device may hold in it.
-        optimizer: whose state the devices hold.
-        recompute: the stages that do in such a plan; None for those that the planner chooses.
+        max_chunks: the most stages of a device.
+        optimizer: it determines the state's size.
+        recompute: the stages that recompute in an automatic plan; None to let the planner choose.
     """
 
     cluster: Cluster | None
@@ -53,10 +53,10 @@ class SimulatedDevices:
     recompute: Recompute | None
 
     def clock(self, plan: Plan, operators: Operators) -> Clock:
-        """The simulator's, by the costs that the plan was predicted from, or analytic ones (a ``VirtualDevices``)."""
+        """The simulator's clock, with the costs of the plan's prediction, or analytic ones (a ``VirtualDevices``)."""
         cluster = self.cluster or (plan.prediction.cluster if plan.prediction is not None else None)
         if cluster is None:
-            raise _no_cluster(f"the plan of '{plan.model}' names none")
+            raise _no_cluster(f"the plan of '{plan.model}' has none")
         plan.mesh.check(cluster)
         costs = self._stage_costs(plan, operators, cluster) if plan.prediction is None else plan.prediction.costs
 
@@ -66,9 +66,9 @@ class SimulatedDevices:
         return run
 
     def planned(self, operators: Operators, microbatches: int, report: Report) -> Plan:
-        """A plan by analytic costs (a ``VirtualDevices``)."""
+        """A plan with analytic costs (a ``VirtualDevices``)."""
         if self.cluster is None:
-            raise _no_cluster("plan='auto' has none to plan for")
+            raise _no_cluster("plan='auto' needs one")
         count = len(self.cluster.devices)
         if self.devices is not None and self.devices != count:
             raise RequestError(

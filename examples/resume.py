@@ -1,10 +1,10 @@
-"""Train so that a job which dies goes on: a checkpoint every few steps, and torchrun that starts all ranks again.
+"""Train with checkpoints, so that a job resumes after a failure: torchrun starts all ranks again.
 
     torchrun --nproc-per-node 2 --max-restarts 3 examples/resume.py --folder out/checkpoints
 
-Kill a rank while it trains (or have it done: ``KILL_AT=25`` kills rank 1 in step 25, ``KILL_AT=25,40`` twice), and the
-losses go on as if nothing had happened. Start it with another ``--nproc-per-node`` afterwards and it goes on as well:
-a checkpoint belongs to no plan.
+Kill a rank while it trains (``KILL_AT=25`` kills rank 1 in step 25, ``KILL_AT=25,40`` in two steps), and the losses
+continue as without the failure. It also resumes with another ``--nproc-per-node``: a checkpoint does not depend on the
+plan.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def make_model() -> nn.Module:
 
 
 def batch_of(index: int) -> dict[str, torch.Tensor]:
-    """The batch of a step: data goes on by the count of steps, which the checkpoint holds."""
+    """The batch of a step; its index is the number of steps so far, which the checkpoint has."""
     x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(index))
     return {"x": x, "y": x.square().mean(1, keepdim=True)}
 
@@ -39,7 +39,7 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def optimizer(named) -> torch.optim.Optimizer:
-    """AdamW without weight decay for biases; each stage has both groups, of its own parameters."""
+    """AdamW without weight decay for biases; each stage has both groups, with its own parameters."""
     named = list(named)
     decayed, others = ([p for _, p in named if (p.ndim > 1) is matrix] for matrix in (True, False))
     return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
@@ -47,8 +47,8 @@ def optimizer(named) -> torch.optim.Optimizer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("out/checkpoints"), help="of the checkpoints")
-    parser.add_argument("--steps", type=int, default=60, help="training steps in all")
+    parser.add_argument("--folder", type=Path, default=Path("out/checkpoints"), help="folder of the checkpoints")
+    parser.add_argument("--steps", type=int, default=60, help="total number of training steps")
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

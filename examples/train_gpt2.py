@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/train_gpt2.py --out out/demo
 
-The model is transformers' `GPT2LMHeadModel`, unchanged, with random weights; the text is what every machine that runs
-Python has. The plan is chosen automatically from measurements. At the end: the loss, predicted against measured step
-time and memory, a check against one process, two Perfetto traces and one HTML page. A loss or gradient that differs
-from one process ends it with exit status 1; a prediction that missed is a warning.
+The model is transformers' `GPT2LMHeadModel`, unchanged, with random weights; the text is on every machine with Python.
+The plan is chosen automatically from measurements. At the end it prints the loss, predicted and measured step time and
+memory, and a check against one process, and writes two Perfetto traces and an HTML page. If a loss or gradient differs
+from one process, the exit status is 1; a missed prediction is a warning.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def factory() -> tuple[GPT2LMHeadModel, object, dict[str, torch.Tensor]]:
 
 
 def quiet(message: str) -> None:
-    """For ranks that leave talking to rank 0."""
+    """Print nothing: for all ranks but rank 0."""
 
 
 def main() -> None:
@@ -111,11 +111,11 @@ def main() -> None:
         finish(arguments.out, console, pipe, predicted, trace, losses, reference, times, single_s, checks)
     pipe.close()
     if rank == 0 and any(check.failed for check in results):
-        sys.exit(1)  # by one rank, after the report: the others have ended well
+        sys.exit(1)  # only on rank 0, after the report: the other ranks end normally
 
 
 def largest(value: float) -> float:
-    """The largest of a number over all ranks; infinite where it is not a number on one of them."""
+    """The maximum of a number over all ranks; infinite if it is NaN on one of them."""
     tensor = torch.tensor(value).nan_to_num(nan=float("inf"))
     if dist.is_initialized():
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
@@ -145,7 +145,7 @@ def check_against_one_process(pipe, untouched, optimizer, data):
 
 
 def between(prediction):
-    """The interval of a prediction, in words; nothing where none was measured."""
+    """The interval of a prediction as text; empty if there is none."""
     if prediction.interval_s is None:
         return ""
     low, high = (1e3 * bound for bound in prediction.interval_s)
@@ -153,11 +153,11 @@ def between(prediction):
 
 
 def prediction_checks(prediction, predicted, measured, times, speeds):
-    """Step time and peaks of saved tensors, as predicted and as measured.
+    """Predicted and measured step time and peaks of saved tensors.
 
-    A machine that others share may have another speed by now; the reference workload, timed while planning and around
-    these steps, shows by how much. The steps are compared as they would have been at the speed of planning: with the
-    interval of the prediction, or, where it was not measured and has none, to 10 %.
+    The speed of a shared machine may have changed since planning; the reference workload, timed while planning and
+    around these steps, measures the change. Step times are corrected to the speed of planning, and compared with the
+    interval of the prediction, or with ±10 % if it has none.
     """
     drifts = [speed / prediction.reference_s if prediction.reference_s else 1.0 for speed in speeds]
     steady = statistics.median(time / drift for time, drift in zip(times, drifts, strict=True))
@@ -182,8 +182,8 @@ def prediction_checks(prediction, predicted, measured, times, speeds):
 
 
 def train(pipe, data, losses, leads, console):
-    """Train over the batches; step times, the trace of the step in the middle, and for each step what the reference
-    workload took around it."""
+    """Train over the batches. Returns step times, the trace of the middle step, and for each step the time of the
+    reference workload around it."""
     times, trace, speeds, before = [], None, [], pipe.reference_s()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not leads, auto_refresh=False) as progress:
@@ -227,7 +227,7 @@ def finish(out, console, pipe, predicted, measured, losses, reference, times, si
     facts = panpipe.ReportFacts(
         title="A byte-level GPT-2 over two workers", losses=losses, reference_losses=reference, step_times_s=times,
         one_process_step_s=single_s, checks=checks,
-        notes=["A measured transfer ends when its reader had waited for it: gloo tells nobody sooner."],
+        notes=["A measured transfer ends when its reader has waited for it: gloo does not report its end earlier."],
     )  # fmt: skip
     (out / "plan.json").write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
     panpipe.write_trace(predicted.trace, out / "predicted.json")

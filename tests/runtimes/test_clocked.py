@@ -163,8 +163,8 @@ def test_what_stays_python_runs_under_the_clock():
     ("options", "said"),
     [
         ({"target": "moon"}, f"no target 'moon': known are {', '.join(TARGETS)}"),
-        ({}, "the plan of 'ConvNet' names none: give cluster=, such as"),
-        ({"plan": "auto"}, "plan='auto' has none to plan for: give cluster="),
+        ({}, "the plan of 'ConvNet' has none: give cluster=, such as"),
+        ({"plan": "auto"}, "plan='auto' needs one: give cluster="),
         ({"cluster": "1xA100-40GB"}, "the plan needs 2 devices and the cluster has 1"),
         ({"cluster": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
         ({"cluster": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
