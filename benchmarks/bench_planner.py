@@ -1,9 +1,9 @@
-"""How long planning takes from the command line, in a process of its own, and how good the plans are.
+"""Time of planning from the command line, in a separate process, and quality of the plans.
 
-The four rows are those of the table for Pfeife's planner on GPT-2 large, whose efficiencies stand beside them: any two
-devices joined at 100 GB/s and 10 µs, 85 % of the memory usable. Each is to be planned within ten seconds on one core,
-in a step at least 3 % shorter than Pfeife's, and 8 % with 8 devices and 8 or 16 microbatches. Behind them: a U-net,
-whose skips are long; and what the first plan after an installation takes, while numba compiles. Run on one core:
+The four rows are those of the published table of Pfeife's planner on GPT-2 large, with its efficiencies for comparison:
+any two devices joined at 100 GB/s and 10 µs, 85 % of the memory usable. Requirement: each is planned within ten seconds
+on one core, with a step at least 3 % shorter than Pfeife's, and 8 % with 8 devices and 8 or 16 microbatches. Further
+rows: a U-net with long skips, and the first plan after an installation, while numba compiles. Run on one core:
 
     taskset -c 0 python benchmarks/bench_planner.py --graph gpt2_large.opgraph.json [--record FILE] [--large]
 """

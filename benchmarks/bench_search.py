@@ -1,4 +1,4 @@
-"""The search for schedules beside the best public schedulers at the same memory.
+"""The search for schedules compared with the best public schedulers at the same memory.
 
 For every case and memory level of ``tests/data/frontiers.json``: makespan and idle time (makespan minus the busiest
 device's work) of what is found, the public best, the lower bound, and processor time. The last line is the worst
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--devices", type=int, help="only the cases of so many devices")
+    parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     rows, worst, saved = [], 0.0, []

@@ -1,16 +1,16 @@
-"""How many compute actions a second the simulator runs, memory included: from the plan to step time and peaks.
+"""Compute actions per second of the simulator, memory included: from the plan to step time and peaks.
 
     python benchmarks/bench_simulator.py [--repeats N]
 
 1F1B, 16 devices, 64 microbatches, 2048 compute actions:
 
-- *own links*: a chain, 3840 sends and receives, and a link of its own between every two devices;
-- *one switch*: the same, with every device behind one port of a switch, which all its transfers share;
-- *two nodes*: 8 devices a node behind ports of its switch and PCIe switches of two, and one NIC a node. Beside the
-  chain the first half of the stages sends to the second half as a U-Net does, stage i to stage 15 − i: 5632 sends and
-  receives, of which those across share the NICs and PCIe switches, which are full most of the time;
-- *replicas*: a chain of 8 devices and two replicas of it on the same two nodes, each half in one and half in the other,
-  whose gradients are reduced over the same NICs.
+- *own links*: a chain, 3840 sends and receives, and a separate link between every two devices;
+- *one switch*: the same, with one switch port for each device, which all its transfers share;
+- *two nodes*: 8 devices per node with a switch port each, a PCIe switch for every two, and one NIC per node. In
+  addition to the chain, stage i sends to stage 15 − i as in a U-Net: 5632 sends and receives. Those between nodes share
+  the NICs and PCIe switches, which are full most of the time;
+- *replicas*: a chain of 8 devices and two replicas of it on the same two nodes, each replica on both nodes, whose
+  gradients are reduced over the same NICs.
 """
 
 import argparse
@@ -73,8 +73,8 @@ def two_nodes() -> Cluster:
 
 @dataclass
 class Rates:
-    """Compute actions a second: by the clock, the median and the best, and the best by the time on the processor, which
-    tells how fast one core is on a machine that others use too."""
+    """Compute actions per second: median and best by wall time, and best by CPU time, which is independent of other
+    processes on the machine."""
 
     median: float
     best: float
@@ -83,7 +83,7 @@ class Rates:
 
 
 def rates(plan: Plan, cluster: Cluster, repeats: int) -> Rates:
-    """Run it ``repeats`` times; says, too, how much is shared."""
+    """Run it ``repeats`` times; also reports how much is shared."""
     cost = StageCosts(1e-3, 1e-3, 1e-3, saved_bytes=10**7, parameter_bytes=10**8, gradient_bytes=10**8)
     costs = (cost,) * len(plan.stages)
     actions = sum(len(order) for order in plan.device_actions) * plan.mesh.data

@@ -81,11 +81,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, words in requests(folder).items():
         out = folder / f"{name}.json"
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
             status = command([*words, *(["--out", str(out)] if words[0] == "plan" else [])])
         if words[0] == "schedule":
-            out.write_text(told.getvalue(), encoding="utf-8")
+            out.write_text(printed.getvalue(), encoding="utf-8")
         text = out.read_bytes() if out.exists() else b""
         print(f"{hashlib.sha256(text).hexdigest()[:16]}  {name}  {status or 0}", flush=True)
 

@@ -1,15 +1,15 @@
-"""What a GPU says of predictions: python benchmarks/gpu.py [--out FOLDER].
+"""Predictions against measurements on a GPU: python benchmarks/gpu.py [--out FOLDER].
 
-Several stages on one GPU share it, so that they are no faster than one process: what is compared is predicted against
-measured, the cost of an action, and whether copies run beside compute. For a GPT in float32, with 2 and 4 stages:
+Several stages on one GPU share it, so they are no faster than one process. The benchmark compares predicted with
+measured values, and measures the cost of an action and the overlap of copies with compute. For a GPT in float32, with 2
+and 4 stages:
 
 - step time, the peak of saved tensors and the allocator's peak, predicted from rehearsals on the GPU, against timed
   steps and one process on the same microbatches;
-- the share of copy time that lies beside compute, from a trace's CUDA events;
-- launch overhead: what an action takes where the GPU has next to nothing to do in it.
+- the share of copy time that overlaps with compute, from a trace's CUDA events;
+- launch overhead: the time of an action with almost no computation.
 
-Writes ``gpu-<machine>.md``: what can be measured, whatever else fails. Takes some minutes. Written where no GPU was: it
-has not run on one yet.
+Writes ``gpu-<machine>.md`` with all measurements that succeed. Takes some minutes. It has not run on a GPU yet.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STEPS, WARM_UP = 10, 3
 GPU = torch.device("cuda", 0)
 HEADER = (
     "stages", "predicted ms", "measured ms", "off by", "saved MiB predicted", "measured", "peak MiB predicted",
-    "measured", "of it cuBLAS", "copies beside compute",
+    "measured", "of it cuBLAS", "copies during compute",
 )  # fmt: skip
 
 
@@ -92,14 +92,14 @@ def beside_compute(trace: Trace) -> float:
     compute = sorted((e.start_s, e.end_s) for e in trace.events if e.queue == COMPUTE_QUEUE)
     copies = [(e.start_s, e.end_s) for e in trace.events if e.action.peer is not None]
     total = sum(end - start for start, end in copies)
-    covered, beside = 0.0, 0.0
+    covered, overlap = 0.0, 0.0
     for start, end in copies:
         covered = start
         for begin, until in compute:
             if until > covered and begin < end:
-                beside += min(until, end) - max(begin, covered)
+                overlap += min(until, end) - max(begin, covered)
                 covered = max(covered, min(until, end))
-    return beside / total if total else 0.0
+    return overlap / total if total else 0.0
 
 
 def saved_peaks(trace: Trace) -> int:
@@ -128,7 +128,7 @@ def one_process() -> str:
 
 
 def row(stages: int) -> str:
-    """What a pipeline of so many stages shows."""
+    """The measurements of a pipeline with this number of stages."""
     started = time.perf_counter()
     pipe = pipeline(stages, model=model(), step=gpt.step, example_batch=batch_of())
     print(f"{stages} stages: planned in {time.perf_counter() - started:.0f} s", file=sys.stderr)
@@ -183,16 +183,16 @@ def main() -> int:
         "stages added up, which need not come at the same moment.", "",
     ]  # fmt: skip
     table = [f"| {' | '.join(HEADER)} |", "|" + " --- |" * len(HEADER)]
-    said, failed = [], False
+    results, failed = [], False
     for measure in (one_process, launch_overhead, partial(row, 2), partial(row, 4)):
         try:
-            said.append(measure())
+            results.append(measure())
         except Exception as error:
             traceback.print_exc()
-            said.append(f"{measure} failed: {type(error).__name__}: {error}")
+            results.append(f"{measure} failed: {type(error).__name__}: {error}")
             failed = True
         empty()
-    lines += [*said[:2], "", *table, *said[2:]]
+    lines += [*results[:2], "", *table, *results[2:]]
     name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(GPU).lower()).strip("-")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"gpu-{name}.md").write_text("\n".join([*lines, ""]), encoding="utf-8")

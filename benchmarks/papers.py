@@ -1,8 +1,8 @@
 """Published figures against the simulator, from the catalogue alone: nothing is fitted to any row.
 
 The papers' models are captured on meta in bfloat16, with attention written out for the first and as a flash kernel for
-the second; every operator costs what the catalogue's A100 says; stages are the papers' own cut: embedding, layers and
-head count as one each, and each stage has as many of them. The simulator runs every schedule on the cluster.
+the second. Every operator has its cost on the catalogue's A100. Stages are cut as in the papers: embedding, layers and
+head count as one each, and each stage has equally many of them. The simulator runs every schedule on the cluster.
 
 Pipeline Parallelism with Controllable Memory (arXiv 2405.15362, Figure 7): 30 layers on 16 GPUs in two nodes.
 Throughput is by stage span, the time from one step to the next: its code steps optimizers without a barrier and
@@ -104,7 +104,7 @@ def units(graph: OpGraph) -> list[list[str]]:
     for node in graph.nodes:
         parts = node.name.split(".")
         if parts[0] != "layers":
-            if layer >= 0 and node.parameters:  # what has no parameters stays where it stands
+            if layer >= 0 and node.parameters:  # operators without parameters stay in their stage
                 layer = -1
                 found.append([])
         elif (number := int(parts[1].partition("/")[0])) != layer:
@@ -185,8 +185,9 @@ def offload() -> list[list[str]]:
             ratio, value = found[case.title].saved_bytes / base, printed[column]
             if value is not None:
                 assert within_rounding(ratio, value, printed_base), f"{case.title} at {length}: {ratio:.3f}"
-            told = "out of memory" if value is None else f"{value}/{printed_base} = {value / printed_base:.2f}"
-            table.append([str(length), case.title, told, f"{ratio:.3f}", f"{found[case.title].saved_bytes / 1e9:.1f}"])
+            expected = "out of memory" if value is None else f"{value}/{printed_base} = {value / printed_base:.2f}"
+            size = f"{found[case.title].saved_bytes / 1e9:.1f}"
+            table.append([str(length), case.title, expected, f"{ratio:.3f}", size])
     return table
 
 

@@ -12,7 +12,7 @@ def plan_command(*arguments: str) -> list[str]:
 
 
 def on_devices(folder: Path, graph: Path, devices: int, microbatches: int, memory: float) -> list[str]:
-    """Its arguments for a graph on so many devices, which may use ``memory`` bytes each; writes their cluster file."""
+    """Its arguments for a graph on this many devices with ``memory`` bytes each; writes their cluster file."""
     cluster = folder / "cluster.json"
     cluster.write_text(cluster_json(fully_connected(devices, int(memory), 100e9, 10e-6)), encoding="utf-8")
     return ["--graph", str(graph), "--cluster", str(cluster), "--microbatches", str(microbatches)]

@@ -164,7 +164,7 @@ def run(number: int, steps: int, against_plain: bool) -> Run:
     """One run, in processes of its own."""
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
-    with tempfile.TemporaryDirectory() as cache:  # every run plans anew
+    with tempfile.TemporaryDirectory() as cache:  # every run plans again
         given = (PORT + number % 20, steps, against_plain, cache, theirs)
         processes = [context.Process(target=worker, args=(rank, *given), daemon=True) for rank in range(2)]
         for process in processes:

@@ -1,6 +1,6 @@
 """Where the time of planning goes: for the demo's GPT-2, for a two-layer MLP, and for ``panpipe plan``.
 
-Each run is in processes of its own, and plans anew:
+Each run has separate processes, and plans without the cache:
 
 - ``demo``: the demo's model and batch over two gloo workers of one thread each. Planning counts from the end of the
   capture.
@@ -128,7 +128,7 @@ def in_processes(worker: Callable[..., None], count: int, answers: int) -> list[
     processes = [context.Process(target=worker, args=(rank, theirs), daemon=True) for rank in range(count)]
     for process in processes:
         process.start()
-    theirs.close()  # where the workers have stopped nobody waits
+    theirs.close()  # so that reading ends when the workers have stopped
     found = [ours.recv() for _ in range(answers)]
     for process in processes:
         process.join()

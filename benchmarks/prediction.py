@@ -7,11 +7,11 @@ For each model, on two workers that live for the whole run:
 2. Profile. One step of each cut is rehearsed some times, in turns; both devices compute, and nothing is updated. Its
    order is none of the five: 1F1B, interleaved 1F1B and V-Half with the later half of their backwards in halves, for
    times of F, B, I and W alike. What messages cost the devices and what an optimizer step takes is measured, too.
-3. The five plans are made and their steps predicted from these profiles. Plans and predictions are written down with
-   their hash: from here on, nothing changes any more. None of these plans has run yet.
+3. The five plans are created and their steps predicted from these profiles. Plans and predictions are printed with
+   their hash, and do not change from here on. None of these plans has run yet.
 4. Each plan trains by itself, as training does: its steps follow each other, and no other plan's parameters, optimizer
    state and freed memory are in the process (five pipelines that take turns have steps up to 14 % longer). Steps that
-   warm up are told apart; of those that follow the median is measured. A step is the time between barriers around
+   warm up are separate; the measured time is the median of the others. A step is the time between barriers around
    ``pipe.step``, optimizer included.
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
@@ -324,13 +324,13 @@ class Times:
 
 
 def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Plan:
-    """The plan with what the simulator says of it."""
+    """The plan with the simulator's prediction."""
     bare = evolve(plan, prediction=None)
     return evolve(bare, prediction=Prediction(costs, cluster, **asdict(simulated(bare, costs, cluster))))
 
 
 def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None, team: RankTeam, wire: Any) -> None:
-    """Predict, freeze, measure; rank 0 tells."""
+    """Predict, freeze, measure; rank 0 reports."""
     case = Case(name, team)
     plans = case.predicted(schedules)
     hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, (plan, _) in plans.items()}
@@ -386,7 +386,7 @@ def worker(
         run_case(name, schedules, steps, folder, team, wire if rank == 0 else None)
     if rank == 0:
         wire.send(None)
-    # Nobody waits for the group to be torn down in order; what a worker had to tell is told.
+    # Without destroying the group: the worker has sent its results.
     dist.barrier()
     os._exit(0)
 
@@ -481,13 +481,13 @@ def main() -> None:
         process.start()
     rows: list[Row] = []
     start = time.perf_counter()
-    while (told := answer(ours, processes)) is not None:
-        if isinstance(told, dict):
-            for schedule, (model, digest, step_s) in told.items():
+    while (answered := answer(ours, processes)) is not None:
+        if isinstance(answered, dict):
+            for schedule, (model, digest, step_s) in answered.items():
                 print(f"frozen: {model} {schedule} {step_s:.4f} s {digest}", file=sys.stderr, flush=True)
             continue
-        rows += told
-        for row in told:
+        rows += answered
+        for row in answered:
             print(json.dumps(facts(row)), flush=True)
     lines, kept = summary(rows)
     lines.append(f"{time.perf_counter() - start:.0f} s in all, {arguments.steps} steps of each plan")

@@ -72,7 +72,7 @@ def vit() -> Case:
 
 
 def resnet() -> Case:
-    """A residual network: convolutions and BatchNorm, large activations in front and many weights behind."""
+    """A residual network: convolutions and BatchNorm, large activations first and many weights at the end."""
     config = transformers.ResNetConfig(
         embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=100
     )

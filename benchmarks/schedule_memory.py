@@ -2,8 +2,8 @@
 
 The devices are threads of one process, one core thread each. All schedules run the same cut, the papers' own: as many
 layers for every device, two in one stage for 1F1B, and a layer in each of two stages for those folded over the devices.
-The first stage has the embeddings, the last one the head and the loss. Measured is what the finalizers of the saved
-tensors' storages tell while a step runs; predicted is what the plan said before.
+The first stage has the embeddings, the last one the head and the loss. Measured values come from finalizers of the
+saved tensors' storages during a step; predicted ones from the plan.
 
 Ratios are to 1F1B's peak in the same run. The published ones are those of the papers' uniform model at four devices:
 1F1B and ZB-V hold p microbatches, V-Half (p + 2) // 2 and V-Min (p + 4) // 3 (Controllable Memory, section 3). The

@@ -1,15 +1,14 @@
-"""Whether what an infeasible request is told to ask for instead fits when it is asked for.
+"""Checks that the changes suggested for an infeasible request fit when they are requested.
 
-A dozen requests for GPT-2 large that no device has the memory for. Each is asked for in a process of its own, and so is
-each change that the answer names, as a person would: more devices, smaller microbatches (the graph's costs divided),
-more memory, ``--recompute auto``. Offload cannot be asked for. Some requests, some changes, or all of them:
+A dozen requests for GPT-2 large that fit on no device. Each runs in a separate process, and so does each suggested
+change, as a user would request it: more devices, smaller microbatches (the graph's costs divided), more memory,
+``--recompute auto``. Offload cannot be requested. Some requests, some changes, or all of them:
 
     python benchmarks/suggestions.py --graph gpt2_large.opgraph.json [--cases 1,4] [--change recompute] [--jobs 2]
                                      [--record FILE]
 
-Requests run ``--jobs`` at a time, by default as many as there are processors. A row tells the processor's time of what
-was asked for first, then of the change: some fifty seconds for a request and its four changes. It exits with 1 where a
-change does not fit.
+Requests run ``--jobs`` at a time, by default as many as there are processors. A row has the CPU time of the request and
+of the change: some fifty seconds for a request and its four changes. The exit status is 1 if a change does not fit.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Two gloo workers of one thread each on the benchmark GPT: panpipe beside ``torch.distributed.pipelining``.
+"""Two gloo workers of one thread each on the benchmark GPT: panpipe against ``torch.distributed.pipelining``.
 
 All contenders stay alive and take turns of a few steps, so that a machine whose speed drifts is as fast for one as for
 the next; a ratio is the median over rounds of ratios within a round. Steps are timed from barrier to barrier, gradients
@@ -122,7 +122,7 @@ def peer(rank: int, schedule: str) -> Runner:
 
 
 def worker(rank: int, job: str, name: str, plan: str, port: int, wire: Any) -> None:
-    """A process of a contender: says when it is ready, then runs as many steps as it is told, None being the last."""
+    """A process of a contender: reports that it is ready, then runs the numbers of steps it receives, until None."""
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -138,7 +138,7 @@ def worker(rank: int, job: str, name: str, plan: str, port: int, wire: Any) -> N
     while (steps := wire.recv()) is not None:
         wire.send(runner.times(steps))
     wire.send(runner.facts())
-    # Nobody waits for the group to be torn down in order; what a worker had to tell is told.
+    # Without destroying the group: the worker has sent its results.
     os._exit(0)
 
 
@@ -192,7 +192,7 @@ def main() -> None:
     jobs += [("panpipe", name) for name in arguments.schedules.split(",") if name]
     jobs += [("torch", name) for name in arguments.peers.split(",") if name]
     with tempfile.TemporaryDirectory() as folder:
-        # Plans are made beforehand: what measuring leaves behind in memory is no part of training.
+        # Plans are made in advance, so that memory left by their measurements does not count as training.
         for number, (job, name) in enumerate(jobs):
             if job == "panpipe":
                 Contender(job, name, str(Path(folder, f"{name}.json")), PORT + number).close()

@@ -97,7 +97,7 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
         return
     if not (module and colon and attribute):
         known = f"{nearest(name, BUNDLED)}; or " if bundled else ""
-        raise RequestError(f"'{name}' is no model: {known}write module:factory, such as examples.gpt2:make")
+        raise RequestError(f"'{name}' is not a model: {known}write module:factory, such as examples.gpt2:make")
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
     try:
@@ -130,7 +130,7 @@ def make(name: str, batch: int, sequence: int | None = None) -> "Made":
         import transformers
     except ImportError:
         raise RequestError(
-            f"'{name}' is made of classes of transformers, which is not installed: pip install 'panpipe[examples]'"
+            f"'{name}' needs classes of transformers, which is not installed: pip install 'panpipe[examples]'"
         ) from None
     import torch
 
@@ -142,7 +142,7 @@ def make(name: str, batch: int, sequence: int | None = None) -> "Made":
     config._attn_implementation = _attention(transformers)
     with torch.device("meta"):
         model = getattr(transformers, bundled.classes[1])(config).to(getattr(torch, bundled.dtype)).train()
-    if getattr(model, "loss_type", None) is None:  # its name does not tell which it is
+    if getattr(model, "loss_type", None) is None:  # transformers did not derive it from the class's name
         model.loss_type = "ForCausalLM"
     return model, *(_images(batch) if bundled.sequence is None else _tokens(batch, length))
 
@@ -150,8 +150,8 @@ def make(name: str, batch: int, sequence: int | None = None) -> "Made":
 def _attention(transformers: Any) -> str:
     """Attention without a mask tensor.
 
-    While it is traced transformers makes one that says no more than that attention is causal. Untraced it makes none,
-    and fused kernels leave half of the work out.
+    While it is traced, transformers creates a mask tensor that only expresses causality. Untraced it creates none, and
+    fused kernels skip half of the computation.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -1,4 +1,4 @@
-"""A schedule as a chart of characters: one line a device, time from left to right."""
+"""A schedule as a text chart: one line per device, time from left to right."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ def gantt(
     makespan: float,
     width: int,
 ) -> list[Text]:
-    """One line a device. An action is labelled with its kind and microbatch where it is wide enough, else by its kind.
+    """One line per device. An action's label is its kind and microbatch if it is wide enough, otherwise its kind.
 
     Args:
         device_actions: per device.
         starts, ends: per device, of each of its actions.
-        makespan: the time that ``width`` characters stand for.
-        width: characters for the chart, behind the device's number.
+        makespan: the time of the whole chart.
+        width: characters for the chart, after the device's number.
     """
     lines = []
     digits = len(str(len(device_actions) - 1))
@@ -44,7 +44,7 @@ def gantt(
 
 
 def _block(action: Action, width: int) -> str:
-    """``F12`` and a line as long as the action, with a gap behind it where there is room."""
+    """``F12`` and a line as long as the action, followed by a gap if there is space."""
     label = f"{action.kind.value}{action.microbatch}"
     if len(label) > width:
         return action.kind.value + "─" * (width - 1)

@@ -1,4 +1,4 @@
-"""Why a step is not faster: the idle time by cause, for people and programs."""
+"""The idle time of a step by cause, as text and as plain data."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ LEAST = 5e-4
 
 
 def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> IdleTime:
-    """The causes of a simulated step; ``unlimited_s`` as of ``core.idle.idle_time``."""
+    """The idle time of a simulated step; ``unlimited_s`` as in ``idle_time``."""
     from ..simulators.run import simulate
 
     return idle_time(
@@ -27,7 +27,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
 
 
 def _waits(result: "SimulationResult") -> dict[str, float]:
-    """What devices idled because of each full link; where nobody idled for any, how long transfers were held up."""
+    """Idle time of devices because of each full link; if there is none, the delay of transfers on each link."""
     waits: dict[str, float] = {}
     for contention in result.contention:
         for (src, dst), seconds in contention.items():
@@ -36,7 +36,7 @@ def _waits(result: "SimulationResult") -> dict[str, float]:
 
 
 def idle_answer(idle: IdleTime) -> dict[str, Any]:
-    """What ``--json`` says of it; shares are of the step."""
+    """The data that ``--json`` prints; shares are of the step."""
     step_s = idle.step_s or 1.0
     return {
         "step_s": idle.step_s,
@@ -53,7 +53,7 @@ def idle_answer(idle: IdleTime) -> dict[str, Any]:
 
 
 def print_idle(idle: IdleTime) -> None:
-    """The block that answers "why not faster"."""
+    """Print the table of causes."""
     rows = []
     for cause, seconds in sorted(idle.causes.items(), key=lambda item: -item[1]):
         if seconds < LEAST * idle.step_s:

@@ -52,8 +52,8 @@ def described(found: DeviceMesh) -> Mesh:
 def _check(mesh: Mesh, ranks: int) -> None:
     if sorted(mesh.cluster_devices) != list(range(ranks)):
         raise RequestError(
-            f"the mesh has the ranks {sorted(mesh.cluster_devices)} and the job has {ranks}, from 0: a mesh is made of "
-            "all of them"
+            f"the mesh has the ranks {sorted(mesh.cluster_devices)} and the job has {ranks}, from 0: give a mesh of "
+            "all ranks"
         )
     found: list[Any] = [None] * ranks
     dist.all_gather_object(found, mesh)

@@ -76,7 +76,7 @@ def print_uncaught_in_a_line(rank: int) -> None:
 
 def acknowledge(store: Any, rank: int) -> None:
     """Record that this rank has read the reason."""
-    store.set(_told(rank), "")
+    store.set(_read_key(rank), "")
 
 
 def linger(store: Any, ranks: Iterable[int]) -> None:
@@ -85,7 +85,7 @@ def linger(store: Any, ranks: Iterable[int]) -> None:
     With a fixed wait of a second, a rank without CPU time in that second found no store, and blamed the store's host.
     """
     beats, deadline = _Heartbeats(store, ranks), time.monotonic() + LINGER_S
-    while time.monotonic() < deadline and any(not store.check([_told(rank)]) for rank in beats.not_silent()):
+    while time.monotonic() < deadline and any(not store.check([_read_key(rank)]) for rank in beats.not_silent()):
         time.sleep(_POLL_S / 5)
 
 
@@ -94,11 +94,11 @@ def numbered(ranks: Sequence[int]) -> str:
     return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
 
 
-def _told(rank: int) -> str:
-    return f"panpipe/told/{rank}"
+def _read_key(rank: int) -> str:
+    return f"panpipe/read/{rank}"
 
 
-def _beat(rank: int) -> str:
+def _beat_key(rank: int) -> str:
     return f"panpipe/beat/{rank}"
 
 
@@ -117,7 +117,7 @@ class _Heartbeats:
         self._first = dict(self._last)
 
     def _count(self, rank: int) -> int:
-        return int(self._store.add(_beat(rank), 0))
+        return int(self._store.add(_beat_key(rank), 0))
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -272,7 +272,7 @@ class FailureWatch:
         store = self._store
         while not self._stopped.wait(_POLL_S):
             try:
-                store.add(_beat(self._rank), 1)
+                store.add(_beat_key(self._rank), 1)
                 if not store.check([FAILURE_KEY]):
                     continue
                 reason = store.get(FAILURE_KEY).decode()

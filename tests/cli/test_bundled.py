@@ -72,6 +72,6 @@ def test_a_mistyped_model_is_refused_without_importing_torch():
 
 def test_a_mistyped_model_is_refused_with_the_names_that_look_like_it():
     with pytest.raises(
-        RequestError, match=r"'llama-7x' is no model: did you mean llama-7b or .*; or write module:fact"
+        RequestError, match=r"'llama-7x' is not a model: did you mean llama-7b or .*; or write module:fact"
     ):
         check_model_name("llama-7x")

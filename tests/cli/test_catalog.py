@@ -170,7 +170,7 @@ BAD = {
     ),
     "nothing to show": (("show",), "'catalog show' is incomplete"),
     "another verb": (("draw", "8xH100"), "'catalog draw 8xH100' is incomplete"),
-    "a drawing of all": (("--svg", "x.svg"), "--svg is of one cluster"),
+    "a drawing of all": (("--svg", "x.svg"), "--svg needs one cluster"),
     "a drawing of a device": (("show", "H100", "--svg", "x.svg"), "'H100' is a device or link: write 1xH100"),
     "nowhere": (("show", "8xH100", "--out", "no/such/file"), "cannot write 'no/such/file'"),
     "no such file": (("--file", "none.toml"), "cannot read 'none.toml'"),

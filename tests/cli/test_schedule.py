@@ -95,7 +95,7 @@ def test_over_the_limit_names_device_action_and_excess(capsys):
     assert err.startswith("panpipe: 1f1b holds 4 on device 0 at 0F3, 1 over the limit of 3: raise --memory-limit to 4")
     status, out, err = run(capsys, "auto", *SMALL, "--memory-limit", 0.1)
     assert (status, out) == (3, "")
-    assert "the memory limit is 0.1: one microbatch on every stage of a device takes 1" in err
+    assert "the memory limit is 0.1: one microbatch on every stage of a device needs 1" in err
 
 
 def test_at_the_limit_is_within_it(capsys):

@@ -161,12 +161,12 @@ def test_memory_of_a_position_is_that_of_the_replica_that_has_least():
 @pytest.mark.parametrize(
     ("mesh", "rule"),
     [
-        (Mesh(0, 1), "the mesh is 0 × 1: both are at least 1"),
-        (Mesh(2, 0), "the mesh is 2 × 0: both are at least 1"),
-        (Mesh(2, 2, ((0, 1),)), r"replicas of \[2\] devices: 2 replicas of 2 each"),
-        (Mesh(2, 2, ((0, 1), (2,))), r"replicas of \[2, 1\] devices: 2 replicas of 2 each"),
+        (Mesh(0, 1), "the mesh is 0 × 1: both must be at least 1"),
+        (Mesh(2, 0), "the mesh is 2 × 0: both must be at least 1"),
+        (Mesh(2, 2, ((0, 1),)), r"replicas of \[2\] devices: give 2 replicas of 2 each"),
+        (Mesh(2, 2, ((0, 1), (2,))), r"replicas of \[2, 1\] devices: give 2 replicas of 2 each"),
         (Mesh(2, 2, ((0, 1), (2, 1))), "device 1 twice: a device has one position in one replica"),
-        (Mesh(2, 1, ((0, -1),)), "device -1: they go from 0"),
+        (Mesh(2, 1, ((0, -1),)), "device -1: numbers start at 0"),
         (Mesh(2, 1, ((0, 4),)), "uses device 4, counted from 0, and the cluster has 4"),
         (Mesh(2, 3), "needs 6 devices and the cluster has 4"),
     ],
