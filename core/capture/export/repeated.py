@@ -6,62 +6,44 @@ compute something else the next time. No list of such sources is complete, so th
     run 1 ──▶ run 2                    the same operators with the same numbers?
                 └─ no ──▶ run 3        as run 2: the first run only set something up
     counts of the step far on ──▶ run  a branch such as ``if self.calls > 100``
+    a run whose ``item()`` returns another number ──▶ run    a branch such as ``if loss > 3 * mean(self.losses)``
 
 Runs are compared by their operators, with shapes and numbers. What differs is refused with the user's line.
 """
 
-import builtins
-import functools
-import io
-import os
-import sys
-import sysconfig
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
-from unittest import mock
-from zlib import crc32
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
 from ..batch.row_rules import RowWatch
 from ..graph.functions import without_checkpoints
 from ..python.isolation import isolated
-from ..python.reached import Reached, is_users
+from ..python.reached import Reached
 from ..values.containers import flatten_batch
 from ..values.fakes import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
-from ..values.user_lines import is_user_code
+from .kept_tensors import KeptTensors
+from .recorded import READS_FILE, Ran, Recording, files_noted, first_difference
 
 _FAR = (7, 1_000_000)
 """What is added to the numbers that a step counts with: past a few steps, and past most thresholds and periods."""
 _LONGER = 1000
 """Entries that are added to a list that a step appends to."""
-_READS_FILE = "reads a file"
+_NUMBER = 1.0
+"""What ``item()`` returns in runs that are compared."""
+_OTHERS = (1e-6, 1e6)
+"""What it returns in a run before one: a step that keeps what it was may compare with it."""
+_OTHER_NUMBERS = "after steps with other losses or other numbers of tensors"
 _PRIME = 1_000_003
 """A size that no tensor has: `RowWatch` is here for the values that it gives alone."""
-
-
-@frozen
-class Ran:
-    """One operator of a run.
-
-    Args:
-        what: its name, with the shapes and numbers given to it.
-        line: of the user's.
-    """
-
-    what: Hashable
-    line: str
 
 
 def refuse_unrepeatable(model: nn.Module, step: Any, batch: Any, device: torch.device, gradients: bool) -> None:
@@ -100,40 +82,76 @@ class _Runs:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         leaves, self._nesting = flatten_batch(batch)
         _, self._state = fake_state(model, self._mode, device, gradients)
+        self._changed: list[str] = []
+        self._gave_number, self._read_kept = False, ""
         self._fakes = [fake_of(x.detach(), self._mode, device) if isinstance(x, Tensor) else x for x in leaves]
+        given = [fake for fake in self._fakes if isinstance(fake, Tensor)]
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._kept = KeptTensors([*given, *(t for name, t in self._state.items() if name in parameters)])
 
     def compare(self) -> None:
         """Refuse runs that differ."""
         with self._apart():
             start, first, once = self._reached, self._run(), self._now()
             second, twice = self._run(), self._now()
-            before, sizes = _numbers(once), _sizes(once)
-            counts = {p: n - before[p] for p, n in _numbers(twice).items() if p in before and n != before[p]}
-            grown = [held for held, items in twice.sequences if sizes.get(id(held), len(items)) < len(items)]
-            changed = [p for one, other in ((once, twice), (start, once)) for p in _others(one, other)]
+            self._changed = [p for one, other in ((once, twice), (start, once)) for p in _others(one, other)]
+            self._refuse_read_kept()
             if first_difference(first, second) is not None:
                 third = self._run()
-                if (found := first_difference(second, third)) is not None:
-                    raise _refusal(found, changed, "when it runs again")
+                self._refuse_other(second, third, "when it runs again")
                 second = third
-            if (read := next((ran for ran in second if ran.what == _READS_FILE), None)) is not None:
+            if (read := next((ran for ran in second if ran.what == READS_FILE), None)) is not None:
                 raise _refusal(read, ["a file"], "once the file has changed")
-            for far in _FAR if counts or grown else ():
-                for place, by in counts.items():
-                    twice.assign(place, twice.number(place) + (far if by > 0 else -far))
-                for held in grown:
-                    held.extend([held[-1]] * min(far, _LONGER))
-                if (found := first_difference(second, self._run())) is not None:
-                    raise _refusal(found, changed, "after more steps")
+            self._refuse_later(second, once, twice, "after more steps")
+            for number in _OTHERS if self._gave_number else ():
+                before = self._now()
+                self._run(number)
+                self._refuse_other(second, self._run(), _OTHER_NUMBERS)
+                after = self._now()
+                self._run(number)
+                self._refuse_later(second, before, after, _OTHER_NUMBERS)
+
+    def _refuse_later(self, known: list[Ran], before: Reached, after: Reached, when: str) -> None:
+        """Refuse a step that differs once what it counts and collects, from one moment to another, has gone on."""
+        numbers, sizes = _numbers(before), _sizes(before)
+        counts = {p: n - numbers[p] for p, n in _numbers(after).items() if p in numbers and n != numbers[p]}
+        grown = [(h, h[-1]) for h, items in after.sequences if h and sizes.get(id(h), len(items)) < len(items)]
+        for far in _FAR if counts or grown else ():
+            for place, by in counts.items():
+                after.assign(place, after.number(place) + (far if by > 0 else -far))
+            for held, last in grown:
+                held.extend([last] * min(far, _LONGER))
+            self._refuse_other(known, self._run(), when)
+
+    def _refuse_other(self, known: list[Ran], other: list[Ran], when: str) -> None:
+        self._refuse_read_kept()
+        if (found := first_difference(known, other)) is not None:
+            raise _refusal(found, self._changed, when)
+
+    def _refuse_read_kept(self) -> None:
+        if self._read_kept:
+            what = f" (it changes '{self._changed[0]}')" if self._changed else ""
+            raise RequestError(
+                f"{self._read_kept}: the step reads a tensor here that an earlier step computed and Python kept{what}: "
+                "captured, Python runs once; keep it in a buffer of the model"
+            )
 
     def _now(self) -> Reached:
         return Reached.of(self._model, self._step)
 
-    def _run(self) -> list[Ran]:
-        """Run the step, to its end or to what does not run on fake tensors."""
-        recording, watch = _Recording(), _Values(_PRIME, _PRIME, truth=False, stops=False)
-        with _files_noted(recording.ran), suppress(Exception), self._mode, watch, PlaceholderValues(), recording:
+    def _run(self, number: float = _NUMBER) -> list[Ran]:
+        """Run the step, to its end or to what does not run on fake tensors.
+
+        Args:
+            number: what ``item()`` returns.
+        """
+        recording, watch = Recording(self._kept), _Values(number)
+        placeholders = PlaceholderValues(number)
+        self._kept.begin(self._model.buffers())
+        with files_noted(recording.ran), suppress(Exception), self._mode, watch, placeholders, recording:
             self._step(self._model, self._nesting.batch(self._fakes))
+        self._gave_number |= watch.gave_number or placeholders.gave_number
+        self._read_kept = self._read_kept or recording.read_kept
         return recording.ran
 
     @contextmanager
@@ -153,84 +171,29 @@ class _Runs:
             raise failure
 
 
-class _Recording(TorchDispatchMode):
-    """Records the operators that run within."""
+class _Values(RowWatch):
+    """Gives a step the values that fake tensors do not have, and judges nothing.
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ran: list[Ran] = []
+    Args:
+        number: the value of every number.
+
+    Attributes:
+        gave_number: whether the step asked for one.
+    """
+
+    def __init__(self, number: float) -> None:
+        super().__init__(_PRIME, _PRIME, truth=False, stops=False)
+        self._number = number
+        self.gave_number = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = tuple(map(_comparable, pytree.tree_leaves((args, kwargs))))
-        self.ran.append(Ran((str(func), given), _line(sys._getframe(1))))
-        return func(*args, **kwargs)
-
-
-class _Values(RowWatch):
-    """Gives a step the values that fake tensors do not have, and judges nothing."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool:
+            self.gave_number = True
+            return self._number if args[0].is_floating_point() else int(self._number)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _judge(self, call: Any) -> None:
         """Rows are no matter here."""
-
-
-_is_user_code = functools.cache(is_user_code)
-
-
-def _comparable(leaf: Any) -> Hashable:
-    """What two leaves have in common that mean the same; a tensor that is no fake one has values."""
-    if isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta):
-        return tuple(leaf.shape), leaf.dtype
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype, _digest(leaf)
-    return repr(leaf) if isinstance(leaf, int | float | complex | str | type(None)) else type(leaf).__name__
-
-
-def _digest(tensor: Tensor) -> int:
-    with torch.utils._python_dispatch._disable_current_modes(), suppress(Exception):
-        return crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return 0
-
-
-def _line(frame: Any) -> str:
-    while frame is not None and not _is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-@contextmanager
-def _files_noted(ran: list[Ran]) -> Iterator[None]:
-    """Within, files that the user's code opens to read are noted."""
-    original = open
-
-    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        frame: Any = sys._getframe(1)
-        while frame is not None and _passes_on(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is not None and is_users(frame.f_code.co_filename) and not set(mode) & set("wax+"):
-            ran.append(Ran(_READS_FILE, _line(frame)))
-        return original(file, mode, *args, **kwargs)
-
-    with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
-        yield
-
-
-def _passes_on(file: str) -> bool:
-    """Whether code opens files for its callers: Python's own, and what loads tensors and arrays."""
-    return (file.startswith((_STANDARD_LIBRARY, "<frozen")) and "site-packages" not in file) or file.endswith(_LOADERS)
-
-
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-_LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"), ("numpy", "lib", "_npyio_impl.py")))
-
-
-def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:
-    """The first operator of a run that the other one does not have in its place; None where they are alike."""
-    for mine, theirs in zip(one, other, strict=False):
-        if mine.what != theirs.what:
-            return theirs
-    longer = max(one, other, key=len)
-    return None if len(one) == len(other) else longer[min(len(one), len(other))]
 
 
 def _numbers(reached: Reached) -> dict[str, Any]:

@@ -221,6 +221,118 @@ def number_given_to_a_new_tensor():
     return model(), lambda m, b: fit(m, b) * torch.tensor(float(next(counted)))
 
 
+@refused
+def loss_that_is_compared_with_those_before():
+    history = collections.deque(maxlen=20)
+
+    def step(m, b):
+        loss = fit(m, b)
+        value = loss.item()
+        if len(history) == 20 and value > 3 * sum(history) / len(history):
+            loss = loss * 0
+        history.append(value)
+        return loss
+
+    return model(), step
+
+
+@refused
+def loss_that_is_compared_with_the_last_one_of_an_object():
+    class Guarded:
+        def __init__(self):
+            self.history = []
+
+        def __call__(self, m, b):
+            loss = fit(m, b)
+            value = float(loss.detach().numpy())
+            if self.history and value > 0.9 * max(self.history):
+                loss = loss * 0.5
+            self.history.append(value)
+            return loss
+
+    return model(), Guarded()
+
+
+@refused
+def factor_that_is_the_mean_of_losses_before():
+    history = collections.defaultdict(list)
+
+    def step(m, b):
+        loss = fit(m, b)
+        factor = 1 / numpy.mean(history["loss"]) if history["loss"] else 1.0
+        history["loss"].append(loss.item())
+        return loss * factor
+
+    return model(), step
+
+
+@refused
+def count_of_losses_that_were_no_better():
+    state = {"best": 1e9, "bad": 0}
+
+    def step(m, b):
+        loss = fit(m, b)
+        if loss.item() < state["best"]:
+            state.update(best=loss.item(), bad=0)
+        else:
+            state["bad"] += 1
+        return loss * (0.1 if state["bad"] > 3 else 1.0)
+
+    return model(), step
+
+
+@refused
+def number_of_right_answers_that_is_compared_with_the_last_one():
+    history = []
+
+    def step(m, b):
+        right = (m(b["x"]) > 0).sum().item()
+        loss = fit(m, b) * (0.5 if history and right > history[-1] else 1.0)
+        history.append(right)
+        return loss
+
+    return model(), step
+
+
+@refused
+def tensor_of_the_step_before():
+    history = []
+
+    def step(m, b):
+        loss = fit(m, b)
+        if history and loss.detach() > 3 * history[-1]:
+            loss = loss * 0.5
+        history.append(loss.detach())
+        return loss
+
+    return model(), step
+
+
+@right
+def losses_that_are_only_kept():
+    history = collections.deque(maxlen=3)
+
+    def step(m, b):
+        loss = fit(m, b)
+        history.append(loss.item())
+        return loss * (0.5 if loss.item() > 0.3 else 1.0)
+
+    return model(), step
+
+
+@right
+def table_that_depends_on_no_value_of_the_batch():
+    tables = {}
+
+    def step(m, b):
+        x = b["x"]
+        if x.shape not in tables:
+            tables[x.shape] = torch.ones_like(x) + torch.arange(x.shape[0]).to(x.dtype)[:, None]
+        return (m(x) * tables[x.shape]).mean()
+
+    return model(), step
+
+
 @right
 def clock_that_is_only_kept():
     times = []
@@ -271,7 +383,7 @@ def table_that_a_cached_function_returns():
     return model(), lambda m, b: fit(m, b) * table(4).sum()
 
 
-@pytest.mark.filterwarnings("ignore:.*the step writes")
+@pytest.mark.filterwarnings("ignore:.*the step writes", "ignore:.*sets a variable")
 @pytest.mark.parametrize("make", refused.values(), ids=list(refused))
 def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
     with pytest.raises(RequestError) as refusal:
@@ -279,7 +391,7 @@ def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
     assert names_a_line(str(refusal.value), __file__)
 
 
-@pytest.mark.filterwarnings("ignore:.*the step writes")
+@pytest.mark.filterwarnings("ignore:.*the step writes", "ignore:.*sets a variable")
 @pytest.mark.parametrize("make", right.values(), ids=list(right))
 def test_what_changes_no_operator_is_captured(make):
     assert captured(*make()).outputs.loss

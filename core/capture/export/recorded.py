@@ -1,0 +1,127 @@
+"""What a run of a step does: its operators, with the shapes and numbers given to them, and the files that it reads."""
+
+import builtins
+import functools
+import io
+import os
+import sys
+import sysconfig
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+from zlib import crc32
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..python.reached import is_users
+from ..values.user_lines import is_user_code
+from .kept_tensors import KeptTensors
+
+READS_FILE = "reads a file"
+"""What a run does that is no operator."""
+
+
+@frozen
+class Ran:
+    """One operator of a run.
+
+    Args:
+        what: its name, with the shapes and numbers given to it.
+        line: of the user's.
+    """
+
+    what: Hashable
+    line: str
+
+
+class Recording(TorchDispatchMode):
+    """Records the operators that run within.
+
+    Args:
+        kept: notes what they compute.
+
+    Attributes:
+        ran: the operators.
+        read_kept: the user's line of the first one that reads what an earlier run computed, or "".
+    """
+
+    def __init__(self, kept: KeptTensors) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran: list[Ran] = []
+        self.read_kept = ""
+        self._kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tuple(map(_comparable, pytree.tree_leaves((args, kwargs))))
+        self.ran.append(Ran((str(func), given), _line(sys._getframe(1))))
+        if not self.read_kept and self._kept.read((args, kwargs)):
+            self.read_kept = self.ran[-1].line or "the step"
+        result = func(*args, **kwargs)
+        self._kept.note(func, (args, kwargs), result)
+        return result
+
+
+_is_user_code = functools.cache(is_user_code)
+
+
+def _comparable(leaf: Any) -> Hashable:
+    """What two leaves have in common that mean the same; a tensor that is no fake one has values."""
+    if isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta):
+        return tuple(leaf.shape), leaf.dtype
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype, _digest(leaf)
+    return repr(leaf) if isinstance(leaf, int | float | complex | str | type(None)) else type(leaf).__name__
+
+
+def _digest(tensor: Tensor) -> int:
+    with torch.utils._python_dispatch._disable_current_modes(), suppress(Exception):
+        return crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return 0
+
+
+def _line(frame: Any) -> str:
+    while frame is not None and not _is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@contextmanager
+def files_noted(ran: list[Ran]) -> Iterator[None]:
+    """Within, files that the user's code opens to read are noted."""
+    original = open
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and _passes_on(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None and is_users(frame.f_code.co_filename) and not set(mode) & set("wax+"):
+            ran.append(Ran(READS_FILE, _line(frame)))
+        return original(file, mode, *args, **kwargs)
+
+    with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
+        yield
+
+
+def _passes_on(file: str) -> bool:
+    """Whether code opens files for its callers: Python's own, and what loads tensors and arrays."""
+    return (file.startswith((_STANDARD_LIBRARY, "<frozen")) and "site-packages" not in file) or file.endswith(_LOADERS)
+
+
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"), ("numpy", "lib", "_npyio_impl.py")))
+
+
+def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:
+    """The first operator of a run that the other one does not have in its place; None where they are alike."""
+    for mine, theirs in zip(one, other, strict=False):
+        if mine.what != theirs.what:
+            return theirs
+    longer = max(one, other, key=len)
+    return None if len(one) == len(other) else longer[min(len(one), len(other))]
