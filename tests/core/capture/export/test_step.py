@@ -1,0 +1,168 @@
+"""Capturing a step: what is found, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.errors import RequestError
+from torch import nn
+
+from ....support.models import CASES
+
+F32 = torch.float32
+
+
+def line_of(mark: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(i for i, text in enumerate(lines, 1) if text.endswith("  " + mark))
+
+
+def captured(name: str, rows: int = 2):
+    case = CASES[name]
+    return operators_of(capture_step(case.model(F32), case.step, case.batch(rows, F32)))
+
+
+def test_a_tied_weight_is_one_tensor_under_its_first_name():
+    operators = captured("tied gpt with dropout")
+    readers = [n.name for n in operators.graph.nodes if "embedding.weight" in n.parameters]
+    assert readers == ["embedding/embedding", "head/linear"]
+    assert not any("head.weight" in n.parameters for n in operators.graph.nodes)
+
+
+def test_every_parameter_is_known_by_its_qualified_name():
+    operators = captured("tied gpt with dropout")
+    model = CASES["tied gpt with dropout"].model(F32)
+    assert {p for n in operators.graph.nodes for p in n.parameters} == {n for n, _ in model.named_parameters()}
+    total = sum(n.parameter_bytes for n in operators.graph.nodes)
+    assert total == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_skip_connection_is_an_edge():
+    operators = captured("batchnorm with a skip")
+    edges = {(e.src, e.dst) for e in operators.graph.edges}
+    assert ("stem/conv2d", "/add") in edges
+
+
+def test_written_buffers_stay_with_their_readers():
+    operators = captured("batchnorm with a skip")
+    assert {"norms.0.running_mean", "norms.0.num_batches_tracked"} <= operators.step.mutated_buffers
+    owners = {}
+    for node in operators.step.graph.nodes:
+        for source in node.all_input_nodes:
+            if source.name in operators.step.buffers and node.name in operators.owner:
+                owners.setdefault(operators.step.buffers[source.name], set()).add(operators.owner[node.name])
+    assert owners["norms.0.running_mean"]
+    assert all(len(found) == 1 for found in owners.values())
+
+
+def test_positions_and_targets_are_computed_where_they_are_read():
+    operators = captured("tied gpt with dropout")
+    kinds = {str(operators.nodes[name].target) for name in operators.local}
+    assert "aten.arange.start" in kinds or "aten.arange.default" in kinds
+
+
+def test_the_module_is_left_as_it_was():
+    case = CASES["batchnorm with a skip"]
+    model = case.model(F32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    capture_step(model, case.step, case.batch(2, F32))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(type(value) is torch.Tensor or isinstance(value, nn.Parameter) for value in model.state_dict().values())
+
+
+def test_a_model_without_data_is_captured_the_same():
+    case = CASES["tied gpt with dropout"]
+    real = captured("tied gpt with dropout").graph
+    with torch.device("meta"):
+        model = case.model(F32)
+    meta = operators_of(capture_step(model, case.step, case.batch(2, F32))).graph
+    assert meta.hash == real.hash
+
+
+def test_a_model_far_larger_than_this_machine_is_captured():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(65_536, 65_536) for _ in range(4)))
+    operators = operators_of(capture_step(model, lambda m, x: m(x).mean(), torch.empty(1, 65_536, device="meta")))
+    assert sum(n.parameter_bytes for n in operators.graph.nodes) > 64 * 2**30
+
+
+def test_the_hash_follows_the_model_not_the_weights():
+    assert captured("tied gpt with dropout").graph.hash == captured("tied gpt with dropout").graph.hash
+    assert captured("tied gpt with dropout", 3).graph.hash != captured("tied gpt with dropout").graph.hash
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if y.sum() > 0:  # BRANCH
+            y = y * 2
+        return y
+
+
+def test_data_dependent_control_flow_names_the_line():
+    line = line_of("# BRANCH")
+    step = capture_step(Branching(), lambda m, x: m(x).mean(), torch.ones(2, 4))
+    assert [where.rpartition("/")[2] for where in step.regions.values()] == [f"test_step.py:{line} in forward"]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is no scalar loss"),
+        (lambda m, x: 3.0, "float and no scalar loss"),
+        (lambda m, x: None, "no scalar loss"),
+        (lambda m, x: {"output": m(x).mean()}, r"test_step.py:\d+: the step returns dict and no scalar loss"),
+        (lambda m, x: m(x).argmax(), "int64 tensor of shape"),
+        (lambda m, x: m(x).mean().item(), "no scalar loss"),
+        (lambda m, x: m(x).detach().mean(), "does not depend on any parameter"),
+    ],
+)
+def test_a_step_without_a_scalar_loss_is_refused(step, said):
+    with pytest.raises(RequestError, match=said):
+        operators_of(capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)))
+
+
+@dataclasses.dataclass
+class Output:
+    """What models of transformers return, and training steps of Lightning in a dict."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+    kl: float = 0.5
+    cache: None = None
+
+
+def in_dataclass(m, x):
+    out = m(x)
+    return Output(out.mean(), out)
+
+
+def in_dict(m, x):
+    out = m(x)
+    if out.sum().item() > 1e9:  # the end of the step stays Python
+        out = out * 2
+    return {"loss": out.mean(), "logits": out, "kl": out.detach().mean()}
+
+
+@pytest.mark.parametrize("step", [in_dataclass, in_dict])
+def test_an_object_with_a_loss_is_that_loss_and_its_scalars_are_metrics(step):
+    outputs = capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)).outputs
+    assert outputs.loss
+    assert outputs.weight is None
+    assert set(outputs.metrics) == {"kl"}
+
+
+def test_an_error_of_the_users_own_names_the_line():
+    def step(model, batch):
+        raise ValueError("no such thing")  # OWN
+
+    line = line_of("# OWN")
+    with pytest.raises(RequestError, match=rf"test_step\.py:{line} in step.*ValueError: no such thing"):
+        capture_step(nn.Linear(4, 4), step, torch.ones(2, 4))

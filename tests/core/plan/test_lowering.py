@@ -1,0 +1,135 @@
+"""Lowering: literal tables, queue order, and what it refuses."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Kind
+from panpipe.core.costs.costs import StageEdge
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import MemoryPolicy, TiedWeight
+
+from ...support.plans import orders, plan_of, plans, scheduled
+
+TWO_STAGES = {
+    0: (
+        "0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0STEP",
+        "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1STEP",
+    ),
+    1: (
+        "0F0 0SEND_F0>1 0RECV_B0<1 0F1 0SEND_F1>1 0RECV_B1<1 0B0 0B1 0STEP",
+        "1RECV_F0<0 1F0 1RECV_F1<0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP",
+    ),
+    2: (
+        "0RECV_B0<1 0F0 0SEND_F0>1 0RECV_B1<1 0F1 0SEND_F1>1 0B0 0B1 0STEP",
+        "1RECV_F0<0 1RECV_F1<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP",
+    ),
+}
+
+
+def texts(lowered):
+    return tuple(" ".join(map(str, actions)) for actions in lowered)
+
+
+@pytest.mark.parametrize("prefetch", sorted(TWO_STAGES))
+def test_two_stages_by_prefetch(prefetch):
+    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+    assert texts(lower(plan, prefetch)) == TWO_STAGES[prefetch]
+
+
+def test_a_skip_edge_goes_directly_and_sends_stand_by_destination():
+    edges = (StageEdge(0, 2, 5, 5), StageEdge(0, 1, 5, 5), StageEdge(1, 2, 5, 5))
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0", "2F0 2B0"), (0, 1, 2), edges=edges)
+    assert texts(lower(plan, 0)) == (
+        "0F0 0SEND_F0>1 0SEND_F0>2 0RECV_B0<1 0RECV_B0<2 0B0 0STEP",
+        "1RECV_F0<0 1F0 1SEND_F0>2 1RECV_B0<2 1B0 1SEND_B0>0 1STEP",
+        "2RECV_F0<0 2RECV_F0<1 2F0 2B0 2SEND_B0>0 2SEND_B0>1 2STEP",
+    )
+
+
+def test_stages_of_one_device_do_not_communicate():
+    plan = plan_of(orders("0F0 1F0 1B0 0B0"), (0, 0))
+    assert texts(lower(plan)) == ("0F0 1F0 1B0 0B0 0STEP 1STEP",)
+
+
+def test_nothing_comes_back_over_an_edge_without_gradient():
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), edges=(StageEdge(0, 1, 5, 0),))
+    assert texts(lower(plan)) == ("0F0 0SEND_F0>1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1STEP")
+
+
+def test_the_input_gradient_is_sent_and_w_communicates_nothing():
+    plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0"), (0, 1))
+    assert texts(lower(plan, 0))[1] == "1RECV_F0<0 1F0 1I0 1SEND_B0>0 1W0 1STEP"
+
+
+def test_receives_move_forward_to_keep_the_order_of_their_queue():
+    # Device 0 sends 1F1's input first, device 1 reads it last.
+    plan = plan_of(
+        orders("0F1 0F0 0B0 0B1", "1F0 1B0 1F1 1B1"),
+        (0, 1),
+    )
+    assert texts(lower(plan, 0))[1] == "1RECV_F1<0 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP"
+
+
+def test_all_sums_of_a_tied_weight_stand_in_front_of_the_steps_of_a_device():
+    tied = (TiedWeight("embedding", (0, 3), 8),)
+    plan = plan_of(orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"), (0, 1, 1, 0), tied=tied)
+    ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(plan)]
+    assert ends == [["0REDUCE_TIED", "3REDUCE_TIED", "0STEP", "3STEP"], ["1STEP", "2STEP"]]
+
+
+def test_gradients_are_reduced_behind_the_last_backward_of_their_stage():
+    rows = orders("0F0 0F1 3F0 3F1 3I0 3I1 3W0 0B0 3W1 0B1", "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1B1")
+    tied = (TiedWeight("embedding", (0, 3), 8),)
+    lowered = lower(plan_of(rows, (0, 1, 1, 0), tied=tied, data=2), 0)
+    assert texts(lowered)[0].endswith(
+        "3W1 3REDUCE_GRAD 0RECV_B1<1 0B1 0REDUCE_GRAD 0REDUCE_TIED 3REDUCE_TIED 0STEP 3STEP"
+    )
+    assert texts(lowered)[1].endswith("2B1 2REDUCE_GRAD 1B0 1SEND_B0>0 1B1 1SEND_B1>0 1REDUCE_GRAD 1STEP 2STEP")
+
+
+@given(plans(), st.integers(0, 4))
+def test_laws(plan, prefetch):
+    lowered = lower(plan, prefetch)
+    assert tuple(tuple(a for a in actions if a.kind in COMPUTE_KINDS) for actions in lowered) == plan.device_actions
+    sent, received = {}, {}
+    for device, actions in enumerate(lowered):
+        seen = set()
+        for action in actions:
+            if action.kind in SEND_KINDS:
+                sent.setdefault((device, plan.placement[action.peer]), []).append(action)
+            elif action.kind in RECV_KINDS:
+                received.setdefault((plan.placement[action.peer], device), []).append(action.counterpart)
+                reader = Kind.F if action.kind is Kind.RECV_F else Kind.B
+                assert (action.stage, reader, action.microbatch) not in seen
+            elif action.kind in COMPUTE_KINDS:
+                seen.add((action.stage, Kind.B if action.kind is Kind.I else action.kind, action.microbatch))
+    assert sent == received
+    across = [edge for edge in plan.edges if plan.placement[edge.src] != plan.placement[edge.dst]]
+    messages = sum(1 + (edge.gradient_bytes > 0) for edge in across) * plan.microbatches
+    assert sum(map(len, sent.values())) == messages
+
+
+def test_negative_prefetch_is_refused():
+    with pytest.raises(RequestError, match="prefetch is -1"):
+        lower(scheduled("1f1b", 2, 2), -1)
+
+
+def test_offload_is_refused():
+    with pytest.raises(RequestError, match=r"offloads stages \[1\].*memory policy"):
+        lower(attrs.evolve(scheduled("1f1b", 2, 2), memory=MemoryPolicy(offload=(1,))))
+
+
+def test_recompute_stands_in_front_of_the_backward_and_behind_its_receives():
+    plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0", "2F0 2B0"), (0, 1, 2))
+    first, second, third = lower(attrs.evolve(plan, memory=MemoryPolicy(recompute=(0, 1))), 0)
+    assert " ".join(map(str, first)) == "0F0 0SEND_F0>1 0RECV_B0<1 0RECOMPUTE0 0B0 0STEP"
+    assert " ".join(map(str, second)) == ("1RECV_F0<0 1F0 1SEND_F0>2 1RECV_B0<2 1RECOMPUTE0 1I0 1SEND_B0>0 1W0 1STEP")
+    assert not any(action.kind is Kind.RECOMPUTE for action in third)
+
+
+def test_a_message_without_reader_is_refused():
+    plan = plan_of(orders("0F0 0B0", "1B0"), (0, 1))
+    with pytest.raises(RequestError, match=r"nothing reads 1RECV_F0<0: stage 1 has no F of microbatch 0"):
+        lower(plan)

@@ -1,0 +1,109 @@
+"""Matching of sends and receives on lowered lists: what is found, and every way in which they do not match."""
+
+import pytest
+from attrs import evolve
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.queues import queues_of
+
+from ...support.plans import orders, plan_of
+
+PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+FIRST = "0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0STEP"
+SECOND = "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1STEP"
+
+
+def test_positions_between_operations():
+    queues = queues_of(PLAN, orders(FIRST, SECOND))
+    assert [[str(action) for action in actions] for actions in queues.compute] == [
+        ["0F0", "0F1", "0B0", "0B1", "0STEP"],
+        ["1F0", "1B0", "1F1", "1B1", "1STEP"],
+    ]
+    assert [(str(m.send), m.bytes, m.issued, m.posted, m.reader) for m in queues.messages[0, 1]] == [
+        ("0SEND_F0>1", 10, 0, 0, 0),
+        ("0SEND_F1>1", 10, 1, 2, 2),
+    ]
+    assert [(str(m.send), m.issued, m.posted, m.reader) for m in queues.messages[1, 0]] == [
+        ("1SEND_B0>0", 1, 2, 2),
+        ("1SEND_B1>0", 3, 3, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (FIRST.replace("0SEND_F1>1 ", ""), SECOND, r"1RECV_F1<0 has no counterpart"),
+        (FIRST, SECOND.replace("1RECV_F1<0 ", ""), r"0SEND_F1>1 has no counterpart"),
+        (
+            FIRST,
+            SECOND.replace("1RECV_F1<0 ", "").replace("1RECV_F0<0", "1RECV_F1<0 1RECV_F0<0"),
+            r"message 0 from device 0 to 1 is 0SEND_F0>1 at the sender and 1RECV_F1<0 at the receiver",
+        ),
+        ("0SEND_F0>1 " + FIRST.replace("0SEND_F0>1 ", ""), SECOND, r"0SEND_F0>1 stands in front of what it sends"),
+        (
+            FIRST,
+            SECOND.replace("1RECV_F1<0 1F1", "1F1 1RECV_F1<0"),
+            r"1RECV_F1<0 stands behind what reads it: move it in front of stage 1's F of microbatch 1",
+        ),
+        (FIRST.replace("0F0 ", "0F0 0SEND_F0 "), SECOND, r"0SEND_F0 on device 0 names no pair of stages"),
+        (FIRST.replace("0F0 ", "0F0 0SEND_F0>7 "), SECOND, r"0SEND_F0>7 on device 0 names no pair of stages"),
+        (FIRST.replace("0F0 ", "0F0 1SEND_B0>0 "), SECOND, r"1SEND_B0>0 is issued by device 0, and stage 1 lives on"),
+        (FIRST.replace("0F0 ", "0F0 0SEND_F0>0 "), SECOND, r"stages of one device do not communicate"),
+        (FIRST.replace("0STEP", "0OFFLOAD0"), SECOND, r"device 0 issues 0OFFLOAD0: no runner"),
+        (
+            FIRST.replace("0SEND_F1>1 ", "").replace("0RECV_B1<1 ", ""),
+            SECOND.replace("1RECV_F1<0 ", "").replace("1SEND_B1>0 ", ""),
+            r"0SEND_F1>1 is missing: stage 1 reads it",
+        ),
+        (
+            FIRST.replace("0SEND_F1>1", "0SEND_F1>1 0SEND_F1>1"),
+            SECOND.replace("1RECV_F1<0", "1RECV_F1<0 1RECV_F1<0"),
+            r"0SEND_F1>1 is sent twice",
+        ),
+        (
+            FIRST.replace("0B0 ", "0B0 0SEND_B0>1 "),
+            SECOND.replace("1STEP", "1RECV_B0<0 1STEP"),
+            r"0SEND_B0>1 travels along no edge",
+        ),
+    ],
+)
+def test_what_does_not_match_is_refused(first, second, message):
+    with pytest.raises(RequestError, match=message):
+        queues_of(PLAN, orders(first, second))
+
+
+REPLICAS = evolve(PLAN, mesh=Mesh(2, 2))
+REDUCED = FIRST.replace("0STEP", "0REDUCE_GRAD 0STEP"), SECOND.replace("1STEP", "1REDUCE_GRAD 1STEP")
+
+
+def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
+    queues = queues_of(REPLICAS, orders(*REDUCED))
+    items = [task.items for task in queues.tasks]
+    assert [[(item.device, item.issued, str(item.action)) for item in each] for each in items] == [
+        [(0, 4, "0REDUCE_GRAD")], [(1, 4, "1REDUCE_GRAD")],
+    ]  # fmt: skip
+    both = queues.replicated(2)
+    assert both.compute == queues.compute * 2
+    items = [task.items for task in both.tasks]
+    assert [[(item.device, item.issued, str(item.action)) for item in each] for each in items] == [
+        [(0, 4, "0REDUCE_GRAD"), (2, 4, "0REDUCE_GRAD")], [(1, 4, "1REDUCE_GRAD"), (3, 4, "1REDUCE_GRAD")],
+    ]  # fmt: skip
+    assert list(both.messages) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert both.messages[2, 3] is queues.messages[0, 1]
+    assert queues.replicated(1) is queues
+
+
+@pytest.mark.parametrize(
+    ("plan", "first", "message"),
+    [
+        (PLAN, REDUCED[0], r"device 0 issues 0REDUCE_GRAD and the plan has one replica: .*; remove it"),
+        (REPLICAS, FIRST, r"device 0 issues REDUCE_GRAD of stages \[\] and holds \[0\]: .* each stage reduces once"),
+        (REPLICAS, REDUCED[0] + " 0REDUCE_GRAD", r"of stages \[0, 0\] and holds \[0\]"),
+        (REPLICAS, FIRST.replace("0B1", "0REDUCE_GRAD 0B1"), "0REDUCE_GRAD stands in front of 0B1: move it behind"),
+        (REPLICAS, FIRST + " 0REDUCE_GRAD", "0REDUCE_GRAD stands behind 0STEP: move it in front"),
+    ],
+)
+def test_gradients_that_are_reduced_elsewhere_are_refused(plan, first, message):
+    with pytest.raises(RequestError, match=message) as refusal:
+        queues_of(plan, orders(first, SECOND if plan is PLAN else REDUCED[1]))
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,91 @@
+"""Steps that wait for all stages: lowered, validated, in plan files, and in the time of a step."""
+
+import json
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from panpipe.core.actions import Kind
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.search import longest_path
+from panpipe.simulators.optimizer import OptimizerStep
+from panpipe.simulators.run import simulate
+
+from ...support.plans import orders, plan_of, plans
+
+COST = StageCosts(1.0, 1.0, 1.0, optimizer_s=0.25)
+LOCAL = plan_of(
+    orders("0F0 2F0 2B0 0B0", "1F0 1B0"), (0, 1, 0), costs=[COST] * 3, tied=(TiedWeight("embedding", (0, 2), 20),),
+    cluster=fully_connected(2, 10**6, float("inf"), 0.5),
+)  # fmt: skip
+PLAN = evolve(LOCAL, sync=True)
+
+
+def test_one_sync_a_device_between_the_sums_and_the_steps():
+    ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(PLAN)]
+    assert ends == [["0REDUCE_TIED", "2REDUCE_TIED", "0SYNC", "0STEP", "2STEP"], ["1SYNC", "1STEP"]]
+
+
+def test_a_plan_without_it_is_the_same_file_as_ever():
+    assert "sync" not in json.loads(plan_json(LOCAL))
+    assert not parse_plan(plan_json(LOCAL), "a file").sync
+    assert parse_plan(plan_json(PLAN), "a file") == PLAN
+    assert PLAN.hash != LOCAL.hash
+
+
+def edited(change) -> tuple:
+    first, second = (list(actions) for actions in lower(PLAN))
+    change(first)
+    return tuple(first), tuple(second)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda one: one.pop(-3), "device 0 issues no SYNC, and the plan's steps wait for all stages"),
+        (lambda one: one.append(one.pop(-3)), "device 0 issues 0SYNC behind 0STEP, which waits for it"),
+        (lambda one: one.insert(-3, one[-3]), "device 0 issues 0SYNC twice"),
+        (lambda one: one.insert(0, one.pop(-3)), "the SYNC of device 0 stands in front of 0REDUCE_TIED"),
+        (lambda one: one.insert(-4, one.pop(-3)), "stands in front of 0REDUCE_TIED"),
+    ],
+)
+def test_a_sync_elsewhere_is_refused(change, said):
+    with pytest.raises(RequestError, match=said) as refusal:
+        validate(PLAN, lowered=edited(change))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_sync_that_the_plan_does_not_have_is_refused():
+    with pytest.raises(RequestError, match="sync is false"):
+        validate(LOCAL, lowered=lower(PLAN))
+
+
+def test_all_steps_begin_with_the_slowest_and_its_time_is_in_the_trace():
+    plan = plan_of(
+        orders("0F0 0B0", "1F0 1B0", "2F0 2B0"), (0, 1, 2), costs=[COST] * 3,
+        cluster=fully_connected(3, 10**6, float("inf"), 0.5),
+    )  # fmt: skip
+    result = simulate(evolve(plan, sync=True))
+    assert [starts[-1] for starts, _ in result.operation_times] == [12.0] * 3  # as with a barrier by hand
+    assert [bubbles["optimizer"] for bubbles in result.bubbles] == [1.0, 3.5, 6.0]
+    syncs = [(e.device, str(e.action), e.start_s, e.end_s) for e in result.trace.events if e.action.kind is Kind.SYNC]
+    assert sorted(syncs) == [(0, "0SYNC", 11.0, 12.0), (1, "1SYNC", 8.5, 12.0), (2, "2SYNC", 6.0, 12.0)]
+    assert simulate(evolve(plan, sync=True), optimizer=OptimizerStep.LOCAL).step_s == simulate(plan).step_s
+
+
+@hypothesis_settings(max_examples=25)
+@given(plans())
+def test_the_longest_path_has_the_time_of_the_simulator(plan):
+    """Where no link is shared and nothing is tied."""
+    plan = evolve(plan, sync=True, tied=())
+    validate(plan)
+    costs, cluster = plan.prediction.costs, plan.prediction.cluster
+    cluster = fully_connected(len(cluster.devices), 10**9, float("inf"), 0.5)
+    found = simulate(evolve(plan, sync=True), costs, cluster, eager=True)
+    assert longest_path(plan, costs, cluster).step_s == pytest.approx(found.step_s)

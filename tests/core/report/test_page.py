@@ -1,0 +1,391 @@
+"""The report: one file that loads nothing, holds everything, and draws itself in a browser."""
+
+import re
+
+import pytest
+from attrs import evolve
+from panpipe.core.actions import Action, Kind
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.evaluate.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
+from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
+from panpipe.core.report.facts import Check, Checked, ReportFacts
+from panpipe.core.report.operators import condensed
+from panpipe.core.report.page import report_html, write_report
+from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+
+from ...support.browser import Page, in_a_browser, probed
+
+FORWARD_S, BACKWARD_S, HOP_S = 0.010, 0.021, 0.0012
+STATE = {"parameters": 40_000_000, "gradients": 40_000_000, "optimizer": 80_000_000}
+SAVED, MESSAGE = 30_000_000, 2_000_000
+
+
+def order_1f1b(device: int, devices: int, microbatches: int) -> list[Action]:
+    warm = min(devices - device - 1, microbatches)
+    order = [Action(device, Kind.F, m) for m in range(warm)]
+    for m in range(microbatches - warm):
+        order += [Action(device, Kind.F, warm + m), Action(device, Kind.B, m)]
+    return order + [Action(device, Kind.B, m) for m in range(microbatches - warm, microbatches)]
+
+
+class Synthetic:
+    """1F1B on equal stages, one a device, by fixed-point over what each action waits for; with sends and memory."""
+
+    def __init__(self, devices: int, microbatches: int, slow: float = 0.0) -> None:
+        self.devices, self.slow = devices, slow
+        self.orders = [order_1f1b(d, devices, microbatches) for d in range(devices)]
+        self.done: dict[Action, float] = {}
+        self.events: list[TraceEvent] = []
+        self.memory: list[MemorySample] = []
+
+    def length(self, action: Action) -> float:
+        base = FORWARD_S if action.kind is Kind.F else BACKWARD_S
+        # A measured step is uneven: by a few percent, always the same.
+        wobble = ((action.microbatch or 0) * 7 + action.stage * 3) % 5 - 2
+        return base * (1 + self.slow * (1 + wobble / 2))
+
+    def source(self, action: Action) -> Action | None:
+        if action.kind is Kind.F:
+            return Action(action.stage - 1, Kind.F, action.microbatch) if action.stage else None
+        return Action(action.stage + 1, Kind.B, action.microbatch) if action.stage + 1 < self.devices else None
+
+    def trace(self, source: str, plan_hash: str) -> Trace:
+        free, saved = [0.0] * self.devices, [0] * self.devices
+        for device in range(self.devices):
+            self.memory += [MemorySample(device, 0.0, kind, size) for kind, size in STATE.items()]
+        waiting = [list(order) for order in self.orders]
+        while any(waiting):
+            for device, left in enumerate(waiting):
+                while left and (self.source(left[0]) is None or self.source(left[0]) in self.done):
+                    self.run(device, left.pop(0), free, saved)
+        ends = []
+        for device in range(self.devices):
+            ends.append(free[device] + 0.004)
+            self.events.append(TraceEvent(device, "compute", Action(device, Kind.STEP), free[device], ends[-1]))
+        events = sorted(self.events, key=lambda e: (e.start_s, e.device, e.queue))
+        return Trace(
+            source,
+            plan_hash,
+            self.devices,
+            tuple(events),
+            tuple(sorted(self.memory, key=lambda s: s.time_s)),
+            max(ends),
+            (
+                LinkTrack("gpu0", "gpu1", 2e9, (0.01, 0.011, 0.02, 0.022), (2e9, 0.0, 1e9, 0.0)),
+                LinkTrack("gpu1", "gpu0", float("inf"), (), ()),
+            ),
+        )
+
+    def run(self, device: int, action: Action, free: list[float], saved: list[int]) -> None:
+        sender = self.source(action)
+        start = free[device]
+        if sender is not None:
+            sent, arrived = self.done[sender], self.done[sender] + HOP_S
+            forward = action.kind is Kind.F
+            send = Action(sender.stage, Kind.SEND_F if forward else Kind.SEND_B, action.microbatch, device)
+            for at, queue, what in (
+                (sender.stage, send_queue(device), send),
+                (device, receive_queue(sender.stage), send.counterpart),
+            ):
+                self.events.append(TraceEvent(at, queue, what, sent, arrived, MESSAGE))
+            start = max(start, arrived)
+        end = free[device] = self.done[action] = start + self.length(action)
+        self.events.append(TraceEvent(device, "compute", action, start, end))
+        saved[device] += SAVED if action.kind is Kind.F else -SAVED
+        at = start if action.kind is Kind.F else end
+        self.memory.append(MemorySample(device, at, "saved", saved[device]))
+        self.memory += [MemorySample(device, start, "workspace", 9_000_000), MemorySample(device, end, "workspace", 0)]
+
+
+def synthetic_plan(devices: int, microbatches: int) -> Plan:
+    nodes = [f"transformer.h.{layer}.{part}/addmm" for layer in range(8) for part in ("attn.c_attn", "mlp.c_fc")]
+    size = len(nodes) // devices
+    stages = tuple(Stage(d, d, tuple(nodes[d * size : (d + 1) * size]), ("w",) * 6) for d in range(devices))
+    cost = StageCosts(FORWARD_S, BACKWARD_S / 2, BACKWARD_S / 2, parameter_bytes=STATE["parameters"], saved_bytes=SAVED)
+    cluster = fully_connected(devices, 320_000_000, 1e10, 1e-5)
+    return Plan(
+        "gpt2",
+        "0" * 64,
+        Mesh(devices),
+        microbatches,
+        "1f1b",
+        stages,
+        tuple(StageEdge(d, d + 1, MESSAGE, MESSAGE) for d in range(devices - 1)),
+        tuple(tuple(order_1f1b(d, devices, microbatches)) for d in range(devices)),
+        tied=(TiedWeight("transformer.wte.weight", (0, devices - 1), 1_000_000),),
+        prediction=Prediction((cost,) * devices, cluster, 0.3, (3e8,) * devices, (9e7,) * devices, 0.2),
+    )
+
+
+def inputs(devices: int, microbatches: int = 8) -> dict:
+    plan = synthetic_plan(devices, microbatches)
+    facts = ReportFacts(
+        title="GPT-2 over two workers <script>",
+        losses=tuple(5.5 * 0.97**i + 0.2 for i in range(60)),
+        reference_losses=tuple(5.5 * 0.97**i + 0.2 for i in range(60)),
+        step_times_s=tuple(0.305 + 0.004 * (i * 7 % 5) for i in range(30)),
+        one_process_step_s=0.52,
+        checks=(
+            Check("loss equals one process", "0 of 60 steps differ", True),
+            Check("gradients equal one process", "0.2 relative", False),
+            Check("predicted step within 10 %", "12.3 %", False, Checked.PREDICTION),
+            Check("samples a second", "104"),
+        ),
+        notes=("Both workers ran on one machine.",),
+        idle=IdleTime(0.3, 0.25, dict.fromkeys(CAUSES, 0.0) | {WARM_UP: 0.03, CONTENTION: 0.02}, {"gpu0 → gpu1": 0.02}),
+    )
+    return {
+        "plan": plan,
+        "predicted": Synthetic(devices, microbatches).trace("simulated", plan.hash),
+        "measured": Synthetic(devices, microbatches, slow=0.05).trace("measured", plan.hash),
+        "facts": facts,
+    }
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_one_file_that_loads_nothing(devices):
+    text = report_html(**inputs(devices))
+    page = Page(text)
+    for tag, attributes in page.tags:
+        assert tag not in {"iframe", "object", "embed", "img", "base"}
+        for name in ("src", "href", "action", "data", "srcset"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|import)\s*\(", text)
+    # The one address names the SVG vocabulary; nothing is loaded from it.
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) <= {"http://www.w3.org/2000/svg"}
+    policy = next(a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv"))
+    assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_it_holds_every_action_and_figure(devices):
+    given = inputs(devices)
+    data = Page(report_html(**given)).data
+    for drawn, trace in zip(data["traces"], (given["predicted"], given["measured"]), strict=True):
+        events = drawn["events"]
+        rows = zip(*(events[name] for name in ("device", "queue", "kind", "stage", "microbatch", "peer")), strict=True)
+        expected = [
+            (e.device, e.queue, e.action.kind, e.action.stage, e.action.microbatch, e.action.peer) for e in trace.events
+        ]
+        assert list(rows) == expected
+        assert events["start"] == pytest.approx([e.start_s for e in trace.events], abs=1e-9)
+        assert events["end"] == pytest.approx([e.end_s for e in trace.events], abs=1e-9)
+        assert drawn["step"] == trace.step_s
+    assert data["step"]["measured"] == pytest.approx(0.313)
+    assert data["step"]["speedup"] == pytest.approx(0.52 / 0.313)
+    assert data["step"]["error"] == pytest.approx(given["predicted"].step_s / 0.313 - 1)
+    assert data["limits"] == [320_000_000] * devices
+    assert len(data["losses"]) == 60
+    assert [check["verdict"] for check in data["checks"]] == [True, False, False, None]
+    assert [check["about"] for check in data["checks"]] == ["result", "result", "prediction", "result"]
+    assert {kind["kind"] for kind in data["comparison"]["kinds"]} == {e.action.kind for e in given["predicted"].events}
+
+
+def test_links_causes_and_modules():
+    data = Page(report_html(**inputs(2))).data
+    assert data["links"] == [
+        {"name": "gpu0 → gpu1", "limit": 2e9, "times": [0.01, 0.011, 0.02, 0.022], "rates": [2e9, 0, 1e9, 0]},
+        {"name": "gpu1 → gpu0", "limit": None, "times": [], "rates": []},
+    ]
+    assert data["idle"]["step"] == 0.3
+    assert {c["name"]: c["seconds"] for c in data["idle"]["causes"] if c["seconds"]} == {
+        WARM_UP: 0.03,
+        CONTENTION: 0.02,
+    }
+    assert data["idle"]["contention"] == [{"link": "gpu0 → gpu1", "seconds": 0.02}]
+    assert [stage["modules"] for stage in data["plan"]["stages"]] == [
+        "transformer.h.0 … transformer.h.3",
+        "transformer.h.4 … transformer.h.7",
+    ]
+
+
+def test_every_replica_names_its_stages():
+    given = inputs(2)
+    prediction = evolve(given["plan"].prediction, cluster=fully_connected(4, 320_000_000, 1e10, 1e-5))
+    plan = evolve(given["plan"], mesh=Mesh(2, 2), prediction=prediction)
+    data = Page(report_html(plan=plan, predicted=given["predicted"])).data
+    assert data["plan"]["held"] == [[0], [1], [0], [1]]
+    assert Page(report_html(plan=None, predicted=given["predicted"])).data["plan"]["held"] == [[0], [1]]
+
+
+def test_memory_timelines_and_peaks():
+    data = Page(report_html(**inputs(2))).data
+    assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
+    # 1F1B: the first of two devices holds two microbatches, the second one; beside state and workspace.
+    state = sum(STATE.values()) + 9_000_000
+    assert data["peaks"]["devices"][0] == [state + 2 * SAVED, state + SAVED]
+    held = data["traces"][0]["memory"]["held"]
+    assert [max(row[3] for row in rows) for rows in held] == [2 * SAVED, SAVED]
+
+
+def test_phases_of_1f1b():
+    phases = Page(report_html(**inputs(2))).data["traces"][0]["phases"]
+    first_backward = 2 * FORWARD_S + HOP_S
+    assert phases[1]["warm"] == pytest.approx(first_backward)
+    assert phases[0]["warm"] == pytest.approx(first_backward + BACKWARD_S + HOP_S)
+    assert phases[0]["warm"] < phases[0]["cool"] < phases[0]["end"]
+
+
+def test_the_step_is_told_apart_from_the_machine_s_drift():
+    given = inputs(2)
+    given["plan"] = evolve(given["plan"], prediction=evolve(given["plan"].prediction, interval_s=(0.29, 0.31)))
+    given["predicted"] = evolve(given["predicted"], reference_s=0.010)
+    given["measured"] = evolve(given["measured"], reference_s=0.012)
+    step = Page(report_html(**given)).data["step"]
+    assert step["drift"] == pytest.approx(0.2)
+    assert step["corrected"] == pytest.approx(1.2 * given["predicted"].step_s / 0.313 - 1)
+    assert step["interval"] == pytest.approx([0.348, 0.372])
+
+
+def test_the_measurement_and_the_facts_may_be_missing():
+    given = inputs(2)
+    data = Page(report_html(plan=given["plan"], predicted=given["predicted"])).data
+    assert len(data["traces"]) == 1
+    assert data["comparison"] is None
+    assert data["step"] == {
+        "predicted": given["predicted"].step_s,
+        "measured": None,
+        "error": None,
+        "drift": None,
+        "corrected": None,
+        "interval": None,
+        "timed": 0,
+        "speedup": None,
+    }
+    assert data["title"] == "gpt2"
+    assert data["idle"] is None
+    assert data["summary"] == "gpt2 in 2 stages on 2 devices, 8 microbatches a step, in the order of 1f1b."
+    unnamed = evolve(given["plan"], model="")
+    data = Page(report_html(plan=unnamed, predicted=given["predicted"])).data
+    assert (data["title"], data["summary"][:22]) == ("Pipeline plan", "The graph in 2 stages ")
+
+
+def test_peaks_are_of_the_kinds_that_both_know():
+    given = inputs(2)
+    only_saved = tuple(sample for sample in given["measured"].memory if sample.kind == "saved")
+    data = Page(report_html(**(given | {"measured": evolve(given["measured"], memory=only_saved)}))).data
+    assert data["peaks"] == {
+        "kinds": ["saved"],
+        "whole": False,
+        "devices": [[2 * SAVED, SAVED], [2 * SAVED, SAVED]],
+    }
+
+
+def test_a_title_is_text_and_a_lost_loss_a_gap():
+    given = inputs(2)
+    facts = evolve(given["facts"], title="</script><b>&", losses=(1.0, float("nan"), 2.0))
+    text = report_html(**(given | {"facts": facts}))
+    page = Page(text)
+    assert page.data["title"] == "</script><b>&"
+    assert page.data["losses"] == [1.0, None, 2.0]
+    assert "<b>" not in text
+    assert "&lt;/script&gt;&lt;b&gt;&amp; · panpipe" in text
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    for name in ("a.html", "b.html"):
+        write_report(tmp_path / name, **inputs(2))
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_operators_condense_to_modules():
+    names = [f"transformer.h.{layer}.{part}/op" for layer in range(12) for part in ("attn", "mlp", "ln")]
+    assert condensed(["transformer.wte/embedding", *names, "lm_head/mm"]) == [
+        ("transformer.wte.embedding", 1),
+        ("transformer.h.0–11", 36),
+        ("lm_head.mm", 1),
+    ]
+    assert condensed([]) == []
+    long = condensed([f"{letter}x" for letter in "abcdefghijkl"])
+    assert len(long) == 8
+    assert long[-1] == ("… 5 more", 5)
+
+
+PROBE = """<script>
+addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => {
+  const found = {};
+  const canvas = document.querySelector("[data-chart=predicted]");
+  const inked = (from) => {
+    const pixels = from.getContext("2d").getImageData(0, 0, from.width, from.height).data;
+    const tones = new Set();
+    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3] === 255) tones.add(pixels.slice(i, i + 3).join());
+    return tones.size;
+  };
+  found.tones = [...document.querySelectorAll("canvas")].map(inked);
+  const box = canvas.getBoundingClientRect();
+  const at = (x, y, more) => ({ clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerId: 1, ...more });
+  canvas.dispatchEvent(new PointerEvent("pointermove", at(122, 46)));
+  found.tip = document.getElementById("tip").hidden ? null : document.getElementById("tip").textContent;
+  found.before = [view.from, view.to];
+  canvas.dispatchEvent(new WheelEvent("wheel", at(300, 46, { ctrlKey: true, deltaY: -300 })));
+  found.wheel = [view.from, view.to];
+  document.querySelector("[data-zoom=all]").click();
+  found.all = [view.from, view.to];
+  found.causes = [...document.querySelectorAll("#idle-causes .name")].map((name) => name.textContent);
+  const links = document.querySelector("[data-links]");
+  const strip = links.getBoundingClientRect();
+  const there = 230 + (0.0105 / FULL) * (strip.width - 230 - 52);
+  const aim = { clientX: strip.left + there, clientY: strip.top + 36, pointerId: 1 };
+  links.dispatchEvent(new PointerEvent("pointermove", aim));
+  found.link = document.getElementById("tip").textContent;
+  found.wide = document.documentElement.scrollWidth <= innerWidth;
+  found.sections = [...document.querySelectorAll("section:not([hidden])")].map((section) => section.id);
+  document.body.dataset.found = JSON.stringify(found);
+})));
+</script>"""
+
+
+@in_a_browser
+def test_it_draws_itself_in_a_browser(tmp_path):
+    found = probed(report_html(**inputs(2)), PROBE, tmp_path, "1280,4400")
+    assert len(found["tones"]) == 7
+    assert min(found["tones"]) > 4
+    assert found["tip"].startswith("forward · microbatch 0")
+    assert "measured start" in found["tip"]
+    assert found["wheel"][1] - found["wheel"][0] < 0.5 * (found["before"][1] - found["before"][0])
+    assert found["all"] == found["before"]
+    assert found["wide"]
+    assert found["causes"] == ["compute", "warm-up and cool-down", "contention", "gpu0 → gpu1"]
+    assert found["link"].startswith("gpu0 → gpu1")
+    assert "in use100.0 %" in found["link"]
+    sections = ["figures", "step", "idle", "memory", "links", "accuracy", "training", "checks", "plan", "notes"]
+    assert found["sections"] == sections
+
+
+COUNTED = """<script>
+const draw = CanvasRenderingContext2D.prototype.fillRect;
+let drawn = 0;
+CanvasRenderingContext2D.prototype.fillRect = function (...at) { drawn += 1; draw.apply(this, at); };
+const frames = (count, then) => (count ? requestAnimationFrame(() => frames(count - 1, then)) : then());
+addEventListener("load", () => frames(3, () => {
+  const found = { nodes: document.querySelectorAll("*").length };
+  found.wide = document.documentElement.scrollWidth <= innerWidth;
+  drawn = 0;
+  look(0, FULL);
+  frames(2, () => {
+    found.all = drawn;
+    drawn = 0;
+    look(0.4 * FULL, 0.41 * FULL);
+    frames(2, () => {
+      found.near = drawn;
+      document.body.dataset.found = JSON.stringify(found);
+    });
+  });
+}));
+</script>"""
+
+
+@in_a_browser
+@pytest.mark.parametrize("size", ["1280,900", "500,900"])
+def test_a_large_step_draws_what_is_in_sight(tmp_path, size):
+    given = inputs(16, 64)
+    assert len(given["predicted"].events) == 2 * 16 * 64 + 4 * 15 * 64 + 16
+    found = probed(report_html(plan=given["plan"], predicted=given["predicted"]), COUNTED, tmp_path, size)
+    assert found["wide"]
+    assert found["nodes"] < 1000  # of the page: actions are no elements
+    assert found["all"] < 8000
+    assert found["near"] < 0.1 * found["all"]

@@ -1,0 +1,180 @@
+"""The smallest changes with which a plan fits: what is tried, in which order, and what is said of it."""
+
+import pytest
+from attrs import evolve
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.plan.plan import MemoryPolicy, Plan
+from panpipe.core.search import longest_path
+from panpipe.core.search.problem.score import with_costs
+from panpipe.core.search.suggestions.altered import enlarged, smaller
+from panpipe.core.search.suggestions.changes import Asked, Problem, more_memory, smallest_changes
+from panpipe.core.search.suggestions.infeasible import NothingFits, excess, holding
+from panpipe.simulators.oracle import simulated
+from panpipe.simulators.run import simulate
+
+from ....support.plans import scheduled
+
+GRAPH = OpGraph(
+    tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, state_bytes=10, saved_bytes=5, workspace_bytes=3) for i in range(40)),
+    tuple(OpEdge(f"n{i}", f"n{i + 1}", 9) for i in range(39)),
+)
+COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=40, gradient_bytes=40, saved_bytes=100, workspace_bytes=7)
+
+
+SLIGHT = OpGraph(tuple(evolve(node, saved_bytes=0) for node in GRAPH.nodes), GRAPH.edges)
+"""Whatever its saved tensors, which the tests make up."""
+PEAKS = (287, 187)
+"""What 1F1B holds on two devices: two microbatches and one, beside state and workspace."""
+
+
+def closest_plan(**options) -> Plan:
+    return predicted(scheduled("1f1b", 2, 4, **{"costs": [COST] * 2, **options}))
+
+
+def predicted(plan: Plan) -> Plan:
+    cluster = fully_connected(2, 400, 1.0, 0.0)
+    score = longest_path(plan, plan.prediction.costs, cluster)
+    prediction = evolve(
+        plan.prediction, cluster=cluster, step_s=score.step_s, peak_memory_bytes=score.peak_memory_bytes
+    )
+    return evolve(plan, prediction=prediction)
+
+
+def changes(limits, fits, rows=None, plan=None, microbatches=4):
+    """Changes where a plan is found as ``fits(asked)`` says, and what was asked for."""
+    plan, tried = plan or closest_plan(), []
+
+    def replan(asked):
+        tried.append(asked)
+        return plan if fits(asked) else None
+
+    nothing, problem = NothingFits("", plan, limits), Problem(SLIGHT, microbatches, limits, rows=rows)
+    found = smallest_changes(nothing, problem, None, simulate(plan).timelines, replan, oracle=longest_path)
+    return {change.what: change.value for change in found}, tried
+
+
+def test_the_device_that_lacks_most():
+    plan = closest_plan()
+    assert plan.prediction.peak_memory_bytes == PEAKS
+    held = holding(plan, (250, 100), simulate(plan).timelines)
+    assert excess(plan, (250, 100)) == (37, 87)
+    assert (held.device, str(held.action), held.bytes, held.limit) == (1, "1F0", 187, 100)
+    assert held.kinds == {"parameters": 40, "gradients": 40, "optimizer": 0, "saved": 100, "workspace": 7}
+
+
+@pytest.mark.parametrize("least", [77.0, 60.0, 13.0, 0.5, 300.0])
+def test_the_memory_that_would_do_is_narrowed_down_to_what_a_plan_was_found_with(least):
+    plan, tried = closest_plan(), []
+
+    def replan(asked):
+        tried.append(asked.extra_bytes)
+        assert asked == Asked(extra_bytes=asked.extra_bytes)
+        return plan if asked.extra_bytes >= least else None
+
+    found = more_memory(NothingFits("", plan, (210, 210)), Problem(SLIGHT, 4, (210, 210)), replan)
+    assert found.value in tried
+    assert found.value == int(found.value)
+    assert least <= found.value <= least + 0.02 * 210
+    assert len(tried) <= 11
+
+
+def test_state_that_cannot_fit_is_not_searched():
+    never = lambda _: pytest.fail("it was searched")  # noqa: E731
+    heavy = OpGraph(tuple(evolve(node, state_bytes=10**9) for node in GRAPH.nodes), GRAPH.edges)
+    assert more_memory(NothingFits("", closest_plan(), (100, 100)), Problem(heavy, 4, (100, 100)), never) is None
+
+
+@pytest.mark.parametrize(("asked", "fits"), [
+    (Asked(), False), (Asked(devices=3), True), (Asked(extra_bytes=50), True), (Asked(extra_bytes=49), False),
+    (Asked(parts=2), True), (Asked(recompute=True), True),
+])  # fmt: skip
+def test_all_state_and_one_microbatch_have_to_fit(asked, fits):
+    assert Problem(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
+
+
+def test_devices_are_doubled_and_then_halved_down():
+    found, tried = changes((250, 250), lambda asked: (asked.devices or 2) >= 5)
+    assert found["more devices"] == 5
+    assert [asked.devices for asked in tried if asked.devices] == [4, 8, 6, 5]
+
+
+def test_microbatches_are_halved_as_long_as_they_have_rows():
+    fits = lambda asked: asked.parts >= 4  # noqa: E731
+    found, tried = changes((250, 250), fits, rows=16)
+    assert found["smaller microbatches"] == 16
+    assert [asked.parts for asked in tried if asked.parts > 1] == [2, 4]
+    assert "smaller microbatches" not in changes((250, 250), fits, rows=8)[0]
+    assert "smaller microbatches" not in changes((250, 250), fits, microbatches=None)[0]
+
+
+def test_what_cannot_fit_is_not_tried():
+    found, tried = changes((187, 187), lambda _: True)
+    assert found["more devices"] == 3  # all operators hold 400 bytes of state: two devices of 187 never suffice
+    assert [asked for asked in tried if (asked.devices or 2) == 2] == []
+
+
+def test_offload_leaves_a_microbatch_to_work_on():
+    never = lambda _: False  # noqa: E731
+    assert changes((250, 187), never)[0] == {"offload": 37}
+    assert changes((187, 187), never)[0] == {"offload": 100}
+    assert changes((186, 187), never)[0] == {}
+
+
+def test_recompute_takes_the_fewest_stages_where_a_search_finds_a_plan_too():
+    # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
+    plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
+    assert plan.prediction.peak_memory_bytes == (487, 487)
+    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
+    light = OpGraph((OpNode("n", 1.0, 1.0, 1.0),))
+
+    def recomputed(limits, replan):
+        nothing, problem = NothingFits("", plan, limits), Problem(light, 4, limits)
+        timelines = simulate(plan).timelines
+        listed = smallest_changes(nothing, problem, None, timelines, replan, oracle=longest_path)
+        return {change.what: change.value for change in listed}.get("recompute")
+
+    finds = lambda asked: found if asked == Asked(recompute=True) else None  # noqa: E731
+    assert recomputed((300, 500), finds) == 1
+    assert recomputed((300, 300), finds) == 2
+    assert recomputed((200, 500), finds) == 2  # the found plan's
+    assert recomputed((300, 500), lambda _: None) is None
+
+
+def test_stages_of_replicas_recompute_too():
+    """The simulator tells the memory of every replica's devices, a plan that of each position."""
+    plan = scheduled("gpipe", 2, 4, data=2, costs=[evolve(COST, input_bytes=10)] * 2)
+    plan = with_costs(plan, plan.prediction.costs, simulated)
+    assert len(simulate(plan).peak_memory_bytes) == 4
+    assert len(plan.prediction.peak_memory_bytes) == 2
+    first, second = plan.prediction.peak_memory_bytes
+    limits = (0.8 * first, second)
+    nothing, problem = NothingFits("", plan, limits), Problem(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2)
+    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
+    listed = smallest_changes(
+        nothing, problem, None, simulate(plan).timelines, lambda asked: found if asked.recompute else None,
+        oracle=simulated,
+    )  # fmt: skip
+    (fewest,) = (change for change in listed if change.what == "recompute")
+    assert (fewest.value, fewest.found.memory.recompute) == (1, (0,))
+    assert excess(fewest.found, limits) == (0, 0)
+
+
+def test_further_devices_are_linked_like_the_last():
+    direct = enlarged(fully_connected(2, 10, 5.0, 0.5), 4)
+    assert [device.name for device in direct.devices] == ["device0", "device1", "device2", "device3"]
+    assert {(a, b): direct.transfer_s(a, b, 10) for a in range(4) for b in range(4) if a != b} == dict.fromkeys(
+        ((a, b) for a in range(4) for b in range(4) if a != b), 2.5
+    )
+    links = (Link("a", "hub", 5.0, 0.25), Link("device2", "hub", 5.0, 0.25))
+    switched = enlarged(Cluster((Device("a", 10), Device("device2", 20, None)), (Hub("hub"),), links), 3)
+    assert switched.devices[2] == Device("device2+", 20)
+    assert switched.transfer_s(0, 2, 10) == pytest.approx(2.5)
+
+
+def test_a_smaller_graph_costs_less_and_holds_the_same_state():
+    half = smaller(GRAPH, 2)
+    assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
+    assert half.edges[0].bytes == 5

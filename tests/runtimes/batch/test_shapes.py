@@ -1,0 +1,345 @@
+"""Batches of changing shapes: fewer samples than microbatches, other lengths, mixtures, and what is kept of them."""
+
+import gc
+import importlib.util
+import weakref
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.actions import Kind
+from panpipe.core.errors import RequestError, WorkerError
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.launch.team import ThreadTeam
+from torch import nn
+from torch.nn import functional as F
+
+from ...support.cuts import captured, even_plan
+from ...support.models import Case, TinyGPT, gpt_step, weighted_step
+from ...support.parity import PLANS
+from ...support.shapes import SEED, Pair, tokens
+
+F64 = torch.float64
+NEAR = 1e-10
+NEW = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+CONV = "batchnorm with a skip"
+
+
+def small(dtype):
+    torch.manual_seed(0)
+    return TinyGPT(layers=1).to(dtype).train()
+
+
+GPT = Case(small, gpt_step, lambda rows, dtype: tokens(rows))
+WEIGHTED = Case(small, weighted_step, lambda rows, dtype: tokens(rows))
+
+
+def images(rows, size=8):
+    generator = torch.Generator().manual_seed(rows + size)
+    x = torch.randn(rows, 3, size, size, generator=generator, dtype=F64)
+    return {"x": x, "y": torch.randint(0, 3, (rows,), generator=generator)}
+
+
+# Fewer samples
+
+
+@NEW
+@pytest.mark.parametrize(
+    "plan", ["early gradients", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("zb-h2", "v-half"))]
+)
+def test_a_batch_of_fewer_samples_than_microbatches_trains(plan):
+    pair = Pair(ThreadTeam(2), GPT, 16, 8, **PLANS[plan])
+    assert pair.distance([tokens(16), tokens(5), tokens(1), tokens(16)]) < NEAR
+    _, trace = pair.pipe.trace_step(tokens(5))
+    found = {event.action.microbatch for event in trace.events if event.action.kind is Kind.F}
+    assert found == set(range(5))
+    assert trace.plan_hash != pair.pipe.plan.hash
+
+
+@NEW
+def test_metrics_and_weights_of_fewer_samples():
+    case = WEIGHTED
+    pair = Pair(ThreadTeam(2), WEIGHTED, 8, 4)
+    assert pair.distance([tokens(8), tokens(3), tokens(9)]) < NEAR
+    batch, (_, weight, metrics) = tokens(1), case.step(pair.alone.eval(), tokens(1))
+    pair.pipe.step(batch)
+    assert weight.item() > 0
+    assert set(pair.pipe.metrics) == set(metrics)
+    assert 0 < pair.pipe.metrics["confidence"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (lambda: tokens(0), "0 samples: a step needs at least one"),
+        (
+            lambda: {"x": tokens(4)["x"], "y": tokens(3)["y"]},
+            "4×12, which is 4 samples, and .* has shape 3×12",
+        ),
+    ],
+)
+def test_a_batch_that_no_microbatch_comes_of_is_refused_in_one_line(batch, said):
+    pair = Pair(ThreadTeam(2), GPT, 8, 4)
+    with pytest.raises(RequestError, match=said) as refusal:
+        pair.pipe.step(batch())
+    assert "\n" not in str(refusal.value)
+    assert pair.distance([tokens(8)]) < NEAR
+
+
+@NEW
+def test_what_is_cut_is_what_the_example_has_rows_of():
+    def step(model, batch):
+        return (model(batch["x"]) * batch["scale"][:, None]).square().mean()
+
+    def batch(rows, dtype=F64):
+        return {**vectors(rows), "scale": torch.linspace(1, 2, 4, dtype=F64)}
+
+    pair = Pair(ThreadTeam(2), Case(shortcuts, step, batch), 8, 2)
+    whole = pair.pipe.step(batch(8)), pair.pipe.step(batch(4))  # of 4 rows, as many as the scale has numbers
+    wanted = [step(pair.alone, batch(8))]
+    assert abs(whole[0] - wanted[0]) < NEAR
+    assert whole[1].isfinite()
+
+
+# Other lengths and sizes
+
+
+@NEW
+@pytest.mark.parametrize(("name", "devices"), [pytest.param(GPT, 2, marks=pytest.mark.slow), (WEIGHTED, 3)])
+def test_sequences_of_many_lengths(name, devices):
+    pair = Pair(ThreadTeam(devices), name, 8, 4)
+    assert pair.distance([tokens(8), tokens(8, 7), tokens(6, 1), tokens(8, 16), tokens(8)]) < NEAR
+
+
+@NEW
+def test_images_of_many_sizes():
+    pair = Pair(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
+    assert pair.distance([images(8), images(6, 5), images(8, 3), images(8)]) < NEAR
+
+
+class Shortcuts(nn.Module):
+    """Messages come and go: several rows take a shortcut, and long sequences another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        start = y = self.first(x)
+        if x.shape[0] > 1:
+            y = torch.sin(y)
+        y = z = self.second(y)
+        if x.shape[0] > 1:
+            y = y + start
+        y = self.third(y)
+        if x.shape[1] > 2:
+            y = y * start.detach() - z
+        return self.last(y)
+
+
+def shortcuts(dtype):
+    torch.manual_seed(0)
+    return Shortcuts().to(dtype).train()
+
+
+def vectors(rows, length=4):
+    return {"x": torch.randn(rows, length, 4, dtype=F64, generator=torch.Generator().manual_seed(rows))}
+
+
+def square(model, batch):
+    return model(batch["x"]).square().mean()
+
+
+@NEW
+@pytest.mark.parametrize(("devices", "schedule", "example"), [(2, "gpipe", 4), (4, "1f1b", 8), (4, "zb-h1", 4)])
+def test_messages_come_and_go_with_the_shape(devices, schedule, example):
+    case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
+    pair = Pair(ThreadTeam(devices), case, example, 4, schedule_name=schedule)
+    # Of 6 rows the first two microbatches have two, and of 7 the first three.
+    batches = [vectors(8), vectors(4), vectors(6), vectors(7), vectors(2), vectors(6, 2), vectors(4, 2), vectors(8)]
+    assert pair.distance(batches) < NEAR
+
+
+@NEW
+def test_a_stage_may_have_nothing_to_do():
+    case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
+    names = len(captured(case, F64, 4, 2).members)
+    pair = Pair(ThreadTeam(names), case, 4, 2)  # an operator a stage
+    assert pair.distance([vectors(4), vectors(2), vectors(3), vectors(1, 2), vectors(4)]) < NEAR
+    _, trace = pair.pipe.trace_step(vectors(2))
+    assert len({event.action.stage for event in trace.events if event.action.kind is Kind.F}) == names
+
+
+class Attended(nn.Module):
+    """Pixels turned into a sequence and back, in front of a group normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(4, 4), nn.GroupNorm(2, 4)
+        self.before, self.after = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+
+    def forward(self, x):
+        x = self.before(x)
+        y = self.mix(x.flatten(2).transpose(1, 2)).transpose(-1, -2).reshape(x.shape) + x
+        return self.after(F.silu(self.norm(y)))
+
+
+@NEW
+@pytest.mark.parametrize("example", [8, 4])
+def test_group_normalisation_of_one_row(example):
+    def model(dtype):
+        torch.manual_seed(0)
+        return Attended().to(dtype).train()
+
+    pair = Pair(ThreadTeam(2), Case(model, square, lambda rows, dtype: images(rows)), example, 4)
+    assert pair.distance([images(8), images(2), images(5)]) < NEAR
+
+
+def _zoo():
+    if importlib.util.find_spec("transformers") is None:
+        return {}
+    from ...zoo import language, vision
+
+    def text(length, name):
+        entry = next(entry for entry in language.LANGUAGE if entry.name == name)
+
+        def batch(rows, length=length):
+            before, language.LENGTH = language.LENGTH, length
+            try:
+                return entry.batch(rows)
+            finally:
+                language.LENGTH = before
+
+        return entry, batch
+
+    unet = next(entry for entry in vision.VISION if entry.name == "U-Net")
+
+    def pixels(rows, size=32):
+        labels = torch.randint(0, vision.CLASSES, (rows, size, size), generator=torch.Generator().manual_seed(1))
+        return {"pixel_values": vision.images(rows, size).double(), "labels": labels}
+
+    return {
+        "BLOOM": (*text(12, "BLOOM"), [(1, 7)]),
+        "U-Net": (unet, pixels, [(3, 16)]),
+    }
+
+
+ZOO = _zoo()
+
+
+@NEW
+@pytest.mark.parametrize("name", ZOO)
+def test_models_of_the_zoo(name):
+    entry, batch, shapes = ZOO[name]
+
+    def model(dtype):
+        torch.manual_seed(0)
+        return entry.make().to(dtype).train()
+
+    case = Case(model, entry.step, lambda rows, dtype: batch(rows))
+    pair = Pair(ThreadTeam(2), case, 4, 2)
+    assert pair.distance([batch(*shape) for shape in [(4,), *shapes, (4,)]]) < NEAR
+
+
+# What is kept
+
+
+def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
+    pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=2)
+    pipe = pair.pipe
+    pair.distance([tokens(4)])
+    gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]
+    gone += [weakref.ref(p.backward.run) for p in pipe.programs.values()]
+    gone += [weakref.ref(run) for runs in pipe._variants.preparations._runs.values() for run in runs.values()]
+    assert len(gone) == 6
+    with pytest.warns(UserWarning, match="shape") as said:
+        pair.distance([tokens(4, 5), tokens(4), tokens(4, 6)])
+    texts = [str(one.message) for one in said]
+    assert [text.split(":")[0] for text in texts] == [
+        "microbatches of a new shape (2×5, 2×5)",
+        "batches keep changing shape",
+    ]
+    assert "2 shapes of microbatches are kept" in texts[1]
+    assert "pad batches to a few lengths" in texts[1]
+    assert all("\n" not in text for text in texts)
+    assert all(one.filename.endswith("support/shapes.py") for one in said)  # the line that calls step
+    assert all(ref() is not None for ref in gone)  # the example's shape was used again in between
+    pair.distance([tokens(4, 7)])  # no further warning
+    gc.collect()
+    assert all(ref() is None for ref in gone)
+    assert pair.distance([tokens(4, 6)]) < NEAR
+
+
+@NEW
+def test_both_shapes_of_a_step_are_kept_even_if_one_may_be():
+    pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=1)
+    with pytest.warns(UserWarning, match="keep changing"):
+        assert pair.distance([tokens(4), tokens(3), tokens(4), tokens(4, 5)]) < NEAR
+
+
+def test_at_least_one_shape_is_kept():
+    with pytest.raises(RequestError, match=r"max_shapes is 0.*at least 1"):
+        Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=0)
+    case = GPT
+    with pytest.raises(RequestError, match="max_shapes is 0"):
+        panpipe.pipeline(
+            case.model(F64), case.step, tokens(4), plan=even_plan(captured(case, F64, 4, 2), 2, 2), max_shapes=0
+        )
+
+
+@NEW
+def test_a_step_that_fails_leaves_the_pipeline_as_it_was():
+    pair = Pair(ThreadTeam(2), GPT, 4, 2)
+    with pytest.raises(RequestError, match="cannot be captured"):
+        pair.pipe.step({"x": tokens(4, 5)["x"], "y": tokens(4, 6)["y"]})
+    assert pair.distance([tokens(4)]) < NEAR
+    with pytest.raises(WorkerError, match="out of range"):
+        pair.pipe.step(tokens(4, 17))  # more than there are positions: known when it runs
+    assert pair.distance([tokens(4), tokens(3)]) < NEAR
+
+
+def test_other_parts_of_the_result_are_refused():
+    def step(model, batch):
+        loss = GPT.step(model, batch)
+        return (loss, {"long": loss.detach()}) if batch["x"].shape[1] > 6 else loss
+
+    pair = Pair(ThreadTeam(2), Case(GPT.model, step, lambda rows, dtype: tokens(rows)), 4, 2)
+    pair.pipe.step(tokens(4))
+    with pytest.raises(RequestError, match=r"returns a loss for microbatches of 2×6.* and a loss, 'long' for the"):
+        pair.pipe.step(tokens(4, 6))
+
+
+# The loss
+
+
+def narrow(model, batch):
+    """A float32 loss of a float64 model."""
+    return F.cross_entropy(model(batch["x"]).flatten(0, 1).float(), batch["y"].flatten())
+
+
+def narrow_weighted(model, batch):
+    """The same with a weight that is a tensor."""
+    return narrow(model, batch), (batch["y"] > 4).sum()
+
+
+def narrow_counted(model, batch):
+    """The same with a weight that is a number, another one for each shape."""
+    return narrow(model, batch), batch["y"].numel() ** 2, {"tokens": batch["y"].numel(), "mean": narrow(model, batch)}
+
+
+@NEW
+@pytest.mark.parametrize("step", [narrow, narrow_weighted, narrow_counted])
+def test_the_loss_is_the_references_to_the_last_bit(step):
+    def model(dtype):
+        return GPT.model(dtype).eval()
+
+    pair = Pair(ThreadTeam(2), Case(model, step, lambda rows, dtype: tokens(rows)), 8, 4)
+    for index, rows in enumerate((8, 7, 3)):
+        batch = tokens(rows)
+        found = pair.pipe.step(batch)
+        wanted = reference_step(pair.alone, step, batch, microbatches=4, seed=SEED, index=index)
+        pair.optimizer.step()
+        assert found.dtype == wanted.dtype == torch.float32
+        assert torch.equal(found, wanted)
+    if step is narrow_counted:
+        assert pair.pipe.metrics["tokens"] == 12

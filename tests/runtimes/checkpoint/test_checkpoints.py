@@ -1,0 +1,395 @@
+"""Training that stops and goes on, under the same plan and under others: as if it had never stopped."""
+
+import copy
+import functools
+import re
+from pathlib import Path
+
+import panpipe
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import lr_scheduler
+
+from ...support.cuts import captured, even_plan
+from ...support.launch import results, torchrun_script
+from ...support.models import CASES, Case
+from ...support.optimizing import F32, everything, pipe_of, train, two_groups, warm_up
+from ...support.training import unequal
+
+GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "resume.py"
+OTHERS = [{}, {"devices": 3}, {"schedule_name": "v-half", "chunks": 2}]
+
+
+@functools.cache
+def unbroken(name, steps=4):
+    """Losses, rates and all tensors of training that never stops."""
+    pipe = pipe_of(name, scheduler=warm_up)
+    return train(pipe, name, steps), pipe.learning_rates, everything(pipe)
+
+
+@pytest.mark.parametrize("stop", [0, 2])
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_resumed_training_is_that_which_never_stopped_to_the_last_bit(name, stop, tmp_path):
+    first = pipe_of(name, scheduler=warm_up)
+    losses = train(first, name, stop)
+    first.checkpoint(tmp_path / "a")
+    second = pipe_of(name, scheduler=warm_up, seed=8, model=CASES[name].model(F32).requires_grad_())
+    train(second, name, 1)  # what it has is replaced
+    second.resume(tmp_path / "a")
+    assert (second.steps, second.updates) == (stop, stop)
+    losses += train(second, name, 4 - stop)
+    assert losses == unbroken(name)[0]
+    assert second.learning_rates == unbroken(name)[1]
+    assert unequal(everything(second), unbroken(name)[2]) == []
+
+
+def test_a_resumed_run_evaluates_as_the_unbroken_one_with_dropout(tmp_path):
+    batch = CASES[GPT].batch(8, F32)
+    first = pipe_of(GPT)
+    drawn = [first.evaluate(batch).item() for _ in range(2)]
+    train(first, GPT, 1)
+    first.checkpoint(tmp_path / "a")
+    unbroken = [first.evaluate(batch).item(), *train(first, GPT, 1), first.evaluate(batch).item()]
+    second = pipe_of(GPT, seed=8)
+    second.evaluate(batch)  # what it has counted is replaced
+    second.resume(tmp_path / "a")
+    assert [second.evaluate(batch).item(), *train(second, GPT, 1), second.evaluate(batch).item()] == unbroken
+    assert len({*drawn, *unbroken}) == 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("cut", OTHERS[1:])
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_torchs_own_functions_read_it_under_another_plan(name, cut, tmp_path):
+    first = pipe_of(name, scheduler=warm_up)
+    losses = train(first, name, 2)
+    dcp.save({"pipe": first}, checkpoint_id=tmp_path / "a")
+    second = pipe_of(name, scheduler=warm_up, seed=8, **cut)
+    dcp.load({"pipe": second}, checkpoint_id=tmp_path / "a")
+    assert losses + train(second, name, 2) == pytest.approx(unbroken(name)[0], rel=1e-6)
+    assert second.learning_rates == unbroken(name)[1]
+    torch.testing.assert_close(everything(second), unbroken(name)[2], rtol=1e-4, atol=1e-6)
+
+
+def test_what_one_pipeline_gives_is_copied_and_its_replicas_of_a_tied_weight_stay_equal():
+    first, second = pipe_of(GPT), pipe_of(GPT, 3, seed=8)
+    train(first, GPT, 2)
+    second.load_state_dict(first.state_dict())
+    before = everything(first)
+    wanted = train(first, GPT, 0) or train(pipe_copy(first), GPT, 2)
+    assert train(second, GPT, 2) == pytest.approx(wanted, rel=1e-6)
+    assert unequal(everything(first), before) == []
+    copies = [own["embedding.weight"] for own in second.stage_parameters.values() if "embedding.weight" in own]
+    states = [o.state[c] for o, c in zip((second.optimizers[0], second.optimizers[2]), copies, strict=True)]
+    assert torch.equal(*copies)
+    assert torch.equal(*(state["exp_avg"] for state in states))
+    assert states[0]["exp_avg"].data_ptr() != states[1]["exp_avg"].data_ptr()
+
+
+def pipe_copy(pipe):
+    """Another one that goes on from the same."""
+    found = pipe_of(GPT, seed=9)
+    found.load_state_dict(copy.deepcopy(pipe.state_dict()))
+    return found
+
+
+def test_a_snapshot_brings_training_back():
+    pipe = pipe_of(CONV, scheduler=warm_up)
+    train(pipe, CONV, 1)
+    snapshot = copy.deepcopy(pipe.state_dict())
+    again = [train(pipe, CONV, 2), pipe.load_state_dict(snapshot), train(pipe, CONV, 2)]
+    assert again[0] == again[2]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_with_torch_alone_reads_it_and_writes_what_a_pipeline_reads(tmp_path):
+    pipe, options = pipe_of(CONV), StateDictOptions(flatten_optimizer_state_dict=True)
+    train(pipe, CONV, 2)
+    pipe.checkpoint(tmp_path / "a")
+    model = CASES[CONV].model(F32)
+    optimizer = two_groups(model.named_parameters())
+    plain = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+    assert set(plain["optimizer"]) == set(pipe.state_dict()["optimizer"])
+    dcp.load({"pipe": plain}, checkpoint_id=tmp_path / "a")
+    set_model_state_dict(model, plain["model"])
+    set_optimizer_state_dict(model, optimizer, plain["optimizer"], options=options)
+    mine = {n: p.detach() for n, p in pipe.model.named_parameters()}
+    assert unequal({n: p.detach() for n, p in model.named_parameters()}, mine) == []
+    kept = {n: optimizer.state[p]["exp_avg_sq"] for n, p in model.named_parameters()}
+    wanted = {n: everything(pipe)[f"state.{n}.exp_avg_sq"] for n in kept}
+    assert unequal(kept, wanted) == []
+
+
+def test_parameters_without_a_gradient_and_frozen_ones(tmp_path):
+    """One that the loss does not depend on is never stepped; its state is none afterwards, too."""
+
+    def model(frozen=True):
+        torch.manual_seed(0)
+        made = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        made.register_parameter("unread", torch.nn.Parameter(torch.ones(2)))
+        made[0].weight.requires_grad_(not frozen)
+        return made
+
+    def step(model, x):
+        return model(x).pow(2).mean()
+
+    def pipe(**given):
+        case = Case(lambda dtype: model(**given), step, lambda rows, dtype: torch.ones(rows, 4))
+        plan = even_plan(captured(case, F32, 4, 2), 2, 2)
+        with pytest.warns(UserWarning, match="unread: the loss does not depend on it"):
+            return panpipe.pipeline(model(**given), step, torch.ones(4, 4), plan=plan, optimizer=torch.optim.AdamW)
+
+    first = pipe()
+    first.step(torch.ones(4, 4))
+    first.checkpoint(tmp_path / "a")
+    second = pipe()
+    with torch.no_grad():
+        second.model.get_parameter("unread").zero_()
+        second.model.get_parameter("0.weight").zero_()
+    second.resume(tmp_path / "a")
+    assert unequal(everything(second), everything(first)) == []
+    assert first.step(torch.ones(4, 4)) == second.step(torch.ones(4, 4))
+    with pytest.raises(panpipe.RequestError, match=r"optimizer does not step '0.weight' and the pipeline's does"):
+        pipe(frozen=False).resume(tmp_path / "a")
+
+
+def test_state_of_a_parameter_that_was_not_stepped_yet_is_none_again(tmp_path):
+    pipe = pipe_of(CONV)
+    pipe.checkpoint(tmp_path / "a")
+    assert not any(pipe.state_dict()["stepped"].values())
+    assert not any(optimizer.state for optimizer in pipe.optimizers.values())
+    train(pipe, CONV, 1)
+    pipe.resume(tmp_path / "a")
+    assert not any(optimizer.state for optimizer in pipe.optimizers.values())
+
+
+def test_the_counts_of_several_steps_between_dots_in_a_schedule(tmp_path):
+    """MultiStepLR keeps numbers as keys, which become texts where a checkpoint looks into them."""
+    steps = functools.partial(lr_scheduler.MultiStepLR, milestones=[1, 3], gamma=0.5)
+    first = pipe_of(CONV, scheduler=steps)
+    train(first, CONV, 2)
+    first.checkpoint(tmp_path / "a")
+    second = pipe_of(CONV, scheduler=steps)
+    second.resume(tmp_path / "a")
+    train(second, CONV, 1)
+    assert second.learning_rates == [1e-2 / 4, 5e-3 / 4]
+
+
+def test_the_latest_whole_checkpoint(tmp_path):
+    assert panpipe.latest_checkpoint(tmp_path / "none") is None
+    for name in ("step-9", "step-10", "step-11", "notes"):
+        (tmp_path / name).mkdir()
+    for name in ("step-9", "step-10"):
+        (tmp_path / name / ".metadata").touch()
+    assert panpipe.latest_checkpoint(tmp_path) == tmp_path / "step-10"
+
+
+def test_a_scaler_goes_on_and_a_skipped_update_moves_no_learning_rate(tmp_path):
+    def pipe(**options):
+        scaler = torch.amp.GradScaler("cpu", **{"growth_interval": 1, **options})
+        return pipe_of(CONV, scaler=scaler, scheduler=warm_up)
+
+    first, batch = pipe(init_scale=2.0**120), CASES[CONV].batch(8, F32)
+    before = first.learning_rates
+    first.step({**batch, "x": 1e6 * batch["x"]})
+    assert first.skipped
+    assert first.learning_rates == before
+    first.step(batch)
+    assert (first.steps, first.updates) == (2, 1)
+    assert first.learning_rates == [2 * rate for rate in before]
+    first.checkpoint(tmp_path / "a")
+    second = pipe(init_scale=4.0)
+    second.resume(tmp_path / "a")
+    assert second.scaler.get_scale() == first.scaler.get_scale() > 4
+    assert (second.steps, second.updates) == (first.steps, 1)
+    with refusal("no state of a scaler, and the pipeline has one"):
+        second.load_state_dict(pipe_of(CONV, scheduler=warm_up).state_dict())
+
+
+# What is refused
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint of a pipeline with two groups of AdamW and no schedule."""
+    folder = tmp_path_factory.mktemp("written") / "a"
+    pipe = pipe_of(CONV)
+    train(pipe, CONV, 1)
+    pipe.checkpoint(folder)
+    return folder
+
+
+def renamed():
+    model = CASES[CONV].model(F32)
+    model.tail = model.head
+    del model.head
+    return model
+
+
+def plain_adam(named):
+    return torch.optim.Adam([p for _, p in named])
+
+
+def momentum(value):
+    return lambda named: torch.optim.SGD(named, lr=0.1, momentum=value)
+
+
+def refusal(said):
+    return pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": plain_adam}, "of the optimizer AdamW and the pipeline has Adam"),
+        ({"scheduler": warm_up}, "no state of a scheduler, and the pipeline has one"),
+        (
+            {"optimizer": torch.optim.AdamW},
+            "'.*' has .* in the checkpoint and '.*' has .* parameter group",
+        ),
+        (
+            {"optimizer": lambda n: torch.optim.AdamW(n, amsgrad=True)},
+            "has exp_avg, exp_avg_sq, step of '.*' and the pipeline's optimizer keeps exp_avg, exp_avg_sq, max_exp_avg",
+        ),
+    ],
+)
+def test_checkpoints_of_something_else(written, options, said):
+    pipe = pipe_of(CONV, **options)
+    before = everything(pipe)
+    with refusal(said):
+        pipe.resume(written)
+    if "parameter group" not in said:
+        assert unequal(everything(pipe), before) == []
+
+
+def test_checkpoints_of_another_model(written):
+    pipe = pipe_of(GPT)
+    with refusal("no 'embedding.weight' and .* more, which the model has: it is a checkpoint of another model"):
+        pipe.resume(written)
+    state = pipe_of(CONV).state_dict()
+    wide = pipe_of(CONV)
+    state["model"]["head.bias"] = torch.zeros(5)
+    with refusal(r"'head.bias' has the shape \(5,\) in the checkpoint and \(3,\) in the model"):
+        wide.load_state_dict(state)
+    state["model"] = {**wide.state_dict()["model"], "tail.bias": torch.zeros(3)}
+    with refusal("has 'tail.bias', which the model does not have"):
+        wide.load_state_dict(state)
+    with refusal("has no 'stem.weight' and"):
+        wide.load_state_dict(wide.model.state_dict())
+
+
+def test_checkpoints_without_an_optimizer(tmp_path):
+    pipe_of(CONV, optimizer=None).checkpoint(tmp_path / "a")
+    with refusal("has no state of an optimizer, and the pipeline has an optimizer"):
+        pipe_of(CONV).resume(tmp_path / "a")
+
+
+def test_an_optimizer_that_keeps_the_same_but_is_another(tmp_path):
+    first = pipe_of(CONV, optimizer=momentum(0.9))
+    train(first, CONV, 1)
+    first.checkpoint(tmp_path / "a")
+    with refusal("has momentum_buffer of '.*' and the pipeline's optimizer keeps nothing"):
+        pipe_of(CONV, optimizer=momentum(0)).resume(tmp_path / "a")
+
+
+def test_another_schedule(tmp_path):
+    pipe_of(CONV, scheduler=warm_up).checkpoint(tmp_path / "a")
+    with refusal("of the scheduler SequentialLR and the pipeline has StepLR"):
+        pipe_of(CONV, scheduler=lambda o: lr_scheduler.StepLR(o, 1)).resume(tmp_path / "a")
+
+
+def test_gradients_that_wait_are_in_no_checkpoint(tmp_path):
+    pipe = pipe_of(CONV)
+    pipe.step(CASES[CONV].batch(8, F32), update=False)
+    with refusal("gradients wait for an update"):
+        pipe.checkpoint(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    pipe.step(CASES[CONV].batch(8, F32))
+    pipe.checkpoint(tmp_path / "a")
+
+
+def test_folders_that_will_not_do(written, tmp_path):
+    pipe = pipe_of(CONV)
+    with refusal(f"there is no whole checkpoint in '{re.escape(str(tmp_path))}'"):
+        pipe.resume(tmp_path)
+    with refusal("holds a checkpoint: a job that dies while it is overwritten"):
+        pipe.checkpoint(written)
+    (tmp_path / "file").touch()
+    with refusal("file/a' cannot be written: .*Error"):
+        pipe.checkpoint(tmp_path / "file" / "a")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / ".metadata").write_bytes(b"no pickle")
+    with refusal("broken' cannot be read: "):
+        pipe.resume(tmp_path / "broken")
+
+
+class Counting(torch.optim.SGD):
+    """Keeps something of its own."""
+
+    def step(self, closure=None):
+        self.state["count"] = self.state.get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_state_that_belongs_to_no_parameter(tmp_path):
+    pipe = pipe_of(CONV, optimizer=lambda named: Counting(named, lr=0.1))
+    pipe.step(CASES[CONV].batch(8, F32))
+    with refusal("Counting keeps 'count', which belongs to no parameter"):
+        pipe.state_dict()
+
+
+# Over ranks
+
+
+def on_ranks(folder, stop, ranks, **mesh):
+    """A job over gloo that goes on from what is in the folder, up to a step; what each rank tells."""
+    return results("resumed", folder, ranks, STOP=str(stop), **mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "mesh"), [(2, None), (3, None), (4, "pp=2,dp=2")])
+def test_ranks_go_on_where_two_ranks_stopped(tmp_path, ranks, mesh):
+    """Also as a pipeline of threads. With the same plan to the last bit; BatchNorm goes by the first replica."""
+    stopped = on_ranks(tmp_path, 2, 2)
+    assert {one["steps"] for one in stopped} == {2}
+    threads = pipe_of(CONV, scheduler=warm_up)
+    threads.resume(tmp_path / "a")
+    assert train(threads, CONV, 2) == unbroken(CONV)[0][2:]
+    assert unequal(everything(threads), unbroken(CONV)[2]) == []
+    found = on_ranks(tmp_path, 4, ranks, **({"MESH": mesh} if mesh else {}))
+    for one in found:
+        assert one["steps"] == 4
+        assert one["rates"] == unbroken(CONV)[1]
+        assert one["losses"] == found[0]["losses"]
+        if mesh is None:
+            assert one["losses"] == unbroken(CONV)[0][2:]
+            for name, values in one["parameters"].items():
+                assert torch.equal(torch.tensor(values), unbroken(CONV)[2][name]), name
+
+
+@pytest.mark.slow
+def test_a_job_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
+    """Ranks of the example die behind a checkpoint, are started again by torchrun, and come to the same numbers."""
+
+    def losses(folder, **environment):
+        arguments = ("--folder", str(folder), "--steps", "7", "--every", "2")
+        done = torchrun_script(EXAMPLE, *arguments, restarts=2, **environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [line for line in done.stdout.splitlines() if line.startswith("step")]
+
+    unbroken_lines = losses(tmp_path / "a")
+    broken = losses(tmp_path / "b", KILL_AT="3,5")
+    assert [line.split(":")[0] for line in broken] == [f"step {i}" for i in (0, 1, 2, 2, 3, 4, 4, 5, 6)]
+    assert list(dict.fromkeys(broken)) == unbroken_lines

@@ -1,0 +1,214 @@
+"""The simulator as a target: real stage programs under its clock, equal to threads, and memory as predicted."""
+
+import panpipe
+import pytest
+import torch
+from attrs import evolve
+from panpipe.api import TARGETS
+from panpipe.core.actions import parse_action
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.plan.plan import Prediction
+from panpipe.runtimes.engine.clocked import ClockedWalk
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.simulators.run import simulate
+from torch import nn
+
+from ...support.cuts import captured_once, even_plan
+from ...support.held import changes_of, costs_of
+from ...support.models import CASES, PYTHON, Case
+from ...support.parity import build
+
+F32 = torch.float32
+GPT, CONV, WEIGHTED = CASES
+TYPES = "A100-40GB", "H100"
+
+
+def with_costs(pipe: Pipeline) -> panpipe.Plan:
+    """The pipeline's plan, with the memory of its own programs and uneven times."""
+    costs = [
+        evolve(costs_of(pipe.programs[i].memory), forward_s=1.0 + i % 3, backward_input_s=1.5, optimizer_s=0.5)
+        for i in range(len(pipe.plan.stages))
+    ]
+    devices = pipe.plan.devices
+    nothing = (0.0,) * devices
+    cluster = fully_connected(devices, 10**9, 4096.0, 0.25)
+    return evolve(pipe.plan, prediction=Prediction(tuple(costs), cluster, 0.0, nothing, nothing, 0.0))
+
+
+def same(threads, simulated):
+    for (name, ours), theirs in zip(simulated.model.named_parameters(), threads.model.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad), name
+        assert torch.equal(ours, theirs), name
+    for (name, ours), theirs in zip(simulated.model.named_buffers(), threads.model.buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "options"),
+    [
+        (GPT, 2, {}),
+        (GPT, 2, {"schedule_name": "zb-v", "chunks": 2}),
+        (CONV, 3, {"recompute": None}),
+        (CONV, 3, {"split": True}),
+        (WEIGHTED, 2, {"schedule_name": "interleaved-1f1b", "chunks": 2, "recompute": (1,)}),
+    ],
+)
+def test_a_simulated_step_is_that_of_threads_in_the_time_and_memory_predicted(name, devices, options):
+    case = CASES[name]
+    plan = even_plan(captured_once(case, F32, 8, 4), devices, 4, **options)
+    threads = build(ThreadTeam(devices), name, F32, 8, plan, 4)
+    plan = with_costs(threads)
+
+    def clock(_, perform):
+        return simulate(plan, perform=perform).trace
+
+    simulated = build(ThreadTeam(devices), name, F32, 8, plan, 4, clock=clock)
+    for _ in range(2):
+        batch = case.batch(8, F32)
+        assert torch.equal(simulated.step(batch), threads.step(batch))
+        assert simulated.metrics == threads.metrics
+    same(threads, simulated)
+    wanted = simulate(plan).trace
+    assert simulated.trace.events == wanted.events
+    assert simulated.trace.step_s == wanted.step_s
+    assert changes_of(simulated.trace.memory) == changes_of(wanted.memory)
+    assert {sample.device for sample in simulated.trace.memory} == set(range(devices))
+
+
+def layers(count):
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(count) for layer in (nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh())))
+
+
+def square(model, batch):
+    return model(batch).square().mean()
+
+
+def test_one_process_stands_for_sixteen_devices_of_a_catalogue():
+    batch = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    options = {"optimizer": torch.optim.SGD, "seed": 3}
+    case = Case(lambda dtype: layers(16), square, lambda rows, dtype: batch)
+    plan = even_plan(captured_once(case, F32, 32, 32), 16, 32)
+    stages = tuple(evolve(stage, device=0) for stage in plan.stages)
+    alone = evolve(plan, mesh=Mesh(1), stages=stages, device_actions=(one_after_the_other(16, 32),))
+    simulated = panpipe.pipeline(
+        layers(16), square, batch, plan=plan, target="simulator", cluster="2x8xA100-80GB", **options
+    )
+    one = panpipe.pipeline(layers(16), square, batch, plan=alone, **options)
+    assert [simulated.step(batch).item() for _ in range(2)] == [one.step(batch).item() for _ in range(2)]
+    same(one, simulated)
+    peaks = [max(sample.bytes for sample in simulated.trace.memory if sample.device == device) for device in range(16)]
+    assert peaks == list(simulate(with_costs(simulated)).peak_saved_bytes)
+
+
+def one_after_the_other(stages, microbatches):
+    """Of each microbatch all forwards, then all backwards."""
+    return tuple(
+        parse_action(f"{stage}{kind}{m}")
+        for m in range(microbatches)
+        for kind, order in (("F", range(stages)), ("B", range(stages - 1, -1, -1)))
+        for stage in order
+    )
+
+
+def conv(**options):
+    case = CASES[CONV]
+    plan = even_plan(captured_once(case, F32, 8, 4), 2, 4)
+    return panpipe.pipeline(
+        case.model(F32), case.step, case.batch(8, F32), **{"plan": plan, "target": "simulator", **options}
+    )
+
+
+def test_an_automatic_plan_trains_in_the_time_predicted():
+    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster="2xA100-40GB", recompute="all")
+    pipe.step(CASES[CONV].batch(8, F32))
+    assert pipe.plan.memory.recompute == (0, 1)
+    assert pipe.trace.step_s == simulate(pipe.plan).step_s
+    assert pipe.trace.events == simulate(pipe.plan).trace.events
+
+
+def test_a_plan_without_costs_gets_analytic_ones():
+    pipe = conv(cluster="2xA100-40GB")
+    pipe.step(CASES[CONV].batch(8, F32))
+    assert 0 < pipe.trace.step_s < 0.01
+    faster = conv(cluster="2xH100")
+    faster.step(CASES[CONV].batch(8, F32))
+    assert faster.trace.step_s < pipe.trace.step_s
+
+
+def test_other_batches_run_too():
+    """Fewer samples than microbatches, and the next step is whole again."""
+    pipe, threads = conv(cluster="2xA100-40GB"), conv(target="devices")
+    for rows in (3, 8):
+        batch = CASES[CONV].batch(rows, F32)
+        assert torch.equal(pipe.step(batch), threads.step(batch))
+    assert pipe.trace.events
+
+
+def test_what_stays_python_runs_under_the_clock():
+    plan = even_plan(captured_once(PYTHON, F32, 8, 4), 2, 4)
+    both = [
+        panpipe.pipeline(PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32), plan=plan, target=target, **options)
+        for target, options in (("devices", {}), ("simulator", {"cluster": "2xA100-40GB"}))
+    ]
+    losses = [pipe.step(PYTHON.batch(8, F32)) for pipe in both]
+    assert torch.equal(*losses)
+    same(*both)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "moon"}, f"no target 'moon': known are {', '.join(TARGETS)}"),
+        ({}, "the plan of 'ConvNet' has none: give cluster=, such as"),
+        ({"plan": "auto"}, "plan='auto' needs one: give cluster="),
+        ({"cluster": "1xA100-40GB"}, "the plan needs 2 devices and the cluster has 1"),
+        ({"cluster": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
+        ({"cluster": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
+        ({"cluster": "2xA100-40GB", "plan": "auto", "recompute": [9]}, "recompute names stage 9"),
+        ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' does not connect"),
+    ],
+)
+def test_refused_in_one_line(options, said):
+    with pytest.raises(panpipe.RequestError, match=said) as refusal:
+        conv(**options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_ranks_are_told_to_be_one_process(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(panpipe.RequestError, match="one of 2 ranks: start the script without torchrun"):
+        conv(cluster="2xA100-40GB")
+
+
+def test_a_clock_that_comes_to_an_action_too_early_is_told():
+    def hasty(plan, perform):
+        return simulate(plan, costs, cluster, perform=lambda *told: told[0] == "arrival" or perform(*told)).trace
+
+    costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, fully_connected(2, 10**9, 1e9, 0.0)
+    plan = even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4)
+    pipe = build(ThreadTeam(2), CONV, F32, 8, plan, 4, clock=hasty)
+    with pytest.raises(RuntimeError, match="from device 0 to device 1 was waited for before the clock delivered it"):
+        pipe.step(CASES[CONV].batch(8, F32))
+
+
+def test_a_clock_that_stops_too_early_is_told():
+    walk = ClockedWalk(even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4), {})
+    walk.check_done()
+    pipe = build(ThreadTeam(2), CONV, F32, 8, None, 4, clock=lambda plan, perform: None)
+    with pytest.raises(RuntimeError, match="the clock stopped in front of"):
+        pipe.step(CASES[CONV].batch(8, F32))
+
+
+def test_devices_of_two_types_stand_where_the_plan_says():
+    cluster = fully_connected(2, 10**9, 1e9, 1e-6)
+    devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
+    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster=evolve(cluster, devices=devices))
+    threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), target="devices")
+    batch = CASES[CONV].batch(8, F32)
+    assert torch.equal(pipe.step(batch), threads.step(batch))
+    assert pipe.trace.step_s == simulate(pipe.plan).step_s

@@ -1,0 +1,130 @@
+"""How processes end: closed or left open, and what a pipeline that is closed refuses."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import panpipe
+import pytest
+import torch
+from torch import nn
+
+from ...support.cuts import captured, even_plan
+from ...support.launch import alone
+from ...support.models import Case
+from ...support.plans import predicted
+
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "exits.py"
+WATCHING = """
+import os, time
+import torch.distributed as dist
+import panpipe.runtimes.launch.watch as watch
+watch._POLL_S = 0  # the thread is inside a call of the store nearly all of the time
+dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
+watch.FailureWatch(0, 1)
+time.sleep(0.05)
+"""
+
+
+def step(model, batch):
+    return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+
+def batch():
+    return {"x": torch.ones(4, 8), "y": torch.zeros(4, 4)}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    case = Case(lambda dtype: model(), step, lambda rows, dtype: batch())
+    return predicted(even_plan(captured(case, torch.float32, 4, 2), 2, 2, "gpipe"))
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def built(plan):
+    return panpipe.pipeline(model(), step, batch(), optimizer=torch.optim.SGD, plan=plan)
+
+
+def test_a_watch_that_is_left_running_does_not_abort_the_interpreter():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHING], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0, 4])
+def test_no_exit_of_many_fails(load):
+    command = [sys.executable, str(BENCHMARK), "60", "--load", str(load)]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("0 of ")
+
+
+def test_a_closed_pipeline_refuses_to_go_on(plan, tmp_path):
+    pipe = built(plan)
+    pipe.step(batch())
+    pipe.close()
+    pipe.close()
+    for asked in (
+        lambda: pipe.step(batch()),
+        lambda: pipe.trace_step(batch()),
+        lambda: pipe.evaluate(batch()),
+        lambda: pipe.trace_evaluation(batch()),
+        lambda: pipe.forward(batch(), lambda model, given: model(given["x"])),
+        lambda: pipe.save(tmp_path),
+        lambda: pipe.checkpoint(tmp_path / "1"),
+        lambda: pipe.resume(tmp_path / "1"),
+        pipe.__enter__,
+    ):
+        with pytest.raises(panpipe.RequestError, match=r"the pipeline is closed: .*build another"):
+            asked()
+    assert "closed" in repr(pipe)
+
+
+def test_a_pipeline_is_a_context(plan):
+    with built(plan) as pipe:
+        pipe.step(batch())
+    with pytest.raises(panpipe.RequestError, match="closed"):
+        pipe.step(batch())
+
+
+def test_the_context_passes_on_an_error(plan):
+    with pytest.raises(ValueError, match="own"), built(plan) as pipe:
+        raise ValueError("own")
+    assert "closed" in repr(pipe)
+
+
+def test_representations_are_short_and_say_what_there_is(plan):
+    text = repr(plan)
+    assert text.startswith("<Plan of Sequential: gpipe, 2 stages on 2 devices, 2 microbatches; predicted: ")
+    assert text.endswith(" MiB on the fullest device>")
+    pipe = built(plan)
+    pipe.step(batch())
+    first, second = repr(pipe).splitlines()
+    assert first == "<Pipeline 1 step trained; stages here: 0, 1, on cpu"
+    assert text in second
+    pipe.close()
+
+
+def test_the_package_knows_its_version():
+    assert panpipe.__version__ == importlib.metadata.version("panpipe")
+    assert "__version__" in dir(panpipe)
+
+
+def test_an_error_inside_the_context_of_one_rank_is_reported_to_the_others(tmp_path):
+    left, stopped = alone("raising_in_context", tmp_path)
+    assert stopped.returncode == 1
+    assert "OSError: no such sample" in stopped.stderr
+    assert left.returncode == 1
+    [line] = left.stderr.splitlines()
+    assert "rank 1 stopped: OSError: no such sample" in line

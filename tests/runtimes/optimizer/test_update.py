@@ -1,0 +1,161 @@
+"""What comes between the last backward and the optimizer's step, beside torch's own way of doing it."""
+
+import math
+
+import panpipe
+import pytest
+import torch
+from panpipe.backends.memcpy import MemcpyBackend
+from panpipe.core.actions import COMM_KINDS
+from panpipe.core.evaluate.reduction import sync_bytes
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.update import NormParameters, Update
+from torch import nn
+
+from ...support import scaling
+from ...support.models import CASES
+from ...support.training import SGD, gradients, parameters, pipeline_of, unequal
+
+CONV, GPT, WEIGHTED = (CASES[n] for n in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted"))
+
+
+def plain(case, model, clip_norm):
+    """One process with ``clip_grad_norm_``."""
+    return scaling.Alone(case, model, SGD, clip_norm, enabled=False)
+
+
+@pytest.mark.parametrize("plan", [{}, {"split": True}, {"schedule_name": "v-half", "chunks": 2}])
+def test_clipping_is_that_of_one_device_to_the_last_bit_and_torchs(plan):
+    torch.set_num_threads(1)
+    pipe, alone = pipeline_of(CONV, 8, 4, optimizer=SGD, clip_norm=0.5, plan_options=plan)
+    whole, _ = pipeline_of(CONV, 8, 4, 1, optimizer=SGD, clip_norm=0.5)
+    one, batch = plain(CONV, alone, 0.5), CONV.batch(8, torch.float32)
+    for _ in range(3):
+        pipe.step(batch)
+        whole.step(batch)
+        one.step(batch)
+        assert pipe.grad_norm == whole.grad_norm
+        assert pipe.grad_norm == pytest.approx(one.norm, rel=1e-6)  # kernels of eager's backward may round differently
+        assert pipe.grad_norm > 0.5  # or nothing was clipped
+    assert unequal(parameters(pipe.model), parameters(whole.model)) == []
+    assert unequal(gradients(pipe.model), gradients(whole.model)) == []
+    torch.testing.assert_close(parameters(pipe.model), parameters(alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [GPT, WEIGHTED])
+def test_a_tied_weight_counts_once(case):
+    pipe, alone = pipeline_of(case, 8, 4, 3, optimizer=SGD, clip_norm=0.1)
+    one, batch = plain(case, alone, 0.1), case.batch(8, torch.float32)
+    for _ in range(2):
+        pipe.step(batch)
+        one.step(batch)
+        assert one.norm > 0.1
+    assert pipe.grad_norm == pytest.approx(one.norm, rel=1e-6)
+    torch.testing.assert_close(parameters(pipe.model), parameters(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [CONV, GPT])
+def test_the_table_is_as_large_as_predicted(case, monkeypatch):
+    summed, all_reduce = [], MemcpyBackend.all_reduce
+
+    def watched(backend, tensor):
+        summed.append(tensor.nbytes)
+        return all_reduce(backend, tensor)
+
+    pipe, _ = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=0.1)
+    pipe.step(case.batch(8, torch.float32))
+    monkeypatch.setattr(MemcpyBackend, "all_reduce", watched)
+    pipe.step(case.batch(8, torch.float32))
+    assert summed == [sync_bytes(pipe.plan)] * 2
+    assert summed[0] == 8 * (2 + len(list(pipe.model.parameters())))
+
+
+def test_an_infinite_norm_is_measured_alone():
+    pipe, alone = pipeline_of(CONV, 8, 4, clip_norm=math.inf)
+    pipe.step(CONV.batch(8, torch.float32))
+    reference_step(alone, CONV.step, CONV.batch(8, torch.float32), microbatches=4, seed=3)
+    assert pipe.grad_norm == torch.nn.utils.get_total_norm([p.grad for p in pipe.model.parameters()]).item()
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, math.nan, "1", True])
+def test_a_norm_that_is_none_is_refused(norm):
+    with pytest.raises(panpipe.RequestError, match=r"clip_norm is .*give a positive number") as refusal:
+        pipeline_of(CONV, 8, 4, clip_norm=norm)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_sync_is_an_action_of_every_device_with_a_stage():
+    pipe, _ = pipeline_of(CONV, 8, 4, 3, clip_norm=1.0)
+    assert pipe.plan.sync
+    _, trace = pipe.trace_step(CONV.batch(8, torch.float32))
+    # A message starts when both of its ends are posted, which may be behind a SYNC that was issued later.
+    done = [e for e in trace.events if e.action.kind not in COMM_KINDS]
+    ends = {d: [str(e.action) for e in done if e.device == d][-2:] for d in range(3)}
+    assert ends == {d: [f"{d}SYNC", f"{d}STEP"] for d in range(3)}
+
+
+class Deciding(torch.optim.SGD):
+    """Leaves a step out by itself, as fused optimizers do."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.grad_scale is None
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.sub_(torch.where(self.found_inf > 0, 0.0, parameter.grad))
+
+
+class Alone:
+    """A transport without anybody else."""
+
+    device, devices = 0, 2
+
+    def all_reduce(self, tensor):
+        return self
+
+    def wait(self):
+        pass
+
+
+@pytest.mark.parametrize(("optimizer", "scale"), [(SGD, None), (Deciding, 8.0)])
+def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimizer, scale):
+    """On tensors without values, whose reading fails."""
+    meta = torch.device("meta")
+    parameters = {name: nn.Parameter(torch.empty(4, 3, device=meta)) for name in "abc"}
+    for name in "ab":
+        parameters[name].grad = torch.empty(4, 3, device=meta)
+    state = StageState(parameters, {}, optimizer, device=meta)
+    norm_parameters = NormParameters(((0, "a", torch.float32), (0, "c", torch.float32), (1, "d", torch.float32)))
+    pipe, _ = pipeline_of(CONV, 8, 4, clip_norm=1.0)
+    update = Update(pipe.plan, {0: state}, norm_parameters, 1.0, meta)
+    with torch.no_grad():
+        update.begin(torch.empty((), device=meta), scale, None if scale is None else (torch.empty((), device=meta), 2))
+        update.sync(Alone())
+        update.step(state)
+    assert update.norm.is_meta
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):  # or the test would see no reading
+        update.norm.item()
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 6, 3)])
+@pytest.mark.parametrize("case", [CONV, WEIGHTED])
+def test_gradients_over_several_batches_are_those_of_their_union(case, sizes):
+    pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=math.inf)
+    one, first = plain(case, alone, math.inf), parameters(pipe.model)
+    batches = [case.batch(rows, torch.float32) for rows in sizes]
+    for index, batch in enumerate(batches):
+        assert unequal(parameters(pipe.model), first) == []
+        pipe.step(batch, update=index == len(sizes) - 1)
+    weights = sizes if case is CONV else [(batch["y"] > 8).sum().item() for batch in batches]
+    one.step(*batches, weights=weights)
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)
+    assert (pipe.steps, pipe.updates) == (3, 1)
+    assert unequal(parameters(pipe.model), first) != []
+    for each in (pipe, one):
+        each.step(batches[0])  # begins anew
+    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,293 @@
+"""Plans of earlier runs, and what progress shows."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes import build
+from panpipe.runtimes.launch.progress import shown
+from panpipe.runtimes.planning import plan_cache
+from panpipe.runtimes.planning.plan_cache import PlanCache, cache_folder
+from torch import nn
+
+from ...support.launch import torchrun_script
+from ...support.plans import orders, plan_of
+
+SCRIPT = Path(__file__).parents[2] / "support" / "plan_cache_ranks.py"
+KEY = {"graph": "a", "mesh": "b"}
+
+
+def _batch() -> dict[str, torch.Tensor]:
+    return {"x": torch.ones(8, 4), "y": torch.zeros(8, dtype=torch.int64)}
+
+
+def _step(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def _pipeline(**options):
+    phases: list[str] = []
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    options = {"microbatches": 2, "max_chunks": 1, "schedule": "1f1b", "cluster": "cpu:2", **options}
+    pipe = panpipe.pipeline(
+        model, _step, _batch(), progress=lambda phase, done, total: phases.append(phase), **options
+    )  # fmt: skip
+    return pipe, phases
+
+
+class PlansAnew(Exception):
+    """Raised in place of planning."""
+
+
+def _plans(planning, ready, batch):
+    raise PlansAnew
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A folder with one cached plan, and that plan."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PANPIPE_CACHE", str(folder))
+        pipe, phases = _pipeline()
+        pipe.close()
+    assert any("measuring operators" in phase for phase in phases)
+    assert phases[-1].startswith("planned: 1f1b, 2 stages on 2 devices, 2 microbatches")
+    return folder, pipe.plan
+
+
+def test_second_pipeline_takes_the_cached_plan_and_says_how_to_plan_anew(planned, monkeypatch):
+    folder, plan = planned
+    monkeypatch.setenv("PANPIPE_CACHE", str(folder))
+    pipe, phases = _pipeline()
+    assert pipe.plan == plan
+    assert not any("measuring" in phase or "rehears" in phase for phase in phases)
+    assert any(str(folder) in phase and "plan_cache=False" in phase for phase in phases)
+    assert torch.isfinite(pipe.step(_batch()))
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"microbatches": 4}, {"optimizer": torch.optim.SGD}, {"plan_seconds": 60.0}, {"recompute": "all"},
+        {"clip_norm": 1.0}, {"schedule": "gpipe"}, {"plan_cache": False},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_another_request_is_planned_anew(planned, monkeypatch, other):
+    folder, _ = planned
+    monkeypatch.setenv("PANPIPE_CACHE", str(folder))
+    monkeypatch.setattr(build, "best_rehearsed", _plans)
+    with pytest.raises(PlansAnew):
+        _pipeline(**other)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, '{"format": "panpipe.cached-plan/1"}', "null", "\x00\xff"])
+def test_a_broken_cached_plan_is_planned_anew_with_a_line(planned, monkeypatch, tmp_path, content):
+    folder, plan = planned
+    (name,) = (path.name for path in folder.glob("*.json"))
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "best_rehearsed", lambda planning, ready, batch: ready(plan))
+    pipe, phases = _pipeline()
+    pipe.close()
+    (line,) = (phase for phase in phases if "cannot be used" in phase)
+    assert "\n" not in line
+    assert pipe.plan.hash == plan.hash
+    assert json.loads((tmp_path / name).read_text())["format"] == plan_cache.FORMAT
+
+
+def test_a_cached_plan_that_is_not_sound_is_not_run(planned, monkeypatch, tmp_path):
+    folder, plan = planned
+    (path,) = folder.glob("*.json")
+    document = json.loads(path.read_text())
+    document["plan"]["device_actions"][0] = document["plan"]["device_actions"][0][1:]
+    (tmp_path / path.name).write_text(json.dumps(document))
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "best_rehearsed", lambda planning, ready, batch: ready(plan))
+    pipe, phases = _pipeline()
+    pipe.close()
+    assert any("cannot be used, planning anew" in phase for phase in phases)
+    assert pipe.plan.hash == plan.hash
+
+
+def test_a_cached_plan_of_something_else_is_not_used(tmp_path):
+    said: list[str] = []
+    cache = PlanCache(tmp_path, lambda phase, done=0, total=0: said.append(phase))
+    plan = panpipe.Plan.load(_saved(tmp_path))
+    cache.keep(KEY, plan)
+    (path,) = tmp_path.glob("plan-*.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"key": {"graph": "c"}}))
+    assert cache.find(KEY) is None
+    assert "made for something else" in said[-1]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+    said: list[str] = []
+    (tmp_path / "file").write_text("")
+    cache = PlanCache(tmp_path / "file" / "folder", lambda phase, done=0, total=0: said.append(phase))
+    assert cache.find(KEY) is None
+    cache.keep(KEY, panpipe.Plan.load(_saved(tmp_path)))
+    assert all("\n" not in line for line in said)
+    assert "not cached" in said[-1]
+
+
+def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
+    plan = panpipe.Plan.load(_saved(tmp_path))
+    folder = tmp_path / "cache"
+    cache = PlanCache(folder, lambda phase, done=0, total=0: None)
+    for number in range(3):
+        cache.keep({"number": str(number)}, plan)
+        for path in folder.glob("*.json"):
+            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
+    assert cache.find({"number": "0"}) is not None
+    cache.keep({"number": "3"}, plan)
+    assert [cache.find({"number": str(number)}) is not None for number in range(4)] == [True, False, True, True]
+    assert not list(folder.glob("*.tmp"))
+    assert all(stat.S_IMODE(path.stat().st_mode) & 0o022 == 0 for path in folder.iterdir())
+
+
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.delenv("PANPIPE_CACHE")
+    assert cache_folder() == tmp_path / ".cache" / "panpipe"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "panpipe"
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("PANPIPE_CACHE", "")
+    assert cache_folder() is None
+
+
+def test_progress_prints_one_line_a_phase_when_piped(capsys):
+    with shown(True, True) as report:
+        report("measuring")
+        for done in range(3):
+            report("rehearsing", done, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("s  ")[1] for line in lines] == ["measuring", "rehearsing"]
+
+
+def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
+    code = (
+        "from panpipe.runtimes.launch.progress import shown\n"
+        "with shown(True, True) as report:\n"
+        "    report('measuring')\n"
+        "    for done in range(3): report('rehearsing', done, 3)\n"
+    )
+    reader, terminal = os.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", code], stderr=terminal, env=environment, check=True)
+    os.close(terminal)
+    said = b""
+    with suppress(OSError):  # the end of a terminal
+        while part := os.read(reader, 65536):
+            said += part
+    os.close(reader)
+    assert b"rehearsing" in said
+    assert b"3 of 3" in said
+
+
+@pytest.mark.parametrize(("progress", "first"), [(False, True), (True, False)])
+def test_progress_is_silent_where_it_is_switched_off_and_on_other_ranks(capsys, progress, first):
+    with shown(progress, first) as report:
+        report("measuring")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_plan_cache_that_is_no_truth_value_is_refused():
+    with pytest.raises(RequestError, match="plan_cache is '/tmp': give True or False; PANPIPE_CACHE names the folder"):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan_cache="/tmp")
+
+
+def test_progress_that_is_no_function_is_refused():
+    with pytest.raises(RequestError, match="progress is 'yes': give True, False, or a function"):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), progress="yes")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"microbatches": 4}, "microbatches is 4 and the plan has 2: leave microbatches out, or plan again with it"),
+        ({"schedule": "gpipe"}, r"schedule is 'gpipe' and the plan has '1f1b': leave schedule out"),
+        ({"recompute": "all"}, r"recompute is stages \[0, 1\] and the plan has no stages: leave recompute out"),
+        ({"mesh": "pp=3"}, "mesh is 'pp=3' and the plan is for pp=2"),
+    ],
+)
+def test_arguments_that_contradict_a_given_plan_are_refused(planned, given, message):
+    _, plan = planned
+    with pytest.raises(RequestError, match=message):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan=plan, **given)
+
+
+def test_arguments_that_agree_with_a_given_plan_are_accepted(planned):
+    _, plan = planned
+    pipe, _ = _pipeline(plan=plan, schedule="1f1b", mesh="pp=2", recompute="none", cluster=None)
+    assert pipe.plan is plan
+    pipe.close()
+
+
+@pytest.mark.parametrize("plan", [3, None, ["a"]])
+def test_a_plan_of_another_type_is_refused(plan):
+    with pytest.raises(RequestError, match=r"plan is .*: give 'auto', a Plan, or the path"):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan=plan)
+
+
+def test_a_plan_is_saved_and_loaded(tmp_path, planned):
+    _, plan = planned
+    plan.save(tmp_path / "plan.json")
+    assert panpipe.Plan.load(tmp_path / "plan.json") == plan
+    with pytest.raises(RequestError, match="cannot write"):
+        plan.save(tmp_path / "nowhere" / "plan.json")
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"format": "other/1"}', "\x00"])
+def test_a_file_that_is_no_plan_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(RequestError) as caught:
+        panpipe.Plan.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_too_large_for_a_plan_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    with path.open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    with pytest.raises(RequestError, match="has more than 256 MiB"):
+        panpipe.Plan.load(path)
+
+
+def _saved(folder: Path) -> Path:
+    path = folder / "saved.json"
+    path.write_text(panpipe.plan_json(plan_of(orders("0F0 0B0"), [0])))
+    return path
+
+
+@pytest.mark.slow
+def test_all_ranks_run_what_the_first_rank_has_cached_whatever_the_others_have(tmp_path):
+    found = []
+    for _ in range(2):
+        done = torchrun_script(SCRIPT, str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        found.append([(tmp_path / f"said{rank}").read_text().split() for rank in range(2)])
+    (first, other), (again, silent) = found
+    assert first[:2] == ["True", "True"]
+    assert again[:2] == ["True", "False"]
+    assert other[:2] == silent[:2] == ["False", "False"]
+    assert first[2] == other[2] == again[2] == silent[2]
+    assert not (tmp_path / "1").exists()

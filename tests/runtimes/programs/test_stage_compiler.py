@@ -1,0 +1,277 @@
+"""Stages whose groups of operators are compiled train as those whose are not, and hold what the partition says."""
+
+import copy
+import subprocess
+import warnings
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.programs import stage_compiler
+from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
+from torch import fx, nn
+
+from ...support.cuts import batch_on, even_plan
+from ...support.evaluation import joined_alone, loss_alone
+from ...support.models import CASES
+from ...support.parity import PLANS, build, distance
+
+GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+F64 = torch.float64
+
+
+def as_it_is(graph, examples):
+    """A backend of torch.compile that compiles nothing."""
+    return graph.forward
+
+
+def compiler_of(backend=as_it_is):
+    return StageCompiler(CompilerChoice.of(backend))
+
+
+@pytest.mark.parametrize(("name", "plan"), [*((name, "split backward") for name in CASES), (GPT, "recompute")])
+def test_groups_change_no_number(name, plan):
+    compiler = compiler_of()
+    found = distance(ThreadTeam(2), name, torch.float64, 8, 4, compiler=compiler, **PLANS[plan])
+    assert found.loss < 1e-12
+    assert found.gradient < 1e-12
+    assert found.parameter < 1e-9
+    assert found.buffer < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["split backward", "recompute"])
+@pytest.mark.parametrize("name", CASES)
+def test_inductor_on_every_case(name, plan):
+    found = distance(ThreadTeam(2), name, torch.float64, 8, 4, compiler=compiler_of("inductor"), **PLANS[plan])
+    assert found.loss < 1e-9
+    assert found.gradient < 1e-9
+    assert found.parameter < 1e-7
+    assert found.buffer < 1e-9
+
+
+def evaluate_compiled(name, backend, tolerance):
+    """Losses and rows of forwards alone are those of one process, and no group of theirs is left as it is."""
+    case, compiler = CASES[name], compiler_of(backend)
+    pipe = build(ThreadTeam(2), name, F64, 8, None, 4, compiler=compiler, **PLANS["split backward"])
+    alone = copy.deepcopy(pipe.model).eval()
+    pipe.model.eval()
+    for rows in (8, 3):
+        batch = case.batch(rows, F64)
+        torch.testing.assert_close(pipe.evaluate(batch), loss_alone(alone, case.step, batch, 4), **tolerance)
+        torch.testing.assert_close(pipe.forward(batch, logits), joined_alone(alone, logits, batch, 4), **tolerance)
+    assert compiler.made
+    assert not compiler.failures
+
+
+def logits(model, batch):
+    return model(batch["x"])
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_evaluation_runs_compiled_groups(name):
+    evaluate_compiled(name, as_it_is, {"rtol": 0, "atol": 1e-12})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_evaluation_with_inductor(name):
+    evaluate_compiled(name, "inductor", {"rtol": 0, "atol": 1e-9})
+
+
+@pytest.mark.parametrize("plan", ["split backward", "recompute"])
+def test_saved_tensors_are_those_of_the_partition(plan):
+    peaks, sizes = [], []
+    for compiler in (None, compiler_of()):
+        pipe = build(ThreadTeam(2), GPT, torch.float32, 8, None, 4, compiler=compiler, **PLANS[plan])
+        _, trace = pipe.trace_step(batch_on(CASES[GPT], 8, torch.float32, "cpu"))
+        peaks.append([max(s.bytes for s in trace.memory if s.device == d and s.kind == "saved") for d in (0, 1)])
+        memory = [pipe.programs[i].memory for i in (0, 1)]
+        sizes.append([(m.saved, m.freed_by_input, m.created_by_input, m.inputs) for m in memory])
+    assert peaks[0] == peaks[1]
+    assert [own[0] for own in sizes[0]] == [own[0] for own in sizes[1]]
+    assert [own[3] for own in sizes[0]] == [own[3] for own in sizes[1]]
+
+
+class Layers(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(count))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def step(model, batch):
+    return model(batch["x"]).pow(2).mean()
+
+
+def pipeline(model=None, rows=8, **options):
+    torch.manual_seed(0)
+    model = model or Layers(4).double()
+    batch = {"x": torch.randn(rows, 8, dtype=torch.float64)}
+    operators = operators_of(capture_step(model, step, {"x": batch["x"][: rows // 4]}))
+    plan = even_plan(operators, 2, 4)
+    return panpipe.pipeline(model, step, batch, plan=plan, optimizer=torch.optim.SGD, **options), batch
+
+
+def test_equal_layers_are_compiled_once_whatever_their_stage_and_before_a_step():
+    asked = []
+
+    def counting(graph, examples):
+        asked.append(graph)
+        return graph.forward
+
+    counts = []
+    for layers in (4, 8):
+        asked.clear()
+        pipe, batch = pipeline(Layers(layers).double(), compile=counting)
+        counts.append(len(asked))
+        pipe.step(batch)
+        assert len(asked) == counts[-1], "nothing is compiled in a step"
+        pipe.close()
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.slow
+def test_inductor_trains_as_the_stages_themselves_do():
+    model = Layers(2).double()
+    (pipe, batch), (alone, _) = pipeline(copy.deepcopy(model), compile="inductor"), pipeline(model)
+    for _ in range(3):
+        assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-9
+    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-9
+        assert (one.grad - other.grad).norm() < 1e-9 * max(1.0, other.grad.norm())
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+def test_another_shape_of_microbatch_is_compiled_too():
+    pipe, _ = pipeline(compile=as_it_is)
+    alone, _ = pipeline()
+    for rows in (8, 12):
+        batch = {"x": torch.randn(rows, 8, dtype=torch.float64)}
+        assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-12
+
+
+def test_what_does_not_compile_runs_as_it_is_and_a_line_says_so():
+    def failing(graph, examples):
+        raise NotImplementedError("no kernels today\nsecond line")
+
+    with pytest.warns(
+        UserWarning, match=r"stage \d runs aten\..* as they are: failing does not compile them: no"
+    ) as told:
+        pipe, batch = pipeline(compile=failing)
+    assert all("\n" not in str(one.message) for one in told)
+    assert sorted(str(one.message)[:8] for one in told) == ["stage 0 ", "stage 1 "], "a line for each stage"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        (lambda graph, examples: lambda *given: [], r"it returns 0 tensors and not \d"),
+        (
+            lambda graph, examples: lambda *given: [r.float() for r in graph(*given)],
+            r"it returns torch.float32 \[.*and",
+        ),
+        (
+            lambda graph, examples: lambda *given: [given[0] for _ in graph(*given)],
+            "it returns|shares memory",
+        ),
+    ],
+)
+def test_a_backend_whose_functions_return_something_else_is_not_used(backend, why):
+    with pytest.warns(UserWarning, match=why):
+        pipe, batch = pipeline(compile=backend)
+    assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
+
+
+def test_tensors_that_lie_otherwise_than_they_were_traced_run_as_they_are():
+    def strict(graph, examples):
+        strides = [example.stride() for example in examples]
+
+        def call(*given):
+            assert [tensor.stride() for tensor in given] == strides, "strides differ"
+            return graph(*given)
+
+        return call
+
+    def first(model, batch):
+        return model((batch["x"] + 1) * 2).pow(2).mean()
+
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(8, 8, dtype=torch.float64)}
+    turned = {"x": batch["x"].t().contiguous().t()}
+    losses = []
+    for options in ({"compile": strict}, {}):
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).double()
+        for parameter in model.parameters():
+            parameter.data.fill_(0.1)
+        operators = operators_of(capture_step(model, first, {"x": batch["x"][:4]}))
+        pipe = panpipe.pipeline(
+            model, first, batch, plan=even_plan(operators, 2, 2), optimizer=torch.optim.SGD, **options
+        )
+        pipe.step(batch)
+        if options:
+            with pytest.warns(UserWarning, match="run as they are: what strict compiled is for other strides: st"):
+                losses.append(pipe.step(turned).item())
+        else:
+            losses.append(pipe.step(turned).item())
+    assert abs(losses[0] - losses[1]) < 1e-12
+
+
+def test_names_that_mean_nothing_are_refused_with_the_list():
+    with pytest.raises(RequestError, match=r"compile is 'inductr': .*; known are .*inductor"):
+        pipeline(compile="inductr")
+    with pytest.raises(RequestError, match="compile is 'panpipe': it names a backend"):
+        pipeline(compile="panpipe")
+    with pytest.raises(RequestError, match=r"compile is 3: it names a backend of torch\.compile, or is a function"):
+        pipeline(compile=3)
+    with pytest.raises(RequestError, match="target 'simulator' takes its times from a cost model and compile"):
+        pipeline(compile="inductor", target="simulator")
+
+
+def test_a_compiler_that_is_not_there_is_one_line(monkeypatch):
+    from torch._inductor import cpp_builder
+
+    def missing():
+        raise subprocess.CalledProcessError(1, "g++")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(RequestError, match=r"compile='inductor' needs a C\+\+ compiler and none is found here"):
+        pipeline(compile="inductor")
+
+
+def test_what_inductor_makes_returns_what_is_checked_and_tells_of_other_strides():
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    total = graph.call_function(torch.ops.aten.add.Tensor, (x, y))
+    graph.output((total, graph.call_function(torch.ops.aten.tanh.default, (total,))))
+    module = fx.GraphModule({}, graph)
+    given = [torch.randn(3, 5, dtype=torch.float64) for _ in "xy"]
+    compiled = CompilerChoice.of("inductor").compile(module, list(given))
+    with torch.no_grad():
+        for found, wanted in zip(compiled(*given), module(*given), strict=True):
+            assert found.stride() == wanted.stride()
+            assert (found - wanted).abs().max() < 1e-12
+        with pytest.raises(AssertionError):
+            compiled(given[0].t().contiguous().t(), given[1])
+
+
+def test_inductor_is_told_how_many_threads_a_stage_has():
+    assert ThreadTeam(2).threads == 1
+    choice = CompilerChoice.of("inductor")
+    assert choice.with_threads(2).compile is not choice.compile
+    other = CompilerChoice.of(as_it_is)
+    assert other.with_threads(2) is other
+    assert choice.name == stage_compiler.INDUCTOR

@@ -1,0 +1,425 @@
+"""Forwards alone: the loss and the rows of one process to the last bit, nothing saved, and training none the wiser."""
+
+import dataclasses
+import json
+import warnings
+
+import panpipe
+import pytest
+import torch
+from attrs import evolve
+from panpipe.cli import main
+from panpipe.core.actions import Kind
+from panpipe.core.capture.graph.storages import StorageMeter
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.errors import RequestError, WorkerError
+from panpipe.core.plan.derive import forward_only
+from panpipe.core.plan.plan import Prediction, plan_json
+from panpipe.core.trace.perfetto import read_trace, trace_json
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.programs.stage_run import StageRun
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from ...support.cuts import captured, even_plan
+from ...support.evaluation import joined_alone, loss_alone, state
+from ...support.launch import results
+from ...support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
+from ...support.plans import UNIT
+from ...support.shapes import tokens
+from ...support.training import SGD, case_of, pipeline_of, unequal
+
+F32 = torch.float32
+pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+
+
+def small_gpt():
+    return TinyGPT(layers=1)
+
+
+GPT = case_of(small_gpt, gpt_step, lambda rows, dtype: tokens(rows))
+WEIGHTED = case_of(small_gpt, weighted_step, lambda rows, dtype: tokens(rows))
+ALL = {"gpt": GPT, "weighted": WEIGHTED, "batchnorm": CASES["batchnorm with a skip"], "python": PYTHON}
+
+
+def logits(model, batch):
+    return model(batch["x"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_loss_is_that_of_one_process_and_nothing_changes(name):
+    case = ALL[name]
+    pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD)
+    pipe.step(case.batch(8, F32))
+    alone.load_state_dict(pipe.model.state_dict())
+    before = state(pipe.model)
+    pipe.model.eval()
+    alone.eval()
+    for rows in (8, 3, 5):
+        batch = case.batch(rows, F32)
+        loss = pipe.evaluate(batch)
+        assert torch.equal(loss, loss_alone(alone, case.step, batch, 4))
+        assert not loss.requires_grad
+    assert not unequal(before, state(pipe.model))
+    assert (pipe.steps, pipe.updates) == (1, 1)
+    if name == "weighted":
+        assert 0 < pipe.metrics["confidence"] <= 1
+    with pytest.raises(RequestError, match=r"the model is in evaluation mode .* model.train\(\)"):
+        pipe.step(case.batch(8, F32))
+    pipe.model.train()
+    pipe.step(case.batch(8, F32))
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h2", "zb-v", "v-half", "v-min", "gis-h", "dualpipe-v")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_kind_of_plan_evaluates(schedule):
+    chunks = 1 if schedule in ("gpipe", "1f1b", "zb-h2") else 2
+    options = {"schedule_name": schedule, "chunks": chunks}
+    pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
+    pipe.model.eval()
+    assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone.eval(), GPT.step, tokens(8), 4))
+    # Other microbatches, another length, and fewer of them.
+    assert torch.equal(pipe.evaluate(tokens(3, 5)), loss_alone(alone, GPT.step, tokens(3, 5), 4))
+
+
+def test_training_after_evaluation_is_training_without_it():
+    case = ALL["batchnorm"]
+    (evaluated, _), (untouched, _) = (pipeline_of(case, 8, 4, optimizer=SGD) for _ in range(2))
+    for rows in (8, 8, 6, 8):
+        evaluated.model.eval()
+        evaluated.evaluate(case.batch(rows, F32))
+        evaluated.model.train()
+        evaluated.evaluate(case.batch(8, F32))  # with BatchNorm in training mode: no statistics are written
+        evaluated.forward(case.batch(5, F32), logits)
+        for pipe in (evaluated, untouched):
+            pipe.step(case.batch(rows, F32))
+    assert not unequal(state(evaluated.model), state(untouched.model))
+
+
+def test_gradients_that_wait_for_an_update_go_on_waiting():
+    (evaluated, _), (untouched, _) = (pipeline_of(WEIGHTED, 8, 4, optimizer=SGD, clip_norm=0.05) for _ in range(2))
+    for pipe in (evaluated, untouched):
+        pipe.step(tokens(8), update=False)
+    held = state(evaluated.model)
+    assert any(name.endswith("gradient") for name in held)
+    evaluated.model.eval()
+    evaluated.evaluate(tokens(6))
+    with pytest.raises(WorkerError, match="out of range"):
+        evaluated.evaluate(tokens(8, 17))  # more than there are positions: known when it runs
+    evaluated.evaluate(tokens(6))
+    assert not unequal(held, state(evaluated.model))
+    evaluated.model.train()
+    for pipe in (evaluated, untouched):
+        pipe.step(tokens(6))
+    assert evaluated.grad_norm == untouched.grad_norm
+    assert not unequal(state(evaluated.model), state(untouched.model))
+
+
+def test_dropout_goes_on_in_training_mode_with_numbers_of_its_own():
+    pipe, alone = pipeline_of(GPT, 8, 4)
+    found = [pipe.evaluate(tokens(8)) for _ in range(2)]
+    wanted = [loss_alone(alone, GPT.step, tokens(8), 4, index=index) for index in (-1, -2)]
+    assert [loss.item() for loss in found] == [loss.item() for loss in wanted]
+    assert found[0] != found[1]
+
+
+def test_one_module_alone_may_be_in_evaluation_mode():
+    pipe, alone = pipeline_of(GPT, 8, 4)
+    pipe.model.blocks[0].eval()
+    alone.blocks[0].eval()
+    assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone, GPT.step, tokens(8), 4))
+
+
+# What runs, and what it holds
+
+
+def test_a_trace_has_forwards_and_their_messages_and_nothing_is_saved():
+    pipe, _ = pipeline_of(GPT, 8, 4, plan_options={"schedule_name": "zb-v", "chunks": 2})
+    _, trained = pipe.trace_step(tokens(8))
+    assert max(sample.bytes for sample in trained.memory) > 0
+    pipe.model.eval()
+    loss, trace = pipe.trace_evaluation(tokens(8))
+    assert torch.equal(loss, pipe.evaluate(tokens(8)))
+    assert {event.action.kind for event in trace.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
+    assert sum(event.action.kind is Kind.F for event in trace.events) == 4 * 4
+    assert [sample.bytes for sample in trace.memory if sample.bytes] == []  # by the storages' finalizers
+    assert trace.plan_hash != trained.plan_hash
+
+
+def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
+    operators = captured(GPT, F32, 8, 4)
+    even = even_plan(operators, 2, 4, "zb-v", 2)
+    costs = tuple(evolve(UNIT, forward_s=seconds) for seconds in (3, 1, 1, 2))  # times that the order depends on
+    cluster = fully_connected(2, 10**12, 1e9, 1e-6)
+    plan = evolve(even, prediction=Prediction(costs, cluster, 0, (0, 0), (0, 0), 0))
+    assert forward_only(plan).device_actions != forward_only(even).device_actions
+    pipe = panpipe.pipeline(GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, clip_norm=1.0)
+    _, trace = pipe.trace_evaluation(tokens(8))
+    file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
+    file.write_text(plan_json(pipe.plan), encoding="utf-8")
+    measured.write_text(trace_json({"": trace}), encoding="utf-8")
+    assert main(["simulate", str(file), "--forward-only", "--trace", str(simulated)]) == 0
+    capsys.readouterr()
+    report = ["--plan", str(file), "--report", str(tmp_path / "report.html")]
+    assert main(["compare", str(simulated), str(measured), "--json", *report]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["same_plan"]
+    assert found["order"] == found["only_predicted"] == found["only_measured"] == []
+    assert [kind["kind"] for kind in found["kinds"]] == ["F", "SEND_F", "RECV_F"]
+    queues = {(event.device, event.queue) for event in trace.events}
+    assert queues == {(event.device, event.queue) for event in read_trace(simulated).events}
+
+
+class Wide(nn.Module):
+    """A slow second half."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x)
+
+
+def test_messages_do_not_pile_up_and_nothing_outlives_an_evaluation(monkeypatch):
+    case = case_of(Wide, lambda model, x: model(x).square().mean(), lambda rows, dtype: torch.ones(rows, 8))
+    pipe, _ = pipeline_of(case, 64, 32)
+    meter, forward, held = StorageMeter(), StageRun.forward, list[StageRun]()
+
+    def watched(run, microbatch, boundary, leaves, key):
+        outputs, found = forward(run, microbatch, boundary, leaves, key)
+        if run.index == 0:
+            meter.watch(outputs)
+        held.append(run)
+        return outputs, found
+
+    monkeypatch.setattr(StageRun, "forward", watched)
+    pipe.evaluate(case.batch(64, F32))
+    message = 2 * 8 * 4
+    assert message <= meter.peak <= 3 * message  # of 32 messages, however slow a reader is
+    assert meter.alive == 0
+    assert all(not run.held(m) for run in held for m in range(32))
+
+
+def test_the_simulator_evaluates_in_the_time_of_the_forwards():
+    batch = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh())))
+
+    def square(model, x):
+        return model(x).square().mean()
+
+    case = case_of(model, square, lambda rows, dtype: batch[:rows])
+    simulated, alone = pipeline_of(case, 8, 4, target="simulator", cluster="2xA100-80GB", optimizer=SGD)
+    simulated.step(batch)
+    trained = simulated.trace
+    alone.load_state_dict(simulated.model.state_dict())
+    simulated.model.eval()
+    assert torch.equal(simulated.evaluate(batch), loss_alone(alone.eval(), square, batch, 4))
+    trace = simulated.trace
+    assert trace.source == "simulated"
+    assert {event.action.kind for event in trace.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
+    assert 0 < trace.step_s < trained.step_s
+    assert not any(sample.bytes for sample in trace.memory)
+    forward_s = {e.action.stage: e.end_s - e.start_s for e in trained.events if e.action.kind is Kind.F}
+    for event in trace.events:
+        if event.action.kind is Kind.F:
+            assert event.end_s - event.start_s == pytest.approx(forward_s[event.action.stage])
+    rows = simulated.forward(batch[:5], lambda model, x: model(x))
+    assert torch.equal(rows, joined_alone(alone, lambda model, x: model(x), batch[:5], 4))
+
+
+# Rows
+
+
+def nested(model, batch):
+    out = model(batch["x"])
+    return {"logits": out, "best": (out.argmax(-1), None), "x": batch["x"], "twice": out, "positive": batch["x"] > 9}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "v-half"])
+def test_rows_of_any_nesting_are_joined_in_order(schedule):
+    options = {"schedule_name": schedule, "chunks": 1 + (schedule == "v-half")}
+    pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
+    pipe.model.eval()
+    for rows in (8, 7, 2):
+        given = {"x": tokens(rows)["x"]}  # no targets: what the function does not read need not be there
+        found, wanted = pipe.forward(given, nested), joined_alone(alone.eval(), nested, given, 4)
+        (mine, spec), (theirs, other) = map(pytree.tree_flatten, (found, wanted))
+        assert spec == other
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        assert not found["logits"].requires_grad
+
+
+def test_rows_do_not_show_the_models_own_tensors():
+    pipe, _ = pipeline_of(GPT, 8, 1)
+    batch = tokens(8)
+    found = pipe.forward(batch, lambda model, batch: (model(batch["x"]), batch["x"]))
+    found[1].zero_()
+    assert batch["x"].any()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda model, batch: model(batch["x"]).mean(), "returns a scalar for 2 samples"),
+        (lambda model, batch: {"n": 3, "x": model(batch["x"])}, "returns 3 for 2 samples"),
+        (lambda model, batch: ("a", model(batch["x"])), "returns 'a' for 2 samples"),
+        (lambda model, batch: model(batch["x"])[0], r"a tensor of shape \(12, 32\) for 2 samples"),
+        (lambda model, batch: None, "returns no tensor"),
+        (lambda model, batch: F.pad(model(batch["x"]), (0, len(batch["x"]))), "2×12×34 of float32 for 2 .* 1×12×33"),
+        ("model", "function is 'model': give a function"),
+    ],
+)
+def test_what_has_no_row_for_each_sample_is_refused_in_one_line(function, said):
+    pipe, _ = pipeline_of(GPT, 8, 4)
+    with pytest.raises(RequestError, match=said) as refusal:
+        pipe.forward(tokens(7), function)
+    assert "\n" not in str(refusal.value)
+    assert pipe.forward(tokens(8), logits).shape == (8, 12, 32)
+
+
+def test_a_parameter_that_training_does_not_use_is_refused():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head, self.other = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    case = case_of(Heads, lambda model, x: model(x).square().mean(), lambda rows, dtype: torch.ones(rows, 8))
+    with pytest.warns(UserWarning, match="the loss does not depend on it"):
+        pipe, _ = pipeline_of(case, 8, 4)
+    with pytest.raises(RequestError, match=r"uses 'other.weight', which no stage holds"):
+        pipe.forward(case.batch(8, F32), lambda model, x: model.other(model.body(x)))
+
+
+def test_it_says_once_that_shapes_are_captured_and_keeps_a_few_functions():
+    pipe, _ = pipeline_of(GPT, 8, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.forward(tokens(8), logits)
+        pipe.forward(tokens(8), logits)
+    with pytest.warns(UserWarning, match="microbatches of a new shape") as said:
+        pipe.forward(tokens(4), logits)
+    assert said[0].filename == __file__
+    for _ in range(5):
+        pipe.forward(tokens(8), lambda model, batch: model(batch["x"]))
+    assert len(list(pipe._evaluator._kept)) == 4
+
+
+# Batches, and stages with several inputs and outputs
+
+
+@dataclasses.dataclass
+class Words:
+    """A batch of a class of the user's."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    mask: torch.Tensor | None
+    name: str
+    factor: float
+
+
+pytree.register_dataclass(Words)
+
+
+class Towers(nn.Module):
+    """Two towers that meet at the end, and a skip over both."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.ModuleList(nn.Linear(8, 8) for _ in range(3)) for _ in range(2))
+        self.join = nn.Bilinear(8, 8, 8)
+
+    def forward(self, left, right):
+        x, y = start = left, right
+        for one, other in zip(self.left, self.right, strict=True):
+            x, y = torch.tanh(one(x)), torch.sigmoid(other(y))
+        return self.join(x, y) + start[0], x * start[1]
+
+
+def towers_step(model, batch):
+    joined, gated = model(batch.left, batch.right)
+    if batch.mask is not None:
+        joined = joined * batch.mask[:, None]
+    loss = (joined - gated).square().mean() * batch.factor
+    return loss, {"joined": joined.detach().mean(), "gated": gated.detach().amax(1), "name": len(batch.name)}
+
+
+def words(rows, dtype=F32, mask=True):
+    left, right = torch.randn(2, rows, 8, generator=torch.Generator().manual_seed(rows))
+    return Words(left, right, torch.linspace(0, 1, rows) if mask else None, "words", 2.0)
+
+
+@pytest.mark.parametrize(("devices", "schedule"), [(2, "1f1b"), (4, "zb-h1"), (2, "v-min")])
+def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices, schedule):
+    case = case_of(Towers, towers_step, words)
+    options = {"schedule_name": schedule, "chunks": 1 + schedule.startswith("v")}
+    pipe, alone = pipeline_of(case, 8, 4, devices, plan_options=options, optimizer=SGD)
+    loss = pipe.step(words(8))
+    optimizer = SGD(alone.parameters())
+    assert torch.equal(loss, reference_step(alone, towers_step, words(8), microbatches=4, seed=3))
+    optimizer.step()
+    for (name, mine), theirs in zip(pipe.model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=name)
+    assert set(pipe.metrics) == {"joined", "gated", "name"}
+    assert pipe.metrics["name"] == 5
+    alone.load_state_dict(pipe.model.state_dict())
+    for batch in (words(8), words(5), words(8, mask=False)):
+        assert torch.equal(pipe.evaluate(batch), loss_alone(alone, towers_step, batch, 4))
+        whole = towers_step(alone, batch)[1]
+        assert pipe.metrics["joined"] == pytest.approx(whole["joined"].item(), abs=1e-6)
+        assert pipe.metrics["gated"] == pytest.approx(whole["gated"].mean().item(), abs=1e-6)
+    both = pipe.forward(words(6), lambda model, batch: model(batch.left, batch.right))
+    wanted = joined_alone(alone, lambda model, batch: model(batch.left, batch.right), words(6), 4)
+    assert all(map(torch.equal, both, wanted))
+
+
+def test_batches_may_be_tuples_with_plain_values():
+    def step(model, batch):
+        (x, scale), kind, rate, nothing = batch
+        assert nothing is None
+        return model(x).square().mean() * rate + (scale.sum() if kind == "sum" else scale.mean())
+
+    def batch(rows, dtype=F32, kind="sum", rate=0.5):
+        return (torch.ones(rows, 8), torch.arange(3.0)), kind, rate, None
+
+    pipe, alone = pipeline_of(case_of(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), step, batch), 8, 4)
+    losses = []
+    for given in (batch(8), batch(8, kind="mean"), batch(8, rate=2), batch(5)):
+        losses.append(pipe.evaluate(given).item())
+        assert losses[-1] == loss_alone(alone, step, given, 4).item()
+        assert pipe.step(given).item() == losses[-1]
+    assert len(set(losses[:3])) == 3
+
+
+# Ranks
+
+
+def test_ranks_evaluate_as_one_process_does(tmp_path):
+    for rank, found in enumerate(results("evaluation", tmp_path)):
+        assert found["losses"] == found["wanted"]
+        assert found["equal"] == [True, True]
+        assert found["here"] == [rank == 1, True]
+        assert found["unequal"] == []
+        assert found["afterwards"] < 1e-9
+        assert "is in another mode on rank 1 than on rank 0" in found["refused"]
+
+
+def test_replicas_evaluate_as_one_process_on_all_their_batches(tmp_path):
+    found = results("evaluation_of_replicas", tmp_path, 4, MESH="pp=2,dp=2")
+    assert len({(one["loss"], one["other"]) for one in found}) == 1
+    for one in found:
+        assert one["loss"] == pytest.approx(one["wanted"], abs=1e-12)
+        assert one["other"] == pytest.approx(one["other wanted"], abs=1e-12)
+        assert one["rows"]
+        assert one["unequal"] == []

@@ -1,0 +1,476 @@
+"""Weights of models on meta: initialised the same under every plan, read from and written to checkpoints, refused."""
+
+import functools
+import json
+import threading
+import weakref
+
+import panpipe
+import pytest
+import torch
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.optimizers import state_share
+from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.profile import link_profile, operator_profile
+from panpipe.runtimes.profile.reference_workload import workload_bytes
+from panpipe.runtimes.weights import places, weights_from
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ...support.cuts import captured_once, even_plan
+from ...support.models import CASES, Case
+
+F32 = torch.float32
+GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+PLANS = [(2, {}), (3, {}), (2, {"schedule_name": "interleaved-1f1b", "chunks": 2})]
+
+
+def empty(name: str = GPT) -> nn.Module:
+    with panpipe.empty_weights():
+        return CASES[name].model(F32)
+
+
+def pipeline(model: nn.Module, name: str = GPT, devices: int = 2, plan=None, **options):
+    case = CASES[name]
+    plan = plan or even_plan(captured_once(case, F32, 8, 4), devices, 4)
+    return panpipe.pipeline(model, case.step, case.batch(8, F32), plan=plan, **{"seed": 7, **options})
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def filled(model: nn.Module, names) -> dict[str, torch.Tensor]:
+    """What a process that holds these parameters initialises them with."""
+    held = {name: nn.Parameter(torch.empty(model.get_parameter(name).shape)) for name in names}
+    weights_from(None, model, 7).fill(held, held.keys())
+    return held
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+# Empty models
+
+
+def test_empty_weights_leaves_buffers_and_ties():
+    model = empty(CONV)
+    assert all(p.is_meta for p in model.parameters())
+    assert not any(b.is_meta for b in model.buffers())
+    gpt = empty()
+    assert gpt.head.weight is gpt.embedding.weight
+    assert not nn.Linear(2, 2).weight.is_meta
+
+
+def test_a_parameter_under_two_names_stays_one_when_it_is_registered_twice():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Parameter(torch.ones(3), requires_grad=False)
+            self.a, self.b = shared, shared
+
+    with panpipe.empty_weights():
+        model = Twice()
+    assert model.a is model.b
+    assert model.a.is_meta
+    assert not model.a.requires_grad
+
+
+def test_empty_weights_is_for_its_own_thread():
+    made = []
+    with panpipe.empty_weights():
+        thread = threading.Thread(target=lambda: made.append(nn.Linear(2, 2)))
+        thread.start()
+        thread.join()
+    assert not made[0].weight.is_meta
+
+
+# Initialisation
+
+
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_initial_values_do_not_depend_on_the_plan(name):
+    operators = captured_once(CASES[name], F32, 8, 4)
+    found = []
+    for devices, options in PLANS:
+        model, before = empty(name), torch.get_rng_state()
+        pipe = pipeline(model, name, plan=even_plan(operators, devices, 4, **options))
+        assert torch.equal(torch.get_rng_state(), before)
+        for stage in pipe.stage_parameters.values():
+            assert_equal({n: p.detach() for n, p in stage.items()}, {n: values(pipe.model)[n] for n in stage})
+        found.append(values(pipe.model))
+    for other in found[1:]:
+        assert_equal(other, found[0])
+    assert_equal(values(pipeline(empty(name), name, seed=7).model), found[0])
+    assert not torch.equal(next(pipeline(empty(name), name, seed=8).model.parameters()), next(iter(found[0].values())))
+
+
+def test_a_process_draws_the_same_numbers_for_the_part_of_a_module_that_it_holds():
+    model = empty(CONV)
+    whole = filled(model, [name for name, _ in model.named_parameters()])
+    names = ("stem.bias", "norms.1.weight")
+    assert_equal(filled(model, names), {name: whole[name] for name in names})
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_tied_weight_is_initialised_once_by_the_module_of_its_first_name():
+    pipe = pipeline(empty())
+    assert pipe.model.head.weight is pipe.model.embedding.weight
+    alone = empty()
+    assert torch.equal(pipe.model.embedding.weight, filled(alone, ["embedding.weight"])["embedding.weight"])
+
+
+def test_a_function_of_the_users_initialises():
+    def init(module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.5)
+
+    found = [values(pipeline(empty(), devices=devices, weights=init).model) for devices in (2, 3)]
+    assert_equal(found[0], found[1])
+    assert found[0]["blocks.0.up.weight"].std() == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_function_may_replace_tensors_as_fsdp_allows():
+    def init(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        module.reset_parameters()
+
+    assert_equal(values(pipeline(empty(CONV), CONV, weights=init).model), values(pipeline(empty(CONV), CONV).model))
+
+
+def test_attention_and_recurrence_initialise_as_their_constructors_do():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.lstm = nn.MultiheadAttention(8, 2), nn.LSTM(8, 8)
+
+    with panpipe.empty_weights():
+        model = Both()
+    held = filled(model, [name for name, _ in model.named_parameters()])
+    assert held["attention.out_proj.bias"].abs().max() == 0
+    assert held["attention.out_proj.weight"].abs().max() <= 8**-0.5
+    names = ("attention.out_proj.bias", "lstm.bias_hh_l0")
+    assert_equal(filled(model, names), {name: held[name] for name in names})
+
+
+def test_buffers_on_meta_are_initialised_and_those_with_values_are_kept():
+    case = CASES[CONV]
+    with torch.device("meta"):
+        everything = case.model(F32)
+    found = values(pipeline(everything, CONV).model)
+    assert torch.equal(found["norms.0.running_var"], torch.ones(4))
+    assert found["norms.2.num_batches_tracked"] == 0
+    model = empty(CONV)
+    model.norms[0].running_mean.fill_(0.25)
+    assert_equal(
+        {"mean": values(pipeline(model, CONV).model)["norms.0.running_mean"]}, {"mean": torch.full((4,), 0.25)}
+    )
+
+
+def test_it_trains_as_the_same_values_do_in_one_process():
+    case = CASES[CONV]
+    optimizer = lambda named: torch.optim.SGD(named, lr=0.1)  # noqa: E731
+    pipe = pipeline(empty(CONV), CONV, optimizer=optimizer)
+    alone = case.model(F32)
+    alone.load_state_dict(pipe.model.state_dict())
+    trained = optimizer(alone.named_parameters())
+    for index in range(3):
+        found = pipe.step(case.batch(8, F32)).item()
+        loss = panpipe.reference_step(alone, case.step, case.batch(8, F32), microbatches=4, seed=7, index=index)
+        assert found == pytest.approx(loss.item(), rel=1e-5)
+        trained.step()
+
+
+# Memory
+
+
+def storages(pipe: Pipeline) -> list[int]:
+    states = pipe._states.values()
+    held = [t for s in states for t in (*s.parameters.values(), *s.gradient_buffers)]
+    return [tensor.untyped_storage().nbytes() for tensor in held]
+
+
+def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
+    case = CASES[GPT]
+    operators = captured_once(case, F32, 8, 4)
+    shape = split_batch(case.batch(8, F32), 4)[0].shape
+    plan = even_plan(operators, 2, 4)
+    pipe = Pipeline(empty(), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW, seed=7)
+    assert sum(storages(pipe)) == 0
+    assert len(pipe.rehearse(case.batch(8, F32), 2)) == 2
+    assert len(storages(pipe)) > len(list(pipe.model.parameters()))  # gradients as well
+    assert sum(storages(pipe)) == 0
+    assert not any("optimizer" in vars(state) for state in pipe._states.values())
+    pipe.load(weights_from(None, pipe.model, 7))
+    assert min(storages(pipe)) > 0
+    first = pipe.step(case.batch(8, F32)).item()
+    assert first == pipeline(empty(), plan=plan, optimizer=torch.optim.AdamW).step(case.batch(8, F32)).item()
+
+
+def test_operators_are_measured_with_no_more_parameters_than_one_reads(monkeypatch):
+    case, model = CASES[GPT], empty()
+    piece = split_batch(case.batch(8, F32), 4)[0]
+    operators = operators_of(capture_step(model, case.step, {n: v[:2] for n, v in case.batch(8, F32).items()}))
+    alive, most = weakref.WeakSet(), 0
+    make = operator_profile.stand_in_for
+
+    def counted(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        nonlocal most
+        made = make(tensor, device)
+        alive.add(made.untyped_storage())
+        most = max(most, len(alive))
+        return made
+
+    monkeypatch.setattr(operator_profile, "stand_in_for", counted)
+    parameters = dict(model.named_parameters())
+    graph = operator_profile.profile_operators(operators, parameters, {}, piece.leaves)
+    assert 0 < most <= max(len(node.parameters) for node in graph.nodes)
+    real = case.model(F32)
+    known = operator_profile.profile_operators(operators, dict(real.named_parameters()), {}, piece.leaves)
+    assert [node.saved_bytes for node in graph.nodes] == [node.saved_bytes for node in known.nodes]
+
+
+def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
+    case = CASES[CONV]
+    options = {"optimizer": torch.optim.SGD, "microbatches": 4, "seed": 7}
+    pipe = panpipe.pipeline(empty(CONV), case.step, case.batch(8, F32), max_chunks=1, **options)
+    again = pipeline(empty(CONV), CONV, plan=pipe.plan, optimizer=torch.optim.SGD)
+    assert [pipe.step(case.batch(8, F32)).item() for _ in range(3)] == [
+        again.step(case.batch(8, F32)).item() for _ in range(3)
+    ]
+
+
+def test_planning_keeps_within_what_the_system_leaves(monkeypatch):
+    case = CASES[GPT]
+    monkeypatch.setattr(link_profile, "bytes_left", lambda: 2 * (1000 + workload_bytes(torch.device("cpu"))))
+    with pytest.raises(panpipe.InfeasibleError, match="may hold 1000"):
+        panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, max_chunks=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "share"),
+    [(None, 0), (torch.optim.SGD, 0), (lambda n: torch.optim.SGD(n, momentum=0.9), 1), (torch.optim.AdamW, 2)],
+)
+def test_the_share_of_an_optimizers_state(optimizer, share):
+    assert state_share(optimizer) == share
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("name", [GPT, CONV])
+def test_saved_and_read_again_under_another_plan(name, tmp_path):
+    case = CASES[name]
+    pipe = pipeline(empty(name), name, optimizer=torch.optim.SGD)
+    pipe.step(case.batch(8, F32))
+    pipe.save(tmp_path / "a" / "b")
+    wanted = values(pipe.model)
+    for path in (tmp_path / "a" / "b", tmp_path / "a" / "b" / "model.safetensors.index.json"):
+        assert_equal(values(pipeline(empty(name), name, devices=3, weights=path).model), wanted)
+    file = tmp_path / "a" / "b" / "model-00001-of-00001.safetensors"
+    assert_equal(load_file(file), wanted)  # a tied weight once
+    assert {p.name for p in file.parent.iterdir()} == {file.name, "model.safetensors.index.json"}
+    real = case.model(F32)
+    pipeline(real, name, weights=str(file))  # what is not on meta is read as well
+    assert_equal(values(real), wanted)
+
+
+def test_a_checkpoint_of_the_library_with_other_names_of_tied_weights_and_other_floats(tmp_path):
+    model = CASES[GPT].model(F32)
+    state = {n: t.to(torch.bfloat16).contiguous() for n, t in model.state_dict().items() if n != "embedding.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    found = values(pipeline(empty(), weights=tmp_path).model)
+    assert_equal(found, {n: t.to(torch.bfloat16).to(F32) for n, t in values(model).items()})
+
+
+def test_what_is_written_is_aligned_and_marked_as_transformers_wants_it(tmp_path):
+    pipeline(empty()).save(tmp_path)
+    with safe_open(tmp_path / "model-00001-of-00001.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert index["metadata"]["total_size"] == sum(p.nbytes for p in empty().parameters())
+
+
+def test_transformers_initialises_reads_and_writes(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, use_cache=False
+    )
+
+    def step(model, batch):
+        return nn.functional.cross_entropy(model(input_ids=batch["x"]).logits.flatten(0, 1), batch["y"].flatten())
+
+    with panpipe.empty_weights():
+        model = LlamaForCausalLM(config)
+    case = CASES[GPT]
+    pipe = panpipe.pipeline(
+        model, step, case.batch(4, F32), microbatches=2, max_chunks=1, weights=model._init_weights,
+        optimizer=torch.optim.SGD,
+    )  # fmt: skip
+    loss = pipe.step(case.batch(4, F32))
+    assert loss.isfinite()
+    pipe.save(tmp_path)
+    config.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert_equal(dict(again.state_dict()), dict(model.state_dict()))
+
+
+# What is refused
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale + self.table
+
+
+def scaled(model: nn.Module | None = None, **options):
+    if model is None:
+        with panpipe.empty_weights():
+            model = Scaled()
+    return panpipe.pipeline(model, square, torch.ones(4, 4), plan=scaled_plan(), **options)
+
+
+def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).pow(2).mean()
+
+
+@functools.cache
+def scaled_plan():
+    case = Case(lambda dtype: Scaled(), square, lambda rows, dtype: torch.ones(rows, 4))
+    return even_plan(captured_once(case, F32, 4, 2), 2, 2)
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return Scaled()
+
+
+def whole() -> dict[str, torch.Tensor]:
+    return {"inner.weight": torch.ones(4, 4), "inner.bias": torch.ones(4), "scale": torch.ones(4)}
+
+
+def one_line(said: str):
+    return pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z")
+
+
+def test_a_module_without_reset_parameters_is_named():
+    with one_line(r"parameter 'scale' is on the meta device.* Scaled has no reset_parameters\(\).*weights=init"):
+        scaled()
+
+
+def test_a_buffer_that_nothing_computes_is_named_with_the_fix(tmp_path):
+    save_file(whole(), tmp_path / "w.safetensors")
+    with one_line(r"buffer 'table' is on the meta device.*panpipe\.empty_weights\(\)"):
+        scaled(on_meta(), weights=tmp_path / "w.safetensors")
+
+    def init(module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            nn.init.ones_(parameter)
+
+    with one_line(r"init\(module\) of Scaled left buffer 'table' without values.*empty_weights"):
+        scaled(on_meta(), weights=init)
+
+
+def test_an_init_function_that_leaves_something_out_or_fails():
+    with one_line(r"init\(module\) of .* left parameter '.*' without values: it must set all tensors"):
+        scaled(weights=lambda module: None)
+
+    def reshape(module: nn.Module) -> None:
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(torch.ones(parameter.numel() + 1)))
+
+    with one_line(r"left parameter '.*' of shape \(\d+,\): it must have values in shape \(4.*\)"):
+        scaled(weights=reshape)
+
+
+@pytest.mark.parametrize("given", [3, ["a"]])
+def test_weights_that_are_no_source(given):
+    with one_line(r"weights is .*: give None, the path of a safetensors checkpoint, or a function"):
+        scaled(weights=given)
+
+
+CHANGED = {
+    "lacks": (lambda t: [t.pop("scale"), t.pop("inner.bias")], r"lacks parameter 'inner\.bias' and 1 more of the 3"),
+    "shape": (lambda t: t.update(scale=torch.ones(5)), r"'scale' has shape \(5,\) in '.*' and \(4,\) in the model"),
+    "kind": (lambda t: t.update(scale=torch.ones(4).int()), r"'scale' is I32 in '.*' and torch\.float32 in the model"),
+    "longer": (
+        lambda t: [t.update({f"model.{n}": t.pop(n)}) for n in list(t)],
+        r"lacks .* it has them with the prefix 'model\.': give the module",
+    ),
+    "shorter": (
+        lambda t: [t.update({n.removeprefix("inner."): t.pop(n)}) for n in list(t)],
+        r"lacks .* and 1 more .* it has them without 'inner\.'",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_checkpoint_of_another_model(change, tmp_path):
+    tensors = whole()
+    CHANGED[change][0](tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with one_line(CHANGED[change][1]):
+        scaled(weights=tmp_path)
+
+
+def test_files_that_are_no_checkpoint(tmp_path):
+    path, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    with one_line("folder '.*' has neither"):
+        scaled(weights=tmp_path)
+    with one_line("cannot read '.*nothing.safetensors'"):
+        scaled(weights=tmp_path / "nothing.safetensors")
+    torch.save(whole(), path)
+    with one_line("is not a safetensors file"):
+        scaled(weights=path)
+    path.write_bytes(b"")
+    with one_line("is not a safetensors file"):
+        scaled(weights=path)
+    save_file(whole(), path)
+    data = path.read_bytes()
+    for kept in (20, len(data) - 1):
+        path.write_bytes(data[:kept])
+        with one_line(r"is truncated: it has \d+ bytes"):
+            scaled(weights=path)
+    path.write_bytes(data.replace(b"[4,4]", b"[4,5]"))
+    with one_line("the header is damaged"):
+        scaled(weights=path)
+    index.write_text(json.dumps({"weight_map": {"scale": "gone.safetensors"}}), encoding="utf-8")
+    with one_line("names 'gone.safetensors', which is not in its folder"):
+        scaled(weights=index)
+    path.write_bytes(data)
+    index.write_text(json.dumps({"weight_map": {"other": "model.safetensors"}}), encoding="utf-8")
+    with one_line("says that 'other' is in 'model.safetensors', and it is not"):
+        scaled(weights=tmp_path)
+    index.write_text("[]", encoding="utf-8")
+    with one_line("is not the index of a checkpoint"):
+        scaled(weights=tmp_path)
+
+
+def test_saving_where_it_cannot_be(tmp_path):
+    pipe = scaled(Scaled())
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with one_line("cannot create folder"):
+        pipe.save(tmp_path / "file")
+    save_file(whole(), tmp_path / "model.safetensors")
+    with one_line("has a model.safetensors, which readers would read"):
+        pipe.save(tmp_path)
+
+
+def test_places_go_by_the_first_name():
+    model = CASES[GPT].model(F32)
+    names = [place.name for place in places(model)["embedding.weight"]]
+    assert names == ["embedding.weight", "head.weight"]
