@@ -1,7 +1,6 @@
 """What a run of a step does: its operators, with the shapes and numbers given to them, and the files that it reads."""
 
 import builtins
-import functools
 import io
 import os
 import sys
@@ -20,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..python.reached import is_users
-from ..values.user_lines import is_user_code
+from ..values.user_lines import calling_line
 from .kept_tensors import KeptTensors
 
 READS_FILE = "reads a file"
@@ -60,15 +59,12 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = tuple(map(_comparable, pytree.tree_leaves((args, kwargs))))
-        self.ran.append(Ran((str(func), given), _line(sys._getframe(1))))
+        self.ran.append(Ran((str(func), given), calling_line(sys._getframe(1))))
         if not self.read_kept and self._kept.read((args, kwargs)):
             self.read_kept = self.ran[-1].line or "the step"
         result = func(*args, **kwargs)
         self._kept.note(func, (args, kwargs), result)
         return result
-
-
-_is_user_code = functools.cache(is_user_code)
 
 
 def _comparable(leaf: Any) -> Hashable:
@@ -86,12 +82,6 @@ def _digest(tensor: Tensor) -> int:
     return 0
 
 
-def _line(frame: Any) -> str:
-    while frame is not None and not _is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 @contextmanager
 def files_noted(ran: list[Ran]) -> Iterator[None]:
     """Within, files that the user's code opens to read are noted."""
@@ -102,7 +92,7 @@ def files_noted(ran: list[Ran]) -> Iterator[None]:
         while frame is not None and _passes_on(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None and is_users(frame.f_code.co_filename) and not set(mode) & set("wax+"):
-            ran.append(Ran(READS_FILE, _line(frame)))
+            ran.append(Ran(READS_FILE, calling_line(frame)))
         return original(file, mode, *args, **kwargs)
 
     with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):

@@ -18,6 +18,7 @@ from ..python.reached import Reached
 from ..values.nesting import Nesting, taken_apart, tensors_of
 from ..values.stand_ins import stand_in_for
 from ..values.values import holds_captured
+from .foreign_reads import ForeignReads, foreign_tensors
 from .left_attributes import Left, left_values
 from .regions import Made, Region, Spot, call_region, shared_memory, trained
 from .replay import skeleton
@@ -77,7 +78,8 @@ class ModuleRegions:
 
     def forget_calls(self) -> None:
         """Begin to learn what calls return."""
-        self._bare = {name: skeleton(self.model.get_submodule(name)) for name in self.lines}
+        foreign = foreign_tensors(self.model)
+        self._bare = {name: skeleton(self.model.get_submodule(name), foreign) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
@@ -88,18 +90,21 @@ class ModuleRegions:
             random: counts the random draws of the run.
         """
 
+        reads = ForeignReads(self.model)
+
         def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
                 left = Left(self._who(name), module, self.reached)
-                result, call = _watched(self._who(name), module, original, random, args, kwargs, left)
+                with reads.within(f"module '{name}'", module, tensors_of((args, kwargs))):
+                    result, call = _watched(self._who(name), module, original, random, args, kwargs, left)
                 self._calls[name].append(call)
                 return result
 
             return forward
 
-        with self._patched(self.model, wrap):
+        with self._patched(self.model, wrap), reads:
             yield
 
     @contextmanager

@@ -336,9 +336,14 @@ def _name(func: Any) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def skeleton(module: nn.Module) -> nn.Module:
-    """A copy of a module without data: its parameters and buffers are on the meta device."""
-    memo: dict[int, Any] = {}
+def skeleton(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
+    """A copy of a module without data: its parameters and buffers are on the meta device.
+
+    Args:
+        module: the module.
+        foreign: identity of a tensor that is not the module's → what the copy has in its place.
+    """
+    memo: dict[int, Any] = dict(foreign)
     for tensor in (*module.parameters(), *module.buffers()):
         bare = tensor.detach().to("meta")
         memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare

@@ -100,7 +100,7 @@ class TailRegion:
                 f"{self.line}: this line needs a value, and what it reads cannot be found again while the step is "
                 "captured; move the line and what depends on it into a module"
             )
-        bare, count = skeleton(model), len(self.places)
+        bare, count = skeleton(model, {}), len(self.places)
         leaves, given = taken_apart(batch)
 
         def run(values: list[Tensor]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 Code of torch, of panpipe and of Python's standard library is nobody's; a model library is the user's code.
 """
 
+import functools
 import logging
 import re
 import traceback
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -54,6 +56,16 @@ def user_line(error: BaseException | None) -> str:
                 found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
             trace = trace.tb_next
     return found
+
+
+def calling_line(frame: FrameType | None) -> str:
+    """The innermost line of the user's among a frame and those that called it; "" without any."""
+    while frame is not None and not _is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_is_user_code = functools.cache(is_user_code)
 
 
 def first_line(step: Any) -> str:

@@ -9,11 +9,14 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
+from panpipe.core.capture.regions.regions import region_of
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.diagnose.doctor import Patient
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
+
+from ...support.changing import names_a_line
 
 WIDTH = 8
 pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
@@ -256,3 +259,62 @@ def test_guards_and_logs_at_the_end_of_a_step_leave_it_trainable(step):
         check = patient.check(ThreadTeam(2), schedule, chunks)
         assert check.distance is not None, check
         assert check.distance.within(1e-12, 1e-12), check
+
+
+class Noting(nn.Module):
+    """Keeps what it computed as an attribute; has a parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.noted = x.detach().mean(0)
+        return x * self.weight - self.mean
+
+
+class Reading(nn.Module):
+    """Reads something of another module where a value decides, in this run or in no run of the example."""
+
+    def __init__(self, other: nn.Module, what: str, always: bool = True) -> None:
+        super().__init__()
+        self.others, self.what, self.always = [other], what, always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x.norm().item() > -1) is self.always:
+            return x + getattr(self.others[0], self.what)
+        return x
+
+
+@pytest.mark.parametrize(("what", "words"), [
+    ("weight", "reads '0.weight' here"), ("mean", "reads '0.mean' here"), ("noted", "the step computed outside of it"),
+])  # fmt: skip
+def test_a_region_that_reads_what_is_not_its_own_is_refused_with_the_line(what, words):
+    noting = Noting()
+    with pytest.raises(RequestError, match=words) as refusal:
+        capture_step(nn.Sequential(noting, Reading(noting, what)), mean_step, torch.randn(4, WIDTH))
+    assert names_a_line(str(refusal.value), __file__)
+
+
+def test_a_region_that_reads_a_parameter_of_another_module_in_a_later_run_is_refused_with_the_line():
+    noting = Noting()
+    model = nn.Sequential(noting, Reading(noting, "weight", always=False))
+    step = capture_step(model, mean_step, torch.randn(4, WIDTH))
+    region = next(found for node in step.graph.nodes if (found := region_of(node)) is not None)
+    with pytest.raises(RequestError, match=r"reads '0\.weight' here") as refusal:
+        region.run([torch.full((4, WIDTH), torch.nan)])
+    assert names_a_line(str(refusal.value), __file__)
+
+
+def test_a_region_may_read_numbers_and_shapes_of_other_modules():
+    noting = Noting()
+    noting.factor = 2.0
+
+    class Scaling(Reading):
+        def forward(self, x):
+            other = self.others[0]
+            return x * other.factor * other.weight.shape[0] if x.norm().item() > 0 else x
+
+    step = capture_step(nn.Sequential(noting, Scaling(noting, "")), mean_step, torch.randn(4, WIDTH))
+    assert list(step.regions) == ["1"]
