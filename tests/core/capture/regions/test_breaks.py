@@ -282,7 +282,7 @@ class Reading(nn.Module):
         self.others, self.what, self.always = [other], what, always
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (x.norm().item() > -1) is self.always:
+        if bool(x.norm() > -1) is self.always:
             return x + getattr(self.others[0], self.what)
         return x
 
