@@ -333,7 +333,8 @@ class Pipeline(Resumable):
 
     def _follow_model(self) -> None:
         """Have the stages hold what the model holds now, where it was changed between steps."""
-        if self._stages.follow_model():
+        when = f"between steps {self.steps} and {self.steps + 1}" if self.steps else "before the first step"
+        if self._stages.follow_model(when):
             self._variants.forget()
 
     def _traced(self, done: StepResult | Evaluated) -> Trace:

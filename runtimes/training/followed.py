@@ -6,7 +6,7 @@ its optimizer would go on with the old one.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ class KnownTensors:
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._dtypes = {name: parameter.dtype for name, parameter in self._parameters.items()}
         self._buffers = {
             name: (place.module, place.leaf, tensor)
             for name, held in places(model).items()
@@ -33,23 +34,46 @@ class KnownTensors:
             if not isinstance(tensor := tensor_at(place), nn.Parameter)
         }
 
-    def refuse_replaced_parameters(self, model: nn.Module) -> None:
-        """Refuse a model that has another parameter under a name.
+    def refuse_replaced_parameters(self, model: nn.Module, when: str) -> None:
+        """Refuse a model that has other parameters than those that the stages hold.
+
+        One that is gone, or that is new, is no matter: a step that reads a new one is refused when it is captured.
+
+        Args:
+            model: the user's module.
+            when: they were replaced, such as "between steps 2 and 3".
 
         Raises:
             RequestError: by name.
         """
         now = dict(model.named_parameters(remove_duplicate=False))
-        for name, known in self._parameters.items():
-            if name in now and now[name] is not known:
+        known = self._parameters
+        others = [name for name in known if name in now and now[name] is not known[name]]
+        gone, new = [name for name in known if name not in now], [name for name in now if name not in known]
+        if others:
+            replaced = "was replaced by another one" if len(others) == 1 else "were replaced by other ones"
+            raise RequestError(
+                f"{when} {_named(others)} {replaced}: stages and their optimizers hold those of the beginning; write "
+                "into them under torch.no_grad() with .copy_() (load_state_dict without assign=True does), or "
+                f"{_ANEW}"
+            )
+        if gone and new:
+            raise RequestError(
+                f"{when} {_named(gone)} made way for {_named(new)}: stages and their optimizers hold the parameters of "
+                f"the beginning; exchange modules and register parametrizations before that, or {_ANEW}"
+            )
+        for name, parameter in known.items():
+            if parameter.dtype != self._dtypes[name]:
                 raise RequestError(
-                    f"parameter '{name}' was replaced by another one ({tuple(now[name].shape)}): the optimizer of its "
-                    "stage holds the old one; write into it under torch.no_grad() with .copy_() (load_state_dict "
-                    "without assign=True does), or build another pipeline"
+                    f"{when} parameter '{name}' became {parameter.dtype} and was {self._dtypes[name]}: stages are "
+                    f"captured for the dtypes of the beginning; convert the model before that, or {_ANEW}"
                 )
 
-    def write_back_buffers(self, model: nn.Module) -> bool:
+    def write_back_buffers(self, when: str) -> bool:
         """Write what was assigned to buffers into the tensors that the stages hold, and put these in their places.
+
+        Args:
+            when: they were assigned.
 
         Returns:
             Whether there were any.
@@ -64,7 +88,7 @@ class KnownTensors:
                 continue
             if (now.shape, now.dtype) != (known.shape, known.dtype):
                 raise RequestError(
-                    f"buffer '{name}' was assigned {now.dtype} {tuple(now.shape)} and was {known.dtype} "
+                    f"{when} buffer '{name}' was assigned {now.dtype} {tuple(now.shape)} and was {known.dtype} "
                     f"{tuple(known.shape)}: a buffer keeps its shape and dtype; allocate it large enough"
                 )
             if not known.is_meta:
@@ -72,6 +96,15 @@ class KnownTensors:
             module._buffers[leaf] = known
             found = True
         return found
+
+
+_ANEW = "build another pipeline after it"
+
+
+def _named(names: Sequence[str]) -> str:
+    """Parameters, in words."""
+    first, more = names[0], len(names) - 1
+    return f"parameter '{first}'" + (f" and {more} more" if more else "")
 
 
 class TiedHere:

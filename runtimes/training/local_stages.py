@@ -91,8 +91,11 @@ class LocalStages:
             release_others(self._model, kept, self._written - kept, self._holders())
         self._known, self.tied = KnownTensors(self._model), TiedHere(self._own.parameters)
 
-    def follow_model(self) -> bool:
+    def follow_model(self, when: str) -> bool:
         """Hold what the model holds now, where it was changed between steps.
+
+        Args:
+            when: it was, such as "between steps 2 and 3".
 
         Returns:
             Whether what is bound to gradients has to be bound again.
@@ -102,8 +105,8 @@ class LocalStages:
         """
         if not self._loaded:
             return False
-        self._known.refuse_replaced_parameters(self._model)
-        if self._known.write_back_buffers(self._model):
+        self._known.refuse_replaced_parameters(self._model, when)
+        if self._known.write_back_buffers(when):
             self.copy_buffers()
         return follow_trained(self._model, self._plan, self.states, self._whole_update)
 

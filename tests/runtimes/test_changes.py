@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from ..support.changing import WIDTH, Program, difference, names_a_line, refusal
 from ..support.registry import Registry
@@ -689,6 +690,23 @@ def layer_that_is_replaced():
 
 
 @refused
+def parametrization_that_is_registered_later():
+    model = chain()
+    return Program(model, fit, lambda n: parametrizations.weight_norm(model[2]) if n == 2 else None)
+
+
+@refused
+def model_that_is_converted():
+    model = chain()
+
+    def step(m, b):
+        dtype = m[0].weight.dtype
+        return F.mse_loss(m(b["x"].to(dtype)), b["y"].to(dtype))
+
+    return Program(model, step, lambda n: model.float() if n == 2 else None)
+
+
+@refused
 def layer_that_is_added():
     model = chain()
     return Program(model, fit, lambda n: model.append(nn.Linear(WIDTH, WIDTH).double()) if n == 2 else None)
@@ -991,3 +1009,12 @@ def test_what_cannot_be_followed_is_refused(make):
     message = refusal(make)
     assert "\n" not in message
     assert names_a_line(message, __file__) or "'" in message
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("layer_that_is_replaced", "parameter '2.weight' and 1 more were replaced"),
+    ("parametrization_that_is_registered_later", "parameter '2.weight' made way for"),
+    ("model_that_is_converted", "parameter '0.weight' became torch.float32 and was torch.float64"),
+])  # fmt: skip
+def test_a_parameter_that_is_replaced_is_refused_by_name_and_time(name, words):
+    assert refusal(refused[name]).startswith(f"between steps 2 and 3 {words}")

@@ -146,8 +146,9 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
         lines = filter(None, (line_of(operators.nodes[member]) for member in operators.members[node.name]))
         line = next((f"{found}: " for found in lines), "")
         raise RequestError(
-            f"{line}'{node.name}' uses '{missing}', which no stage holds: for the example's shape the step that is "
-            "trained does not use it so; give an example batch for which it does"
+            f"{line}'{node.name}' uses '{missing}', which no stage holds: the step as it was planned does not use it "
+            "so; give an example batch for which it does, or, where the model was given it later, build another "
+            "pipeline after it"
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:

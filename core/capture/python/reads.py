@@ -51,14 +51,14 @@ class Reads:
         self._sequences = reached.sequences
         self._probes = reached.probes
         self._parameters = reached.parameters
-        self._trained = [parameter.requires_grad for parameter in self._parameters]
+        self._trained = [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was; cheap, because every step asks."""
         return (
             all(map(is_, map(dict.get, self._holders, self._names), self._held))
             and all(map(eq, map(len, self._sized), self._sizes))
-            and [parameter.requires_grad for parameter in self._parameters] == self._trained
+            and [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters] == self._trained
             and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._sequences)
             and all(starmap(_still, self._probes))
             and surroundings() == self._surroundings
