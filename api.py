@@ -10,31 +10,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from .backends.kind import BackendKind
 from .core.capture.batch.batch_dims import AUTO
 from .core.capture.regions.breaks import StepFunction
-from .core.cluster.catalog import find_cluster
 from .core.cluster.cluster import Cluster
-from .core.cluster.mesh import Mesh, MeshShape, parse_mesh
-from .core.errors import RequestError
-from .core.plan.derive import Recompute, check_agrees
-from .core.plan.plan import Plan, read_plan
-from .core.schedules.registry import families, find_family
+from .core.cluster.mesh import Mesh
+from .core.plan.derive import Recompute
+from .core.plan.plan import Plan
 from .core.search import longest_path
 from .runtimes.batch.shapes import MAX_SHAPES
 from .runtimes.build import build_pipeline
 from .runtimes.devices.devices import Names
-from .runtimes.launch.launch import mesh_for, mesh_in_simulator, rank_of_job
-from .runtimes.launch.progress import Progress, check_progress, shown
+from .runtimes.launch.launch import rank_of_job
+from .runtimes.launch.progress import Progress, shown
 from .runtimes.optimizer.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.optimizer.training import Training
+from .runtimes.options import DeviceOptions, PipelineOptions
 from .runtimes.pipeline import Pipeline
-from .runtimes.planning.budget import check_seconds
-from .runtimes.programs.stage_compiler import Compile, CompilerChoice
+from .runtimes.planning.options import PlanningOptions
+from .runtimes.programs.stage_compiler import Compile
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated
 from .virtual import SimulatedDevices
-
-TARGETS = ("devices", "simulator")
-MICROBATCHES = 8
-"""The default of an automatic plan."""
 
 
 def pipeline(
@@ -166,80 +160,29 @@ def pipeline(
         >>> pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.AdamW)  # doctest: +SKIP
         >>> loss = pipe.step(batch)  # doctest: +SKIP
     """
-    if target not in TARGETS:
-        raise RequestError(f"there is no target '{target}': known are {', '.join(TARGETS)}")
-    chosen = list(families().values()) if schedule == "auto" else [find_family(schedule)]
-    if microbatches is not None and microbatches < 1:
-        raise RequestError(f"{microbatches} microbatches: a step needs at least 1")
-    check_seconds(plan_seconds)
-    check_progress(progress)
-    if not isinstance(plan_cache, bool):
-        raise RequestError(f"plan_cache is {plan_cache!r}: give True or False; PANPIPE_CACHE names the folder")
-    wanted = _mesh(mesh)
-    given = _given(plan)
-    if given is not None:
-        check_agrees(given, microbatches, schedule, recompute)
-        mesh_for(given, wanted)
-    training = Training(clip_norm, scaler, scheduler)
-    compiling = CompilerChoice.of(compile)
-    if compiling is not None and target == "simulator":
-        raise RequestError(
-            f"target 'simulator' takes its times from a cost model and compile is {compile!r}: leave compile out"
-        )
-    machine = find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
-    virtual = None
-    if target == "simulator":
-        virtual = SimulatedDevices(
-            machine, chosen, schedule == "auto", _virtual_devices(wanted), max_chunks, optimizer, recompute
-        )
-    with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:
-        return build_pipeline(
-            model,
-            step,
-            example_batch,
-            optimizer=optimizer,
-            microbatches=given.microbatches if given is not None else microbatches or MICROBATCHES,
-            plan=given,
-            mesh=wanted,
-            backend=backend,
-            cluster=machine,
-            families=chosen,
-            anneal=schedule == "auto",
+    options = PipelineOptions(
+        training=Training(clip_norm, scaler, scheduler, optimizer, seed),
+        planning=PlanningOptions(
             oracle=simulated,
             cut_oracle=longest_path,
+            schedule=schedule,
             max_chunks=max_chunks,
-            seed=seed,
-            max_shapes=max_shapes,
-            weights=weights,
+            cluster=cluster,
             recompute=recompute,
-            virtual=virtual,
-            devices=devices,
-            share_devices=share_devices,
-            training=training,
-            compile=compiling,
-            plan_seconds=plan_seconds,
-            plan_cache=plan_cache,
-            batch_dims=batch_dims,
-            report=report,
-        )
-
-
-def _given(plan: Plan | str | Path) -> Plan | None:
-    """The user's plan; None for an automatic one."""
-    if isinstance(plan, Plan):
-        return plan
-    if not isinstance(plan, str | Path):
-        raise RequestError(f"plan is {plan!r}: give 'auto', a Plan, or the path of a plan file")
-    return None if plan == "auto" else read_plan(plan)
-
-
-def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> Mesh | MeshShape | DeviceMesh | None:
-    """The mesh, as far as it is determined before the number of devices is known."""
-    if isinstance(mesh, Mesh):
-        mesh.check()
-    return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
-
-
-def _virtual_devices(mesh: Mesh | MeshShape | DeviceMesh | None) -> int | None:
-    """Devices along the pipeline of an automatic plan for simulated devices."""
-    return None if mesh is None else mesh_in_simulator(mesh).pipeline
+            seconds=plan_seconds,
+            cached=plan_cache,
+        ),
+        devices=DeviceOptions(devices, share_devices),
+        target=target,
+        microbatches=microbatches,
+        plan=plan,
+        mesh=mesh,
+        backend=backend,
+        weights=weights,
+        compile=compile,
+        max_shapes=max_shapes,
+        batch_dims=batch_dims,
+    )
+    virtual = SimulatedDevices(options) if options.simulated else None
+    with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:
+        return build_pipeline(model, step, example_batch, options, virtual, report)

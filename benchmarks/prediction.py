@@ -61,11 +61,14 @@ from panpipe.core.search import longest_path
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.options import options, schedule_problem
 from panpipe.core.trace.compare import peak_memory
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.heap import give_back_freed_memory, keep_freed_memory
 from panpipe.runtimes.launch.team import RankTeam
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.planning.automatic import Planning, Stages
+from panpipe.runtimes.planning.automatic import PLAIN, Planning, Stages
+from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import (
     Rehearsal,
     RehearsedProfile,
@@ -217,14 +220,11 @@ class Case:
         self.name, self.team = name, team
         torch.manual_seed(0)
         model, self.step, self.batch = MODELS[name]()
-        pieces = split_batch(self.batch, MICROBATCHES)
-        self.shape = pieces[0].shape
-        example = pieces[0].batch
-        self.operators = operators_of(capture_step(model, self.step, example))
-        self.planning = Planning(
-            self.operators, dict(model.named_parameters()), dict(model.named_buffers()), pieces[0], MICROBATCHES, team,
-            families=(), anneal=False, oracle=simulated, cut_oracle=longest_path, optimizer=torch.optim.AdamW,
-        )  # fmt: skip
+        self.piece = split_batch(self.batch, MICROBATCHES)[0]
+        self.operators = operators_of(capture_step(model, self.step, self.piece.batch))
+        wanted = PlanningOptions(oracle=simulated, cut_oracle=longest_path, schedule=PLAIN)
+        example = Example(model, self.step, self.piece, self.operators)
+        self.planning = Planning(example, MICROBATCHES, team, wanted, torch.optim.AdamW)
         self.cluster = measured_cluster(team, torch.device("cpu"))
         self.graph = self.planning.measured_graph()
 
@@ -244,10 +244,9 @@ class Case:
         """The pipeline of a plan, with a model of its own."""
         torch.manual_seed(0)
         model = MODELS[self.name]()[0]
-        return Pipeline(
-            model, self.step, self.team, plan, self.operators, self.shape, torch.optim.AdamW,
-            known=self.planning.programs,
-        )  # fmt: skip
+        example = Example(model, self.step, self.piece, self.operators)
+        training = Training(optimizer=torch.optim.AdamW)
+        return Pipeline(example, plan, self.team, training, self.planning.programs)
 
     def profiles(self, wanted: Sequence[str]) -> dict[str, "Profile"]:
         """Rehearse a step of each cut and placement, in turns."""

@@ -1,143 +1,78 @@
 """From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import evolve
 from torch import nn
 
-from ..backends.kind import BackendKind
-from ..core.capture.batch.batch_dims import AUTO
-from ..core.capture.batch.find_batch_dims import find_batch_dims
-from ..core.capture.export.operators import Operators, operators_of
-from ..core.capture.export.step import capture_step
+from ..core.capture.export.operators import Operators
 from ..core.capture.regions.breaks import StepFunction
-from ..core.cluster.cluster import Cluster
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
-from ..core.plan.derive import Recompute, synchronised
+from ..core.plan.derive import synchronised
 from ..core.plan.plan import Plan
 from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
-from ..core.schedules.problem import ScheduleFamily
 from ..core.search import Oracle
 from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import with_costs
-from .batch.microbatches import split_batch
+from .batch.example import Example
 from .devices.compute import compute_device
-from .devices.devices import Names, of_rank, parse_devices, place
+from .devices.devices import of_rank, place
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
 from .launch.agreement import check_same, model_in_words
-from .launch.launch import MeshWish, make_team, mesh_for, rank_of_job, virtual_team, world_size
+from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .launch.progress import Report, silent
 from .launch.team import Team
-from .optimizer.optimizers import OptimizerFactory
-from .optimizer.training import Training
+from .options import PipelineOptions
 from .pipeline import Pipeline
 from .planning.automatic import Planning
 from .planning.budget import Budget
 from .planning.earlier_plan import EarlierPlans
-from .programs.compiled import Programs
-from .programs.stage_compiler import CompilerChoice, StageCompiler
+from .programs.options import ProgramOptions
+from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
 from .training.initial_weights import check_same_weights
-from .weights import ModuleInit, weights_from
+from .weights import Weights, weights_from
 
 
 def build_pipeline(
-    model: nn.Module, step: StepFunction, example_batch: Any, *, optimizer: OptimizerFactory | None,
-    microbatches: int, plan: Plan | None, mesh: MeshWish, backend: str | BackendKind | None,
-    cluster: Cluster | None, families: Sequence[ScheduleFamily], anneal: bool, oracle: Oracle, cut_oracle: Oracle,
-    max_chunks: int, seed: int, max_shapes: int, weights: str | Path | ModuleInit | None = None,
-    recompute: Recompute | None = None, virtual: VirtualDevices | None = None, devices: Names | None = None,
-    share_devices: bool = False, training: Training | None = None, compile: CompilerChoice | None = None,
-    plan_seconds: float | None = None, plan_cache: bool = False, report: Report = silent, batch_dims: Any = AUTO,
-) -> Pipeline:  # fmt: skip
-    """Build a pipeline; see ``panpipe.pipeline`` for what a user gives.
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    options: PipelineOptions,
+    virtual: VirtualDevices | None = None,
+    report: Report = silent,
+) -> Pipeline:
+    """Build a pipeline; see ``panpipe.pipeline`` for model, step and example batch.
 
     Args:
-        mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
-        families: the schedules an automatic plan chooses among.
-        anneal: whether its orders may depart from theirs.
-        oracle, cut_oracle: score plans (see :class:`Planning`).
-        max_shapes: for how many shapes of microbatches programs are kept.
-        weights: where values come from that the model does not hold.
-        recompute: the stages that do; None for those of the plan.
-        training: what happens in an update beside the optimizers' steps.
-        virtual: devices that are not there, all of them in this process; None for real ones.
-        devices: the torch device of each; None for where the model is, or with threads on GPUs one GPU each.
-        share_devices: whether several may be on one.
-        compile: how what stages are made of is compiled; None where operators run one by one.
-        plan_seconds: the most that automatic planning takes after the capture (see :meth:`Budget.of`).
-        plan_cache: whether automatic plans are kept on disk.
+        options: what else a user gives.
+        virtual: simulated devices, all of them in this process; None for real ones.
         report: called with what is going on.
-        batch_dims: where the samples of a batch are; what is not given is found by tracing.
 
     Raises:
         RequestError: something asked for is wrong.
         InfeasibleError: no plan fits in memory.
     """
-    training = training or Training()
-    if optimizer is not None and not callable(optimizer):
-        raise RequestError(f"optimizer is {optimizer!r}: give a class such as torch.optim.AdamW, or a function")
-    training.check(model, optimizer is not None)
-    on = compute_device([*model.parameters(), *model.buffers()])
-    named = None if devices is None else parse_devices(devices)
-    kind = on.type if devices is None else "cuda" if named is None else named[0].type
-    if virtual is not None and kind != "cpu":
-        raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
-    if compile is not None:
-        compile.check(kind)
+    kind = options.check(model)
     # What is asked for is right as far as the arguments alone show: from here on it takes time.
     report("capturing the step")
-    dims = find_batch_dims(model, step, example_batch, given=batch_dims, microbatches=microbatches)
-    largest = split_batch(example_batch, microbatches, dims)[0]
-    operators = operators_of(capture_step(model, step, largest.batch, device=kind))
-    source = weights_from(weights, model, seed)
-    source.check(read_tensors(operators))
+    example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)
+    source = weights_from(options.weights, model, options.training.seed)
+    source.check(example.read_tensors)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
-    given = plan if plan is not None or virtual is None else virtual.planned(operators, microbatches, report)
-    wanted = mesh_for(given, mesh)
-    if wanted is None and named is not None and world_size() is None:
-        wanted = Mesh(len(named))
-    if kind == "cuda" and (rank := rank_of_job()) is not None:
-        torch.cuda.set_device(on if devices is None else of_rank(named, *rank))
-    team = make_team(wanted, backend, kind, share_devices) if virtual is None else virtual_team(wanted, backend)
+    plan = options.plan
+    if plan is None and virtual is not None:
+        plan = virtual.planned(example.operators, report)
+    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]))
     try:
-        check_same(team, {
-            "microbatches": microbatches, "seed": seed, "an optimizer": optimizer is not None, "devices": named,
-            "share_devices": share_devices, "compile": compile and compile.name, **training.settings,
-            "microbatches of": largest.shape, **model_in_words(model, operators),
-        })  # fmt: skip
-        check_same_weights(team, model, source)
-        if virtual is None:
-            team.where = place(team, named, on, share_devices, devices is not None)
-        compiler = None if compile is None else StageCompiler(compile.with_threads(team.threads))
-        programs: Programs = {}
-
-        def ready(plan: Plan) -> Pipeline:
-            if training.needs_all_stages:
-                plan = _predicted_again(plan, synchronised(plan), oracle)
-            _check_plan(plan, operators, team, anywhere=virtual is not None)
-            return Pipeline(model, step, team, plan, operators, largest.shape, optimizer, seed, max_shapes,
-                            None if virtual is None else virtual.clock(plan, operators), training, compiler,
-                            programs)  # fmt: skip
-
-        if given is not None:
-            pipe = ready(given)
-        else:
-            planning = Planning(
-                operators, dict(model.named_parameters()), dict(model.named_buffers()), largest, microbatches, team,
-                families=families, anneal=anneal, oracle=oracle, cut_oracle=cut_oracle, optimizer=optimizer,
-                max_chunks=max_chunks, cluster=cluster, report=report, recompute=recompute,
-                compiler=compiler, budget=Budget.of(team, plan_seconds), programs=programs,
-            )  # fmt: skip
-            options = {"compile": compile and compile.name, "update": training.parts, "devices": named}
-            pipe = _automatic(planning, ready, example_batch, EarlierPlans(planning, options, plan_cache))
+        building = _Building(options, example, team, virtual, report)
+        building.check_ranks(source)
+        pipe = building.ready(plan) if plan is not None else _automatic(building, batch)
         pipe.load(source)
         return pipe
     except BaseException as failure:
@@ -145,16 +80,108 @@ def build_pipeline(
         raise
 
 
-def _automatic(
-    planning: Planning, ready: Callable[[Plan], Pipeline], example_batch: Any, earlier: EarlierPlans
-) -> Pipeline:
+def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device) -> Team:
+    """The devices, before ranks have compared anything.
+
+    Args:
+        options: what the user wants.
+        plan: that the pipeline will have, where it is known.
+        kind: type of the devices.
+        on: where the model is.
+    """
+    mesh, devices = mesh_for(plan, options.mesh), options.devices
+    if mesh is None and devices.named is not None and world_size() is None:
+        mesh = Mesh(len(devices.named))
+    if kind == "cuda" and (rank := rank_of_job()) is not None:
+        torch.cuda.set_device(of_rank(devices.named, *rank) if devices.given else on)
+    if options.simulated:
+        return virtual_team(mesh, options.backend)
+    return make_team(mesh, options.backend, kind, devices.share)
+
+
+class _Building:
+    """What pipelines of any plan are made of.
+
+    Args:
+        options: what the user wants.
+        example: the captured step.
+        team: the devices.
+        virtual: simulated devices; None for real ones.
+        report: called with what is going on.
+    """
+
+    def __init__(
+        self, options: PipelineOptions, example: Example, team: Team, virtual: VirtualDevices | None, report: Report
+    ) -> None:
+        self.options, self.example, self.team, self.report = options, example, team, report
+        self._virtual = virtual
+        self.programs = ProgramOptions(max_shapes=options.max_shapes)
+
+    def check_ranks(self, source: Weights) -> None:
+        """Refuse ranks that were given different things; place the devices. All ranks call this at once."""
+        options, example = self.options, self.example
+        named, share, compiling = options.devices.named, options.devices.share, options.compile
+        given = {
+            "microbatches": options.microbatches,
+            **options.training.settings,
+            "devices": named,
+            "share_devices": share,
+            "compile": compiling and compiling.name,
+            "microbatches of": example.shape,
+            **model_in_words(example.model, example.operators),
+        }
+        check_same(self.team, given)
+        check_same_weights(self.team, example.model, source)
+        if self._virtual is None:
+            on = compute_device([*example.model.parameters(), *example.model.buffers()])
+            self.team.where = place(self.team, named, on, share, options.devices.given)
+        if compiling is not None:
+            self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
+
+    def ready(self, plan: Plan) -> Pipeline:
+        """The pipeline of a plan, which has no values yet."""
+        options, operators = self.options, self.example.operators
+        if options.training.needs_all_stages:
+            plan = _predicted_again(plan, synchronised(plan), options.planning.oracle)
+        _check_plan(plan, operators, self.team, anywhere=options.simulated)
+        clock = None if self._virtual is None else self._virtual.clock(plan, operators)
+        return Pipeline(self.example, plan, self.team, options.training, self.programs, clock)
+
+    def planning(self) -> Planning:
+        """What an automatic plan is made from; its limit in seconds counts from now on."""
+        options = self.options
+        return Planning(
+            self.example,
+            options.microbatches,
+            self.team,
+            options.planning,
+            options.training.optimizer,
+            self.programs,
+            self.report,
+            Budget.of(self.team, options.planning.seconds),
+        )
+
+    def earlier_plans(self, planning: Planning) -> EarlierPlans:
+        """Plans of earlier runs of the same request."""
+        options = self.options
+        others = {
+            "compile": options.compile and options.compile.name,
+            "update": options.training.parts,
+            "devices": options.devices.named,
+        }
+        return EarlierPlans(planning, others)
+
+
+def _automatic(building: _Building, batch: Any) -> Pipeline:
     """The pipeline of the plan that an earlier run made, or of one that is made now."""
+    planning = building.planning()
+    earlier = building.earlier_plans(planning)
     found = earlier.find()
     if found is not None:
-        return ready(found)
+        return building.ready(found)
     if planning.team.decide(lambda: compile_ahead(planning.report)):  # by one rank, for all of a machine
         planning.budget.restart()
-    pipe = best_rehearsed(planning, ready, example_batch)
+    pipe = best_rehearsed(planning, building.ready, batch)
     earlier.keep(pipe.plan)
     cut, step = planning.budget.cut, pipe.plan.prediction
     if cut:
@@ -177,16 +204,6 @@ def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
     if changed is plan or prediction is None:
         return changed
     return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
-
-
-def read_tensors(operators: Operators) -> list[str]:
-    """Names of the parameters and buffers that a captured step reads, each once."""
-    buffers = [
-        operators.step.buffers[n.name]
-        for n in operators.step.graph.nodes
-        if n.name in operators.step.buffers and n.users
-    ]
-    return list(dict.fromkeys([*operators.graph.parameters, *buffers]))
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:

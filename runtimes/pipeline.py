@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from attrs import evolve
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..core.capture.export.captured import CapturedStep
 from ..core.capture.export.carry_over import cut_of
@@ -22,11 +23,12 @@ from ..core.plan.plan import Plan
 from ..core.plan.wording import counted, first_of
 from ..core.trace.trace import Trace
 from .batch.batch_agreement import BatchAgreement
-from .batch.microbatches import BatchCutter, Shape
+from .batch.example import Example
+from .batch.microbatches import BatchCutter
 from .batch.modes import ModuleModes
 from .batch.remote_tensors import as_meta_tensors
-from .batch.shapes import MAX_SHAPES, Shapes
-from .checkpoint.resumable import Resumable
+from .batch.shapes import Shapes
+from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.saving import save_checkpoint
 from .devices.compute import compute_device
 from .engine.clocked import Clock
@@ -36,14 +38,14 @@ from .engine.tracing import measured_trace, message_times
 from .engine.transport import check_transport
 from .engine.workers import Workers
 from .launch.team import Team
-from .optimizer.optimizers import OptimizerFactory
 from .optimizer.training import Training
 from .optimizer.update import Ending, NormParameters
 from .planning.rehearsed import Rehearsal
 from .profile.reference_workload import PASSES, passes_around, reference_s
-from .programs.compiled import Programs, compile_stages
-from .programs.stage_compiler import StageCompiler
-from .training.averages import WeightAverage
+from .programs.compiled import compile_stages
+from .programs.options import ProgramOptions
+from .training.averages import AverageFunction, Averages, Visit, WeightAverage, visit
+from .training.counts import Counts
 from .training.evaluation import Evaluated, Evaluator, Forwards
 from .training.local_stages import LocalStages
 from .training.steps import StepResult, StepRunner
@@ -51,27 +53,20 @@ from .training.variants import Variants
 from .weights import Weights
 
 
-class Pipeline(Resumable):
+class Pipeline:
     """A model that trains as a pipeline.
 
     Args:
-        model: the user's module.
-        step: ``step(model, microbatch)``.
+        example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
+        plan: what runs where; validated. Its optimizer steps wait for all stages where ``training`` needs that.
         team: the devices.
-        plan: what runs where; validated.
-        operators: the captured step, for the largest microbatch.
-        shape: the shape of microbatch that it was captured for.
-        optimizer: makes each stage's optimizer; None to leave gradients to the caller.
-        seed: of all random numbers.
-        max_shapes: for how many shapes of microbatches programs are kept.
-        clock: that virtual devices run under; None for devices that take the time they take.
-        training: what happens in an update beside the optimizers' steps; the plan's steps wait where it asks for that.
-        compiler: compiles what stage programs are made of; None where operators run one by one.
-        known: programs that are derived already (see `compile_stages`).
+        training: how it is trained.
+        programs: how stage programs are derived.
+        clock: of simulated devices; None for real ones.
 
     Attributes:
-        steps: batches so far.
-        updates: optimizer steps so far; those that were skipped do not count.
+        checkpoints: writes and reads the state of training; `checkpoint`, `resume`, `state_dict` and `load_state_dict`
+            are its own.
         skipped: whether the last update was, because a gradient of some stage was not finite and a scaler asks for it.
         metrics: the other parts of the step's result for the last batch, trained on or evaluated.
         scaler: scales losses; the user's own.
@@ -79,17 +74,20 @@ class Pipeline(Resumable):
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, team: Team, plan: Plan, operators: Operators, shape: Shape,
-        optimizer: OptimizerFactory | None, seed: int = 0, max_shapes: int = MAX_SHAPES, clock: Clock | None = None,
-        training: Training | None = None, compiler: StageCompiler | None = None, known: Programs | None = None,
-    ) -> None:  # fmt: skip
-        training = training or Training()
-        self._closed = self._applied = False
-        self._averages, self._visits = list[WeightAverage](), 0
+        self,
+        example: Example,
+        plan: Plan,
+        team: Team,
+        training: Training | None = None,
+        programs: ProgramOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        training, programs = training or Training(), programs or ProgramOptions()
+        model, step, shape, operators = example.model, example.step, example.shape, example.operators
+        self._closed, self._counts = False, Counts()
         self._step = step
         self.plan = plan
         self.model = model
-        self.steps = self.updates = 0
         self.metrics: dict[str, float] = {}
         self._norm: Tensor | None = None
         self.skipped = False
@@ -101,15 +99,16 @@ class Pipeline(Resumable):
         device = compute_device([*model.parameters(), *model.buffers()])
         where = team.where = team.where or dict.fromkeys(team.local, device)
         on = {i: where[plan.placement[i]] for i in local}
+        limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
         kind = next(iter(where.values())).type
         cut = cut_of(first.operators, first.stages)
-        self._stages = LocalStages(model, plan, team, first, on, optimizer, training, seed)
+        self._stages = LocalStages(model, plan, team, first, on, training)
         self._states = self._stages.states
 
         def variant() -> tuple[Shapes, Preparations]:
-            shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, max_shapes, compiler)
+            shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, limit, compiler)
             return shapes, Preparations(plan, shapes, self._states, model)
 
         self._variants = Variants(model, step, variant, self._follow_model)
@@ -118,10 +117,14 @@ class Pipeline(Resumable):
         norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
         workers = Workers(plan, self._states, team, where, training, norm_parameters, clock)
         self._queues = workers.queues
-        self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, seed, largest)
-        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, seed, max_shapes, compiler,
+        self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, largest)
+        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, training.seed, limit, compiler,
                                     self._follow_model)  # fmt: skip
         self._modes = ModuleModes(model)
+        self._averages = Averages(model, self._states, self.save, self._refuse_closed)
+        self.checkpoints = Checkpoints(
+            self._stages, self._runner, self._evaluator, self._counts, self._averages, self.scaler, team
+        )
         self._warn_of_unused(operators)
 
     def _warn_of_unused(self, operators: Operators) -> None:
@@ -235,6 +238,20 @@ class Pipeline(Resumable):
         return None if self._norm is None else self._norm.item()
 
     @property
+    def steps(self) -> int:
+        """Batches so far; another number continues with the random numbers of that step."""
+        return self._counts.steps
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        self._counts.steps = number
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps so far; those that were skipped do not count."""
+        return self._counts.updates
+
+    @property
     def programs(self) -> dict[int, StagePrograms]:
         """Programs of the stages in this process, for the shape of microbatch used last."""
         return self._variants.shapes.latest.programs
@@ -270,6 +287,127 @@ class Pipeline(Resumable):
         self._refuse_closed()
         self._stages.have_values()
         save_checkpoint(Path(folder), self.model, self._team)
+
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """The optimizers of this process, by stage; stages without one are omitted.
+
+        For schedulers that ``scheduler=`` does not support: create one for each optimizer, and step them on every rank.
+        """
+        self._stages.have_values()
+        return {index: state.optimizer for index, state in self._stages.states.items() if state.optimizer is not None}
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group in the next update.
+
+        The groups are those of this process's first stage with an optimizer; empty if there is none.
+        """
+        first = next(iter(self.optimizers.values()), None)
+        return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
+
+    def ema(
+        self, decay: float = 0.999, *, buffers: bool = False, function: AverageFunction | None = None
+    ) -> WeightAverage:
+        """Keep an average of the weights, updated after every optimizer step. Every rank calls this.
+
+        Each process averages what it holds. The average starts with the current values, and skipped updates do not
+        change it. Later checkpoints contain it, and `resume` reads it if ``ema()`` was called before. Its ``applied()``
+        is a context in which the model computes with it, for evaluation; its ``save(folder)`` writes it.
+
+        Args:
+            decay: the average becomes ``average.lerp_(parameter, 1 - decay)``.
+            buffers: whether buffers are averaged, too; otherwise the model's buffers are used.
+            function: ``function(average, parameter, updates)`` returns the new average: ``avg_fn`` of
+                ``torch.optim.swa_utils.AveragedModel``, in place of ``decay``.
+
+        Raises:
+            RequestError: decay is not a number from 0 to 1, or function is not callable.
+
+        Example:
+            >>> ema = pipe.ema(0.999)  # doctest: +SKIP
+            >>> with ema.applied():  # doctest: +SKIP
+            ...     loss = pipe.evaluate(batch)
+        """
+        self._refuse_closed()
+        self._stages.have_values()
+        return self._averages.add(decay, buffers, function)
+
+    def on_parameters(self, function: Visit) -> dict[str, Any]:
+        """Call a function with every parameter, in each process that holds it. Every rank calls this.
+
+        It replaces a loop over ``model.parameters()`` between steps: clipping of weights, noise, statistics. The
+        function may change parameters in place; their gradients are in ``grad``. Processes that hold a tied weight, and
+        replicas, call it with the same value and the same random numbers, and it must make the same changes there.
+
+        Args:
+            function: ``function(name, parameter)``, called under ``no_grad``.
+
+        Returns:
+            Name → result, for the parameters that this process holds.
+        """
+        self._refuse_closed()
+        self._stages.have_values()
+        self._counts.visits += 1
+        key = self._runner.seed, self._counts.steps, self._counts.visits
+        return visit(self.model, self._states, function, key)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state needed to resume training, as far as this process holds it.
+
+        It has weights, buffers, the state of optimizers, schedulers and a scaler, and the counters that the random
+        numbers depend on, by the model's own names. With `load_state_dict` it makes a pipeline ``Stateful`` for
+        ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``; ``dcp.load`` reads
+        the same files under another plan.
+        Tensors are not copied. Names of the optimizer's state are those of ``torch.distributed.checkpoint.state_dict``
+        with ``flatten_optimizer_state_dict=True``.
+
+        Raises:
+            RequestError: gradients of several batches wait for their update, or the optimizer has state that belongs to
+                no parameter.
+        """
+        return self.checkpoints.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state from `state_dict`, of this pipeline or, if one process holds everything, of another one.
+
+        Gradients are cleared. The caller skips the batches of the steps so far; ``steps`` is their number.
+
+        Args:
+            state_dict: with everything that this process holds, or more.
+
+        Raises:
+            RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
+        """
+        self.checkpoints.load_state_dict(state_dict)
+
+    def checkpoint(self, folder: str | Path) -> None:
+        """Write a checkpoint of training with ``torch.distributed.checkpoint``. Every rank calls this.
+
+        Args:
+            folder: one that all ranks can access, for this checkpoint alone; created if it does not exist.
+
+        Raises:
+            RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
+        """
+        self._refuse_closed()
+        self.checkpoints.write(folder)
+
+    def resume(self, folder: str | Path) -> None:
+        """Resume from a checkpoint, written under any plan by any number of processes. Every rank calls this.
+
+        With the same plan and batches, the results of training and of evaluation have the same bits as without the
+        interruption, also with random numbers.
+
+        Args:
+            folder: written by `checkpoint` or by ``dcp.save({"pipe": pipe}, …)``; `panpipe.latest_checkpoint` finds the
+                last one.
+
+        Raises:
+            RequestError: there is no complete checkpoint, or it is of another model, optimizer or scheduler.
+        """
+        self._refuse_closed()
+        self.checkpoints.read(folder)
 
     def close(self) -> None:
         """Close threads and connections; again does no harm. What trains, evaluates or saves is refused from then on.
@@ -328,7 +466,7 @@ class Pipeline(Resumable):
                 around = (before + after) / 2
                 seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
                 before = after
-        self.steps = count
+        self._counts.steps = count
         return seen
 
     def _follow_model(self) -> None:
@@ -361,7 +499,7 @@ class Pipeline(Resumable):
 
     def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
         self._refuse_closed()
-        self._refuse_applied("train")
+        self._averages.refuse_applied("train")
         refuse_no_grad()
         self._modes.refuse_others()
         if ending is not Ending.REDUCE:
@@ -375,13 +513,13 @@ class Pipeline(Resumable):
             warnings.warn(remark, stacklevel=3)
         done = self._runner.run(prepared, pieces, agreement, self.steps, trace, watch, ending)
         self._stages.tied.note()
-        self.steps, self._visits = self.steps + 1, 0
+        self._counts.steps, self._counts.visits = self._counts.steps + 1, 0
         if ending is Ending.STEP:
             self._norm = done.norm
             self.skipped = done.skipped
-            self.updates += not done.skipped
-            for average in () if done.skipped else self._averages:
-                average.update()
+            self._counts.updates += not done.skipped
+            if not done.skipped:
+                self._averages.update()
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
         return done

@@ -105,14 +105,14 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
         batch: a real one.
     """
     plans = planning.plans()
-    order = preference([family.name for family in planning.families])
+    order = preference([family.name for family in planning.options.families])
     plain = planning.plain(plans)
     wanted = worth_rehearsing(plans, plain, order, CANDIDATES)
     if plain and len(wanted) > 1:  # each runs once to warm up
         turns_s = (1 + LEAST_TURNS) * sum(map(step_s, wanted))
         if not planning.budget.allows(_comparison(wanted, plain[0], turns_s), turns_s):
             wanted = plain
-    candidates = [Candidate(ready(plan), planning.oracle, batch) for plan in wanted]
+    candidates = [Candidate(ready(plan), planning.options.oracle, batch) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
     for candidate in candidates:

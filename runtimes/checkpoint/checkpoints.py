@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -16,6 +17,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
+from ..training.averages import Averages
+from ..training.counts import Counts
+from ..training.evaluation import Evaluator
+from ..training.local_stages import LocalStages
+from ..training.steps import StepRunner
 from .training_state import Listing, TrainingState
 
 ROOT = "pipe"
@@ -43,6 +49,68 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def _number(name: str) -> int:
     digits = name[len(name.rstrip("0123456789")) :]
     return int(digits) if digits else -1
+
+
+class Checkpoints:
+    """The checkpoints of a pipeline; a ``Stateful`` of ``torch.distributed.checkpoint``.
+
+    Args:
+        stages: of this process.
+        runner, evaluator: whose random numbers are continued.
+        counts: of the pipeline.
+        averages: of the weights.
+        scaler: of the loss; None or a disabled one for none.
+        team: the devices.
+    """
+
+    def __init__(
+        self,
+        stages: LocalStages,
+        runner: StepRunner,
+        evaluator: Evaluator,
+        counts: Counts,
+        averages: Averages,
+        scaler: GradScaler | None,
+        team: Team,
+    ) -> None:
+        self._stages, self._runner, self._evaluator = stages, runner, evaluator
+        self._counts, self._averages, self._team = counts, averages, team
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+
+    @property
+    def _training_state(self) -> TrainingState:
+        stages = self._stages
+        stages.have_values()
+        return TrainingState(stages.model, stages.states, stages.copy_buffers, self._scaler, self._averages.all)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this process; see `Pipeline.state_dict`."""
+        if self._runner.gathering:
+            raise RequestError(
+                "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
+                "after a step that updates"
+            )
+        counts = {"steps": self._counts.steps, "updates": self._counts.updates, "evaluations": self._evaluator.count}
+        return self._training_state.read({**counts, "seed": self._runner.seed})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state; see `Pipeline.load_state_dict`."""
+        self._training_state.write(state_dict)
+        found = state_dict["progress"]
+        self._counts.steps, self._counts.updates = found["steps"], found["updates"]
+        self._evaluator.count = found["evaluations"]
+        self._runner.seed = self._evaluator.seed = found["seed"]
+        self._runner.begin_anew()
+
+    def write(self, folder: str | Path) -> None:
+        """Write a checkpoint; see `Pipeline.checkpoint`."""
+        self._averages.refuse_applied("write a checkpoint")
+        write_checkpoint(Path(folder), self.state_dict(), self._team)
+
+    def read(self, folder: str | Path) -> None:
+        """Resume from a checkpoint; see `Pipeline.resume`."""
+        self._averages.refuse_applied("resume")
+        read_checkpoint(Path(folder), self, self._training_state, self._team)
 
 
 def write_checkpoint(folder: Path, state: Mapping[str, Any], team: Team) -> None:

@@ -24,10 +24,12 @@ from ...core.errors import PanpipeError, RequestError
 from ...core.schedules.problem import ScheduleProblem
 from ...core.schedules.registry import find_family
 from ...core.search import even_plan
+from ..batch.example import Example
 from ..batch.microbatches import Microbatch, split_batch
 from ..launch.team import Team
+from ..optimizer.training import Training
 from ..pipeline import Pipeline
-from ..programs.compiled import Programs
+from ..programs.options import ProgramOptions
 from .parity import Distance, distance_to_one_process
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -136,7 +138,7 @@ class Patient:
         captured = capture_step(self.model, step, pieces[0].batch)
         self.operators: Operators = operators_of(captured)
         self.capture_s = time.perf_counter() - start
-        self._programs: Programs = {}
+        self._programs = ProgramOptions()
 
     def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
         """Train with one plan, and compare with one process."""
@@ -155,9 +157,8 @@ class Patient:
         sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
         plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        pipe = Pipeline(
-            mine, self.step, team, plan, operators, self.piece.shape, OPTIMIZER, seed=SEED, known=self._programs
-        )
+        example = Example(mine, self.step, self.piece, operators)
+        pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self._programs)
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
             batch_dims=self.dims,

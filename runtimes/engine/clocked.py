@@ -41,12 +41,11 @@ class VirtualDevices(Protocol):
             RequestError: there is nothing to time it by.
         """
 
-    def planned(self, operators: Operators, microbatches: int, report: Report) -> Plan:
+    def planned(self, operators: Operators, report: Report) -> Plan:
         """A plan of a captured step.
 
         Args:
             operators: of the step.
-            microbatches: how many it has.
             report: called with what planning is doing.
 
         Raises:

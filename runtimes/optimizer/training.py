@@ -1,4 +1,4 @@
-"""The user's settings of an update in addition to the optimizer: clipping, loss scaling, schedulers."""
+"""How a model is trained, whatever its plan: optimizers, clipping, loss scaling, schedulers, random numbers."""
 
 from typing import Any
 
@@ -7,25 +7,36 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...core.errors import RequestError
-from .optimizers import SchedulerFactory
+from .optimizers import OptimizerFactory, SchedulerFactory
 from .scaling import LossScale, check_scaled
 
 
 @frozen
 class Training:
-    """Settings of an update in addition to the optimizers' steps.
+    """How a model is trained.
 
     Args:
         clip_norm: the maximum of the global 2-norm of all gradients; infinity only measures it; None for neither.
         scaler: scales losses; None, or one that is not enabled, for no scaling.
         scheduler: creates the scheduler of each stage's optimizer, stepped after it; None for none.
+        optimizer: creates each stage's optimizer; None leaves gradients to the caller.
+        seed: of all random numbers.
+
+    Raises:
+        RequestError: one of them has a value that it cannot have.
     """
 
     clip_norm: float | None = None
     scaler: GradScaler | None = None
     scheduler: SchedulerFactory | None = None
+    optimizer: OptimizerFactory | None = None
+    seed: int = 0
 
     def __attrs_post_init__(self) -> None:
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise RequestError(
+                f"optimizer is {self.optimizer!r}: give a class such as torch.optim.AdamW, or a function"
+            )
         given = self.clip_norm
         if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given > 0):
             raise RequestError(
@@ -61,18 +72,14 @@ class Training:
         """The loss scale; None without scaling."""
         return LossScale(self.scaler) if self.scaler is not None and self._scales else None
 
-    def check(self, model: nn.Module, optimizer: bool) -> None:
+    def check(self, model: nn.Module) -> None:
         """Refuse a model that cannot be trained with these settings.
-
-        Args:
-            model: the user's module.
-            optimizer: whether there is one.
 
         Raises:
             RequestError: there is a scheduler without an optimizer; or the loss is scaled, and a parameter has a dtype
                 whose gradients cannot be unscaled.
         """
-        if self.scheduler is not None and not optimizer:
+        if self.scheduler is not None and self.optimizer is None:
             raise RequestError("scheduler= schedules an optimizer and there is none: give optimizer=, too")
         if self._scales:
             check_scaled(model.named_parameters())
@@ -81,4 +88,9 @@ class Training:
     def settings(self) -> dict[str, Any]:
         """The settings that must be equal on all ranks."""
         state = self.scaler.state_dict() if self.scaler is not None and self._scales else None
-        return {"clip_norm": self.clip_norm, "scaler": state}
+        return {
+            "seed": self.seed,
+            "an optimizer": self.optimizer is not None,
+            "clip_norm": self.clip_norm,
+            "scaler": state,
+        }

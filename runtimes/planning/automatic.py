@@ -28,16 +28,15 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.costs.message_times import MessageLine
 from ...core.errors import InfeasibleError, RequestError
-from ...core.plan.derive import Recompute, recomputed_stages
+from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
 from ...core.schedules.placement import folded_placement, looped_placement
 from ...core.schedules.problem import ScheduleFamily
-from ...core.search import Oracle
 from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular import longest_stage_s, regular_cut, score_of_cut
-from ..batch.microbatches import Microbatch
+from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent
 from ..launch.team import Team
@@ -47,9 +46,10 @@ from ..profile.link_profile import measured_cluster
 from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
 from ..profile.stage_profile import profile_stages
-from ..programs.compiled import Programs, compile_stages
-from ..programs.stage_compiler import StageCompiler
+from ..programs.compiled import compile_stages
+from ..programs.options import ProgramOptions
 from .budget import Budget
+from .options import PlanningOptions
 
 WORTH = 0.03
 """Share of a step that a cut which follows measured times must be predicted to gain over a regular one: the times of
@@ -71,46 +71,27 @@ class Planning:
     """What an automatic plan is made from.
 
     Args:
-        operators: the captured step.
-        parameters, buffers: the model's, by qualified name; read, never changed.
-        microbatch: a real one.
+        example: the model, read and never changed; and its captured step, with a real microbatch.
         microbatches: how many a step has.
         team: the devices.
-        families: the schedules to choose among.
-        anneal: whether orders may depart from theirs.
-        oracle: scores a plan whose stages are measured.
-        cut_oracle: scores a plan while cuts are searched; a quick one.
+        options: how the plan is searched.
         optimizer: makes each stage's optimizer.
-        max_chunks: most stages a device.
-        cluster: the machine; measured if None.
+        programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
         report: called with what is going on.
-        recompute: the stages that do; None for those that the planner chooses.
-        compiler: compiles what stage programs are made of.
         budget: what may be spent; by default counts alone limit it.
-        programs: of stages that were compiled; a pipeline of the same stages need not compile them again.
 
     Attributes:
         stage_costs: of the programs of the stages that were measured.
     """
 
-    operators: Operators
-    parameters: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    microbatch: Microbatch
+    example: Example
     microbatches: int
     team: Team
-    families: Sequence[ScheduleFamily]
-    anneal: bool
-    oracle: Oracle
-    cut_oracle: Oracle
-    optimizer: OptimizerFactory | None
-    max_chunks: int = 2
-    cluster: Cluster | None = None
+    options: PlanningOptions
+    optimizer: OptimizerFactory | None = None
+    programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
-    recompute: Recompute | None = None
-    compiler: StageCompiler | None = None
     budget: Budget = field(default=Factory(lambda planning: Budget(planning.team), takes_self=True))
-    programs: Programs = field(factory=dict)
     stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
 
     def plans(self) -> list[Plan]:
@@ -126,12 +107,13 @@ class Planning:
         """
         devices = self.team.size
         refuse_too_few(self.operators, devices, devices)
-        if self.recompute is not None:
-            recomputed_stages(self.recompute, devices * self.max_chunks)  # refused before anything is measured
-        if self.cluster is not None:
-            self.team.mesh.check(self.cluster)
+        options = self.options
+        if options.recompute is not None:
+            recomputed_stages(options.recompute, devices * options.max_chunks)  # refused before anything is measured
+        if options.cluster is not None:
+            self.team.mesh.check(options.cluster)
         self.report("measuring links")
-        cluster = self.cluster or measured_cluster(self.team, self.where)
+        cluster = options.cluster or measured_cluster(self.team, self.where)
         self.report("measuring operators")
         graph = self.measured_graph()
         times = (node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
@@ -162,7 +144,7 @@ class Planning:
     @property
     def most_chunks(self) -> int:
         """The most stages a device that the operators are enough for."""
-        return min(self.max_chunks, len(self.operators.graph.nodes) // self.team.size)
+        return min(self.options.max_chunks, len(self.operators.graph.nodes) // self.team.size)
 
     def plans_for(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Cut, measure, correct operators' times by the stages', see whether another cut follows, and choose."""
@@ -216,8 +198,8 @@ class Planning:
         def search() -> Stages | None:
             try:
                 found = search_plan(
-                    graph, cluster, self.microbatches, families=self.families if families is None else families,
-                    anneal=self.anneal, oracle=self.cut_oracle, recompute=self.recompute,
+                    graph, cluster, self.microbatches, families=self.options.families if families is None else families,
+                    anneal=self.options.anneal, oracle=self.options.cut_oracle, recompute=self.options.recompute,
                     budget=self.budget.cut_evaluations(self.microbatches), seconds=self.budget.left_s,
                     min_chunks=chunks, max_chunks=chunks, parameter_sizes=self.sizes, replicas=self.replicas,
                     message=message,
@@ -235,11 +217,10 @@ class Planning:
 
     def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, cluster: Cluster, worth: float) -> bool:
         """Whether the orders of a plan fit on another cut, and are not slower by more than this share."""
+        oracle = self.options.cut_oracle
         try:
             searched, other = (
-                score_of_cut(
-                    found, graph, each, cluster, self.cut_oracle, message=self.message, parameter_sizes=self.sizes
-                )
+                score_of_cut(found, graph, each, cluster, oracle, message=self.message, parameter_sizes=self.sizes)
                 for each in (tuple(stage.nodes for stage in found.stages), stages)
             )
         except RequestError:  # a message that only the other cut has, in an order that does not wait for it
@@ -260,13 +241,13 @@ class Planning:
 
         def search() -> list[Plan]:
             found: list[Plan] = []
-            for anneal in (False, True) if self.anneal else (False,):
+            for anneal in (False, True) if self.options.anneal else (False,):
                 if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
                     plans = choose_schedules(
-                        graph, stages, costs, cluster, self.microbatches, families=self.families, anneal=anneal,
-                        oracle=self.oracle, recompute=self.recompute,
+                        graph, stages, costs, cluster, self.microbatches, families=self.options.families,
+                        anneal=anneal, oracle=self.options.oracle, recompute=self.options.recompute,
                         budget=self.budget.order_evaluations(self.microbatches), seconds=self.budget.left_s,
                         parameter_sizes=self.sizes, replicas=self.replicas, message=message,
                     ).plans  # fmt: skip
@@ -281,7 +262,7 @@ class Planning:
 
     def plain(self, plans: Sequence[Plan]) -> list[Plan]:
         """1F1B on the stages of these plans, where it is to choose, is made for them and fits; at most one."""
-        family = next((family for family in self.families if family.name == PLAIN), None)
+        family = next((family for family in self.options.families if family.name == PLAIN), None)
         given = min(plans, key=lambda plan: (len(plan.stages), step_s(plan)))
         prediction = given.prediction
         if family is None or prediction is None:
@@ -292,7 +273,7 @@ class Planning:
             try:
                 plan = choose_schedules(
                     self.operators.graph, stages, self.stage_costs[stages], prediction.cluster, self.microbatches,
-                    families=[family], anneal=False, oracle=self.oracle, recompute=self.recompute,
+                    families=[family], anneal=False, oracle=self.options.oracle, recompute=self.options.recompute,
                     parameter_sizes=self.sizes, replicas=self.replicas, message=self.message,
                 ).best  # fmt: skip
             except (InfeasibleError, RequestError):
@@ -300,6 +281,21 @@ class Planning:
             return [evolve(plan, mesh=self.team.mesh)]
 
         return self.team.decide(build)
+
+    @property
+    def operators(self) -> Operators:
+        """The captured step."""
+        return self.example.operators
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The model's, by qualified name."""
+        return dict(self.example.model.named_parameters())
+
+    @cached_property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The model's, by qualified name."""
+        return dict(self.example.model.named_buffers())
 
     @cached_property
     def message(self) -> MessageLine:
@@ -322,7 +318,7 @@ class Planning:
         """The operator graph with times measured on all devices at once; their mean."""
         graphs = self.team.everywhere(
             lambda device: profile_operators(
-                self.operators, self.parameters, self.buffers, self.microbatch.leaves, device=self.where[device]
+                self.operators, self.parameters, self.buffers, self.example.microbatch.leaves, device=self.where[device]
             )
         )
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
@@ -350,12 +346,14 @@ class Planning:
         place = folded_placement(devices, chunks) if chunks == 2 else looped_placement(devices, chunks)
         mine = [i for i in range(len(stages)) if place[i] in self.team.local]
         where = {i: self.where[place[i]] for i in mine}
-        compiled = compile_stages(self.operators, stages, mine, where, self.compiler, self.programs)  # not for threads
+        # Here, and not in each thread: `known` is one for all of them.
+        known, compiler = self.programs.known, self.programs.compiler
+        compiled = compile_stages(self.operators, stages, mine, where, compiler, known)
 
         def measure(device: int) -> dict[int, StageCosts]:
             own = {i: compiled.programs[i] for i in mine if place[i] == device}
             return profile_stages(
-                own, compiled.layout, self.operators, self.parameters, self.buffers, self.microbatch.leaves,
+                own, compiled.layout, self.operators, self.parameters, self.buffers, self.example.microbatch.leaves,
                 self.optimizer, device=self.where[device],
             )  # fmt: skip
 

@@ -22,14 +22,13 @@ class EarlierPlans:
 
     Args:
         planning: what an automatic plan would be made from.
-        options: what else the plan depends on, by name; values are compared as they are written.
-        wanted: whether plans are cached at all.
+        others: what else the plan depends on, by name; values are compared as they are written.
     """
 
-    def __init__(self, planning: Planning, options: Mapping[str, Any], wanted: bool) -> None:
-        self._planning = planning
+    def __init__(self, planning: Planning, others: Mapping[str, Any]) -> None:
+        self._planning, wanted = planning, planning.options.cached
         self._cache = PlanCache(cache_folder() if wanted else None, planning.report)
-        self._key = _key(planning, options) if wanted else {}
+        self._key = _key(planning, others) if wanted else {}
 
     def find(self) -> Plan | None:
         """The plan, the same on every rank; None where it is to be made."""
@@ -59,25 +58,25 @@ class EarlierPlans:
         return plan
 
 
-def _key(planning: Planning, options: Mapping[str, Any]) -> dict[str, str]:
+def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
     """What the plan depends on; the same for two requests that are planned alike."""
-    team, cluster = planning.team, planning.cluster
+    team, options, cluster = planning.team, planning.options, planning.options.cluster
     found: dict[str, Any] = {
         "graph": planning.operators.graph.hash,
-        "shapes": planning.microbatch.shape,
+        "shapes": planning.example.shape,
         "parameters": _parameters(planning),
         "microbatches": planning.microbatches,
         "mesh": team.mesh,
         "backend": team.kind.name,
-        "schedules": [family.name for family in planning.families],
-        "other orders": planning.anneal,
-        "max_chunks": planning.max_chunks,
-        "recompute": planning.recompute,
+        "schedules": [family.name for family in options.families],
+        "other orders": options.anneal,
+        "max_chunks": options.max_chunks,
+        "recompute": options.recompute,
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
         "plan_seconds": planning.budget.seconds,
         "machines": _machines(planning),
-        **options,
+        **others,
         **versions(),
     }
     return {name: repr(value) for name, value in found.items()}

@@ -43,9 +43,15 @@ class WeightAverage:
     """
 
     def __init__(
-        self, model: nn.Module, states: Mapping[int, StageState], decay: float, buffers: bool,
-        function: AverageFunction | None, swapped: Callable[[bool], None], save: Callable[[str | Path], None],
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        states: Mapping[int, StageState],
+        decay: float,
+        buffers: bool,
+        function: AverageFunction | None,
+        swapped: Callable[[bool], None],
+        save: Callable[[str | Path], None],
+    ) -> None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise RequestError(f"decay is {decay!r}: the share of the average that stays is a number from 0 to 1")
         if function is not None and not callable(function):
@@ -107,6 +113,54 @@ class WeightAverage:
                 source.copy_(average)
                 average.copy_(value)
         equal_copies(self._model, self._states)
+
+
+class Averages:
+    """The averages of the weights of one pipeline.
+
+    Args:
+        model: the user's module.
+        states: of the stages of this process, by index.
+        save: writes the weights that parameters have then.
+        refuse_closed: refuses to apply an average to a closed pipeline.
+
+    Attributes:
+        all: in the order in which they were asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        states: Mapping[int, StageState],
+        save: Callable[[str | Path], None],
+        refuse_closed: Callable[[], None],
+    ) -> None:
+        self._model, self._states, self._save, self._refuse_closed = model, states, save, refuse_closed
+        self.all: list[WeightAverage] = []
+        self._applied = False
+
+    def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
+        """Begin a new average; see `Pipeline.ema`."""
+        made = WeightAverage(self._model, self._states, decay, buffers, function, self._apply, self._save)
+        self.all.append(made)
+        return made
+
+    def update(self) -> None:
+        """Take in the parameters as they are after an update."""
+        for average in self.all:
+            average.update()
+
+    def refuse_applied(self, what: str) -> None:
+        """Refuse something while parameters have the values of an average."""
+        if self._applied:
+            raise RequestError(f"the model has the values of an average: leave `with ema.applied()` to {what}")
+
+    def _apply(self, applied: bool) -> None:
+        """Record whether parameters have the values of an average."""
+        if applied:
+            self._refuse_closed()
+            self.refuse_applied("apply an average")
+        self._applied = applied
 
 
 def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from ...core.capture.values.stand_ins import stand_in
 from ...core.plan.plan import Plan
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
-from ..optimizer.optimizers import OptimizerFactory
 from ..optimizer.replicas import begin_equal
 from ..optimizer.state import StageState, make_optimizers
 from ..optimizer.training import Training
@@ -33,32 +32,35 @@ class LocalStages:
         team: the devices.
         compiled: the programs of the stages here.
         where: stage here → the device that it runs on.
-        optimizer: makes each stage's optimizer; None to leave gradients to the caller.
-        training: makes schedulers of them, if anything does.
-        seed: of values that are neither given nor in the model.
+        training: makes optimizers and schedulers, and has the seed of values that are neither given nor in the model.
 
     Attributes:
+        model: the user's module.
         states: by stage.
         tied: weights that several of them hold.
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, team: Team, compiled: Compiled, where: Mapping[int, torch.device],
-        optimizer: OptimizerFactory | None, training: Training, seed: int,
-    ) -> None:  # fmt: skip
-        self._model, self._plan, self._team, self._optimizer, self._seed = model, plan, team, optimizer, seed
+        self,
+        model: nn.Module,
+        plan: Plan,
+        team: Team,
+        compiled: Compiled,
+        where: Mapping[int, torch.device],
+        training: Training,
+    ) -> None:
+        self.model, self._plan, self._team, self._training = model, plan, team, training
         self._own = own = own_tensors(model, compiled.programs, where)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
         self._loaded = False
         self._known = KnownTensors(model)
         self.tied = TiedHere({})
-        self._whole_update = training.needs_all_stages
         self.states = {
             i: StageState(
                 own.parameters[i],
                 {name: own.buffers[i][name] for name in programs.inputs.buffers},
-                optimizer,
+                training.optimizer,
                 team.replicas > 1,
                 where[i],
                 training.scheduler,
@@ -72,13 +74,13 @@ class LocalStages:
         Args:
             weights: where values come from, for what is on meta; a checkpoint has them for everything.
         """
-        with as_meta_tensors(self._model):
+        with as_meta_tensors(self.model):
             self._load(weights)
 
     def _load(self, weights: Weights) -> None:
         allocate(self._without_memory())
         weights.fill(self._own.held, self._own.unallocated)
-        install(self._model, self._own.unallocated)
+        install(self.model, self._own.unallocated)
         self.copy_buffers()
         equal_replicas(self._plan, self._own.parameters, self._team)
         begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
@@ -87,9 +89,9 @@ class LocalStages:
         if len(self._team.local) < self._team.size:
             kept = set(self._own.held)
             if 0 in self._team.local:  # of every replica
-                kept |= {name for name, _ in self._model.named_parameters()} - self._read
-            release_others(self._model, kept, self._written - kept, self._holders())
-        self._known, self.tied = KnownTensors(self._model), TiedHere(self._own.parameters)
+                kept |= {name for name, _ in self.model.named_parameters()} - self._read
+            release_others(self.model, kept, self._written - kept, self._holders())
+        self._known, self.tied = KnownTensors(self.model), TiedHere(self._own.parameters)
 
     def follow_model(self, when: str) -> bool:
         """Hold what the model holds now, where it was changed between steps.
@@ -105,15 +107,15 @@ class LocalStages:
         """
         if not self._loaded:
             return False
-        self._known.refuse_replaced_parameters(self._model, when)
+        self._known.refuse_replaced_parameters(self.model, when)
         if self._known.write_back_buffers(when):
             self.copy_buffers()
-        return follow_trained(self._model, self._plan, self.states, self._whole_update)
+        return follow_trained(self.model, self._plan, self.states, self._training.needs_all_stages)
 
     def have_values(self) -> None:
         """Give the stages values, where they have none yet: those of the model, drawn where it has none."""
         if not self._loaded:
-            self.load(weights_from(None, self._model, self._seed))
+            self.load(weights_from(None, self.model, self._training.seed))
 
     def copy_buffers(self) -> None:
         """Give copies of buffers the values of those that they are of."""
@@ -146,14 +148,14 @@ class LocalStages:
             for name in stage.parameters:
                 found.setdefault(name, f"rank {rank}")
         first = self._team.rank(self._team.replica * self._team.size)  # it has what no stage reads
-        return dict.fromkeys((name for name, _ in self._model.named_parameters()), f"rank {first}") | found
+        return dict.fromkeys((name for name, _ in self.model.named_parameters()), f"rank {first}") | found
 
     def _make_optimizers(self) -> None:
         """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
-        if self._optimizer is not None:
-            parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        if self._training.optimizer is not None:
+            parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self._plan.stages]
-            make_optimizers(self.states, trained, self._optimizer, self._team)
+            make_optimizers(self.states, trained, self._training.optimizer, self._team)
 
     def _tensors_on(self, device: int) -> list[Tensor]:
         """Parameters and buffers of a device's stages."""

@@ -72,20 +72,25 @@ class StepRunner:
         states: stage index → what this process keeps of it.
         team: the devices.
         workers: those of this process.
-        training: what happens in an update beside the optimizers' steps.
-        seed: of all random numbers.
+        training: how the model is trained.
         largest: samples of the largest microbatch of the example.
     """
 
     def __init__(
-        self, plan: Plan, variants: Variants, states: Mapping[int, StageState], team: Team, workers: Workers,
-        training: Training, seed: int, largest: int,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        variants: Variants,
+        states: Mapping[int, StageState],
+        team: Team,
+        workers: Workers,
+        training: Training,
+        largest: int,
+    ) -> None:
         self._loss_scale = training.loss_scale()
         self._gathered: Gathered | None = None
         self._workers = workers
         self._plan, self._variants, self._states, self._team = plan, variants, states, team
-        self.seed, self._largest = seed, largest
+        self.seed, self._largest = training.seed, largest
 
     @property
     def gathering(self) -> bool:

@@ -8,10 +8,12 @@ from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.diagnose.parity import distance_to_one_process
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.weights import weights_from
 from torch import nn
@@ -180,7 +182,8 @@ def test_a_step_whose_way_depends_on_values_equals_eager(make):
     assert [piece.batch["x"].shape[0] for piece in pieces] == [ROWS // MICROBATCHES] * MICROBATCHES
     operators = operators_of(capture_step(model, step, pieces[0].batch))
     team, plan = ThreadTeam(2), even_plan(operators, 2, MICROBATCHES)
-    with Pipeline(model, step, team, plan, operators, pieces[0].shape, OPTIMIZER) as pipe:
+    example = Example(model, step, pieces[0], operators)
+    with Pipeline(example, plan, team, Training(optimizer=OPTIMIZER)) as pipe:
         pipe.load(weights_from(None, model, 0))
         found = distance_to_one_process(
             pipe, team, alone, step, batch, OPTIMIZER, microbatches=MICROBATCHES, steps=3, batch_dims=0

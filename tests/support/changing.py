@@ -10,9 +10,11 @@ from attrs import frozen
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.weights import weights_from
 from torch import Tensor, nn
@@ -97,9 +99,8 @@ def pipelined(make: Callable[[], Program], devices: int = 2) -> tuple[list[float
     pieces = split_batch(given[0], MICROBATCHES)
     operators = operators_of(capture_step(model, program.step, pieces[0].batch))
     plan = even_plan(operators, devices, MICROBATCHES)
-    pipe = Pipeline(
-        model, program.step, ThreadTeam(devices), plan, operators, pieces[0].shape, program.optimizer, seed=1
-    )  # fmt: skip
+    example = Example(model, program.step, pieces[0], operators)
+    pipe = Pipeline(example, plan, ThreadTeam(devices), Training(optimizer=program.optimizer, seed=1))
     pipe.load(weights_from(None, model, 1))
     for number, batch in enumerate(given):
         program.between(number)

@@ -7,11 +7,14 @@ from attrs import evolve
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 
@@ -25,7 +28,7 @@ def pipeline_on(
     team: Team, case: Case, rows: int, microbatches: int, optimizer: OptimizerFactory, *,
     dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
     plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
-    **options: Any,
+    clock: Clock | None = None, **options: Any,
 ) -> Pipeline:  # fmt: skip
     """A pipeline that is ready to train.
 
@@ -41,18 +44,19 @@ def pipeline_on(
         plan_options: of the even plan.
         model: the case's own by default.
         training: how it is trained.
-        options: further ones of ``Pipeline``.
+        clock: of simulated devices.
+        options: of ``ProgramOptions``.
     """
     operators = captured_once(case, dtype, rows, microbatches, device)
     if plan is None:
         plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
-    if training is not None and training.needs_all_stages:
+    training = evolve(training or Training(), optimizer=optimizer, seed=SEED)
+    if training.needs_all_stages:
         plan = synchronised(plan)
     model = model or case.model(dtype).to(device)
     batch = batch_on(case, rows, dtype, device)
-    shape = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0].shape
-    pipe = Pipeline(
-        model, case.step, team, plan, operators, shape, optimizer, seed=SEED, training=training, **options
-    )  # fmt: skip
+    piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
+    example = Example(model, case.step, piece, operators)
+    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock)
     pipe.load(weights_from(None, model, SEED))
     return pipe

@@ -8,11 +8,8 @@ from typing import Any
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
 from torch import nn
@@ -132,10 +129,8 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 
 
 def made(model: nn.Module, step: Any, batch: Any, batch_dims: Any = "auto") -> Pipeline:
-    dims = find_batch_dims(model, step, batch, given=batch_dims, microbatches=MICROBATCHES)
-    piece = split_batch(batch, MICROBATCHES, dims)[0]
-    operators = operators_of(capture_step(model, step, piece.batch))
-    return Pipeline(model, step, ThreadTeam(2), even_plan(operators, 2, MICROBATCHES), operators, piece.shape, None)
+    example = Example.capture(model, step, batch, MICROBATCHES, batch_dims, "cpu")
+    return Pipeline(example, even_plan(example.operators, 2, MICROBATCHES), ThreadTeam(2))
 
 
 def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None:

@@ -4,7 +4,6 @@ import panpipe
 import pytest
 import torch
 from attrs import evolve
-from panpipe.api import TARGETS
 from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
@@ -12,6 +11,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Prediction
 from panpipe.runtimes.engine.clocked import ClockedWalk
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.options import TARGETS
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.run import simulate
 from torch import nn

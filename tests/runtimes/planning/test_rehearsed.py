@@ -7,10 +7,12 @@ from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.message_times import MessageTimes
 from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.executor import StepRecord
 from panpipe.runtimes.engine.tracing import message_times
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.planning.rehearsed import Rehearsal, rehearsed_costs, rehearsed_profile
 
@@ -77,8 +79,8 @@ def test_rehearsals_tell_of_programs_and_messages_and_traced_steps_of_saved_tens
     operators = captured(case, torch.float32, 8, 4)
     plan = even_plan(operators, 2, 4)
     batch = case.batch(8, torch.float32)
-    shape = split_batch(batch, 4)[0].shape
-    pipe = Pipeline(case.model(torch.float32), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW)
+    example = Example(case.model(torch.float32), case.step, split_batch(batch, 4)[0], operators)
+    pipe = Pipeline(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW))
     seen = pipe.rehearse(batch, 2)
     assert all(not one.trace.memory and one.messages.send.keys() == one.messages.receive.keys() for one in seen)
     sizes = {edge.bytes for edge in plan.edges} | {edge.gradient_bytes for edge in plan.edges}

@@ -10,9 +10,11 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import state_share
+from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import link_profile, operator_profile
 from panpipe.runtimes.profile.reference_workload import workload_bytes
@@ -200,9 +202,9 @@ def storages(pipe: Pipeline) -> list[int]:
 def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
     case = CASES[GPT]
     operators = captured_once(case, F32, 8, 4)
-    shape = split_batch(case.batch(8, F32), 4)[0].shape
     plan = even_plan(operators, 2, 4)
-    pipe = Pipeline(empty(), case.step, ThreadTeam(2), plan, operators, shape, torch.optim.AdamW, seed=7)
+    example = Example(empty(), case.step, split_batch(case.batch(8, F32), 4)[0], operators)
+    pipe = Pipeline(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW, seed=7))
     assert sum(storages(pipe)) == 0
     assert len(pipe.rehearse(case.batch(8, F32), 2)) == 2
     assert len(storages(pipe)) > len(list(pipe.model.parameters()))  # gradients as well

@@ -1,0 +1,61 @@
+"""The example of a training: a model, its step, and what the step was captured for."""
+
+from typing import Any
+
+from attrs import frozen
+from torch import nn
+
+from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.export.operators import Operators, operators_of
+from ...core.capture.export.step import capture_step
+from ...core.capture.regions.breaks import StepFunction
+from .microbatches import Microbatch, Shape, split_batch
+
+
+@frozen
+class Example:
+    """A step captured for the largest microbatch of an example batch.
+
+    Args:
+        model: the user's module.
+        step: ``step(model, microbatch)``.
+        microbatch: that the step was captured for; a real one.
+        operators: the captured step.
+    """
+
+    model: nn.Module
+    step: StepFunction
+    microbatch: Microbatch
+    operators: Operators
+
+    @classmethod
+    def capture(
+        cls, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any, device_type: str
+    ) -> "Example":
+        """Cut a batch, and capture the step for its largest microbatch.
+
+        Args:
+            model, step: the user's.
+            batch: a whole one.
+            microbatches: how many it is cut into.
+            batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
+            device_type: of the devices that the step is captured for.
+
+        Raises:
+            RequestError: the batch cannot be cut, or the step cannot be captured.
+        """
+        dims = find_batch_dims(model, step, batch, given=batch_dims, microbatches=microbatches)
+        largest = split_batch(batch, microbatches, dims)[0]
+        return cls(model, step, largest, operators_of(capture_step(model, step, largest.batch, device=device_type)))
+
+    @property
+    def shape(self) -> Shape:
+        """Of the microbatch."""
+        return self.microbatch.shape
+
+    @property
+    def read_tensors(self) -> list[str]:
+        """Names of the parameters and buffers that the step reads, each once."""
+        buffers = self.operators.step.buffers
+        read = [buffers[node.name] for node in self.operators.step.graph.nodes if node.name in buffers and node.users]
+        return list(dict.fromkeys([*self.operators.graph.parameters, *read]))

@@ -1,0 +1,153 @@
+"""What a user gives ``panpipe.pipeline``, checked as far as the arguments alone show what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..backends.kind import BackendKind
+from ..core.capture.batch.batch_dims import AUTO as FIND
+from ..core.cluster.mesh import Mesh, parse_mesh
+from ..core.errors import RequestError
+from ..core.plan.derive import check_agrees
+from ..core.plan.plan import Plan, read_plan
+from .batch.shapes import MAX_SHAPES
+from .devices.compute import compute_device
+from .devices.devices import Names, parse_devices
+from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
+from .optimizer.training import Training
+from .planning.options import PlanningOptions
+from .programs.stage_compiler import CompilerChoice
+from .weights import ModuleInit
+
+SIMULATOR = "simulator"
+TARGETS = ("devices", SIMULATOR)
+MICROBATCHES = 8
+"""Of an automatic plan, unless a number is given."""
+
+
+def _plan(plan: Plan | str | Path) -> Plan | None:
+    """The plan that a user gives; None for an automatic one."""
+    if isinstance(plan, Plan):
+        return plan
+    if not isinstance(plan, str | Path):
+        raise RequestError(f"plan is {plan!r}: give 'auto', a Plan, or the path of a plan file")
+    return None if plan == "auto" else read_plan(plan)
+
+
+def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
+    """A mesh as far as it is known without the number of devices."""
+    if isinstance(mesh, Mesh):
+        mesh.check()
+    return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
+
+
+@frozen
+class DeviceOptions:
+    """Which torch device each device of the pipeline is.
+
+    Args:
+        names: their names; None for where the model is, or with threads on GPUs one GPU each.
+        share: whether several may be the same one.
+
+    Attributes:
+        named: the devices of these names; None where there are none, or for one GPU each.
+    """
+
+    names: Names | None = None
+    share: bool = False
+    named: tuple[torch.device, ...] | None = field(init=False)
+
+    @named.default
+    def _parsed(self) -> tuple[torch.device, ...] | None:
+        return None if self.names is None else parse_devices(self.names)
+
+    @property
+    def given(self) -> bool:
+        """Whether a user named any."""
+        return self.names is not None
+
+    def type_with(self, model: torch.device) -> str:
+        """``"cpu"`` or ``"cuda"``, for a model that is on this device."""
+        if not self.given:
+            return model.type
+        return "cuda" if self.named is None else self.named[0].type
+
+
+@frozen(kw_only=True)
+class PipelineOptions:
+    """All that a user gives in addition to model, step and example batch; ``panpipe.pipeline`` documents each.
+
+    Args:
+        training: optimizers, and what happens in an update in addition to their steps.
+        planning: how an automatic plan is searched.
+        devices: the torch devices.
+        target: ``"devices"`` or ``"simulator"``.
+        microbatches: how many a batch is cut into; None for those of the plan, or ``MICROBATCHES``.
+        plan: ``"auto"``, a Plan, or its file; None from here on for an automatic one.
+        mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
+        backend: the transport; None for the usual one.
+        weights: where values come from that the model does not have.
+        compile: what compiles stage programs; None runs operators one by one.
+        max_shapes: for how many shapes of microbatches programs are kept.
+        batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
+
+    Raises:
+        RequestError: an argument has a value that it cannot have, or two of them contradict each other.
+    """
+
+    training: Training
+    planning: PlanningOptions
+    devices: DeviceOptions = DeviceOptions()
+    target: str = "devices"
+    _microbatches: int | None = None
+    plan: Plan | None = field(default="auto", converter=_plan)
+    mesh: MeshWish = field(default=None, converter=_mesh)
+    backend: str | BackendKind | None = None
+    weights: str | Path | ModuleInit | None = None
+    compile: CompilerChoice | None = field(default=None, converter=CompilerChoice.of)
+    max_shapes: int = MAX_SHAPES
+    batch_dims: Any = FIND
+
+    def __attrs_post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
+        if self._microbatches is not None and self._microbatches < 1:
+            raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
+        if self.plan is not None:
+            check_agrees(self.plan, self._microbatches, self.planning.schedule, self.planning.recompute)
+            mesh_for(self.plan, self.mesh)
+        if self.simulated and self.compile is not None:
+            raise RequestError(
+                f"target 'simulator' takes its times from a cost model and compile is {self.compile.name!r}: leave "
+                "compile out"
+            )
+        if self.simulated and self.mesh is not None:
+            mesh_in_simulator(self.mesh)
+
+    @property
+    def microbatches(self) -> int:
+        """How many a step has."""
+        return self.plan.microbatches if self.plan is not None else self._microbatches or MICROBATCHES
+
+    @property
+    def simulated(self) -> bool:
+        """Whether devices are simulated."""
+        return self.target == SIMULATOR
+
+    def check(self, model: nn.Module) -> str:
+        """Refuse a model that cannot be trained so.
+
+        Returns:
+            The type of its devices.
+        """
+        self.training.check(model)
+        kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
+        if self.simulated and kind != "cpu":
+            raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
+        if self.compile is not None:
+            self.compile.check(kind)
+        return kind

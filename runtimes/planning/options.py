@@ -1,0 +1,67 @@
+"""What a user wants of an automatic plan."""
+
+from pathlib import Path
+
+from attrs import Factory, field, frozen
+
+from ...core.cluster.catalog import find_cluster
+from ...core.cluster.cluster import Cluster
+from ...core.errors import RequestError
+from ...core.plan.derive import Recompute
+from ...core.schedules.problem import ScheduleFamily
+from ...core.schedules.registry import families, find_family
+from ...core.search import Oracle
+from .budget import check_seconds
+
+AUTO = "auto"
+"""As the schedule of a plan: any of them, and orders of actions that no schedule has."""
+
+
+def _found(cluster: Cluster | str | Path | None) -> Cluster | None:
+    return find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+
+
+def _families(options: "PlanningOptions") -> list[ScheduleFamily]:
+    return list(families().values()) if options.anneal else [find_family(options.schedule)]
+
+
+@frozen(kw_only=True)
+class PlanningOptions:
+    """How an automatic plan is searched.
+
+    Args:
+        oracle: scores a plan whose stages are measured.
+        cut_oracle: scores a plan while cuts are searched; a quick one.
+        schedule: name of the only schedule, or ``"auto"``.
+        max_chunks: the most stages that a device may have.
+        cluster: the machine: a Cluster, its file, or its name in the catalog; None measures the machine at hand.
+        recompute: ``"none"``, ``"all"`` or the stages that recompute; None lets the planner choose.
+        seconds: the most that planning may take after the capture; None for the default (see `Budget.of`).
+        cached: whether plans are kept on disk.
+
+    Attributes:
+        families: the schedules to choose among.
+
+    Raises:
+        RequestError: the schedule or the cluster is unknown, or seconds or cached has a value that it cannot have.
+    """
+
+    oracle: Oracle
+    cut_oracle: Oracle
+    schedule: str = AUTO
+    max_chunks: int = 2
+    cluster: Cluster | None = field(default=None, converter=_found)
+    recompute: Recompute | None = None
+    seconds: float | None = None
+    cached: bool = False
+    families: list[ScheduleFamily] = field(init=False, default=Factory(_families, takes_self=True))
+
+    def __attrs_post_init__(self) -> None:
+        check_seconds(self.seconds)
+        if not isinstance(self.cached, bool):
+            raise RequestError(f"plan_cache is {self.cached!r}: give True or False; PANPIPE_CACHE names the folder")
+
+    @property
+    def anneal(self) -> bool:
+        """Whether orders of actions may differ from those of the schedules."""
+        return self.schedule == AUTO
