@@ -144,11 +144,25 @@ class _Search:
         return running
 
     def _all_run_cut(self, axis: Axis) -> bool:
-        """Whether an axis has all tensors, and the step runs with them as microbatches have them; one row says nothing,
-        because it broadcasts."""
+        """Whether an axis has all tensors, and the step runs with them as microbatches have them and not with fewer.
+
+        Raises:
+            RequestError: it also runs where some tensors are whole: they may have that size by chance.
+        """
         rows = -(-axis.rows // self._microbatches)
-        whole = axis.covered == len(self._tensors) and 1 < rows < axis.rows
-        return whole and self._tracer.trace_with(dict(axis.dims), axis.lists, rows).runs
+        if axis.covered != len(self._tensors) or rows == axis.rows:
+            return False
+        cut = self._tracer.trace_with(dict(axis.dims), axis.lists, rows)
+        if not cut.runs:
+            return False
+        for other in _repaired(axis):
+            whole = dict(axis.dims).keys() - dict(other.dims).keys()
+            if whole <= cut.read and self._tracer.trace_with(dict(other.dims), other.lists, rows).runs:
+                raise RequestError(
+                    f"what holds the samples may be {axis}, or {other}: with {rows} of {axis.rows} the step runs with "
+                    f"either; {_ask(axis)}"
+                )
+        return True
 
     def _keeps_apart(self, axis: Axis) -> bool:
         return self._may_trace(axis) and self._tracer.keeps_apart(dict(axis.dims), axis.lists)
@@ -253,10 +267,8 @@ class _Search:
         if whole.runs:  # the step itself runs, with this number of samples
             if self._traces[best].runs:  # and reads none of them
                 return best
-            rows = -(-best.rows // self._microbatches)
             for axis in axes:
-                cut = self._tracer.trace_with(dict(axis.dims), axis.lists, rows)
-                if cut.runs and axis.leading and axis.covered == len(self._tensors):
+                if axis.leading and self._all_run_cut(axis):
                     return axis
             raise RequestError(
                 f"{self._traces[best].reason} (with {best} of another size than {best.rows}); {_ask(best)}"

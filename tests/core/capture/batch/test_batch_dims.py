@@ -425,3 +425,30 @@ def test_what_was_found_does_not_hold_after_a_flag_that_the_step_reads_has_chang
 
 def either_step(model, batch):
     return model(batch)
+
+
+def refuse_other_sizes(rows: int) -> None:
+    """As a queue of N entries does, of which each batch replaces a part."""
+    if N % rows:
+        raise ValueError(f"{rows} does not divide {N}")
+
+
+def test_a_step_that_takes_some_sizes_alone_has_all_tensors_cut():
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        refuse_other_sizes(batch["x"].shape[0])
+        return F.mse_loss(model(batch["x"]), batch["y"])
+
+    dims = find_batch_dims(nn.Linear(D, D), step, {"x": torch.randn(N, D), "y": torch.randn(N, D)})
+    assert dims.by_name == {"batch['x']": 0, "batch['y']": 0}
+
+
+def test_a_tensor_that_may_be_shared_is_asked_for_where_the_step_takes_some_sizes_alone():
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        refuse_other_sizes(rows := batch["x"].shape[0])
+        return F.mse_loss(model(batch["x"]) + batch["table"][:rows], batch["y"])
+
+    batch = {name: torch.randn(N, D) for name in ("x", "table", "y")}
+    with pytest.raises(RequestError, match="batch_dims="):
+        find_batch_dims(nn.Linear(D, D), step, batch)
+    given = {"x": 0, "table": None, "y": 0}
+    assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['table']"] is None
