@@ -7,6 +7,7 @@ from attrs import evolve
 from torch import nn
 
 from ..core.capture.export.operators import Operators
+from ..core.capture.python.surroundings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
@@ -38,6 +39,7 @@ from .training.initial_weights import check_same_weights
 from .weights import Weights, weights_from
 
 
+@with_gradients()
 def build_pipeline(
     model: nn.Module,
     step: StepFunction,
@@ -58,6 +60,7 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     kind = options.check(model)
+    refuse_inference_tensors(model)
     # What is asked for is right as far as the arguments alone show: from here on it takes time.
     report("capturing the step")
     example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)

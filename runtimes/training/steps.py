@@ -21,6 +21,7 @@ from ..optimizer.replicas import share, totals_of_all
 from ..optimizer.state import StageState
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
+from .kept_gradients import KeptGradients
 from .variants import Variants
 
 
@@ -88,6 +89,7 @@ class StepRunner:
     ) -> None:
         self._loss_scale = training.loss_scale()
         self._gathered: Gathered | None = None
+        self._kept: KeptGradients | None = None
         self._workers = workers
         self._plan, self._variants, self._states, self._team = plan, variants, states, team
         self.seed, self._largest = training.seed, largest
@@ -117,8 +119,10 @@ class StepRunner:
             ending: what is done with the gradients.
 
         Raises:
-            RequestError: ranks were given different batches.
+            RequestError: ranks were given different batches, or gradients that wait were cleared.
         """
+        if self._gathered is not None and self._kept is not None:
+            self._kept.refuse_cleared()
         samples = sum(piece.shape.samples for piece in pieces)
         before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
@@ -165,6 +169,7 @@ class StepRunner:
     def _keep(self, ending: Ending, gathered: Gathered) -> None:
         """Keep what later steps need to know of one that ended so, with these batches."""
         self._gathered = gathered if ending is Ending.KEEP else None
+        self._kept = KeptGradients(self._states) if ending is Ending.KEEP else None
         if self._loss_scale is not None and ending is Ending.STEP:
             self._loss_scale.settle(self._workers.update(self._team.local[0]).overflow)
 

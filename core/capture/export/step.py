@@ -26,6 +26,7 @@ from ..python.dynamo import PlainStep, nothing_passed_over, refuse_transforms
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from ..python.side_effects import outside_kept, tensors_put_back
+from ..python.surroundings import with_gradients
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
@@ -84,19 +85,12 @@ def capture_step(
     breaks = Breaks(model, step, batch, loss=rows is None)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
-    modes = _with_gradients() if gradients else _without_gradients()
+    modes = with_gradients() if gradients else _without_gradients()
     with quiet_torch(), modes, breaks.autocasts.left():
         with outside_kept(breaks.reached, own):
             captured = _captured(breaks, export)
         refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
     return captured
-
-
-@contextmanager
-def _with_gradients() -> Iterator[None]:
-    """Whatever the caller is in: a pipeline may be built under ``torch.no_grad()``."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch import nn
 
 from ...errors import RequestError
 
@@ -62,6 +63,27 @@ def surroundings() -> dict[str, Hashable]:
             cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         ),
     }  # fmt: skip
+
+
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """Within, gradients are on, whatever the caller is in: a pipeline may be built under ``torch.no_grad()``."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def refuse_inference_tensors(model: nn.Module) -> None:
+    """Refuse a model that was built where plain PyTorch cannot train it afterwards.
+
+    Raises:
+        RequestError: by the name of a parameter.
+    """
+    found = next((name for name, p in model.named_parameters() if p.requires_grad and p.is_inference()), None)
+    if found is not None:
+        raise RequestError(
+            f"parameter '{found}' was created under torch.inference_mode(), and autograd saves no such tensor: build "
+            "the model outside of it"
+        )
 
 
 def refuse_no_grad() -> None:
