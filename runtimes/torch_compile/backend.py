@@ -28,6 +28,16 @@ def _whole(instance: "Options", attribute: Any, value: object) -> None:
         raise RequestError(f"option {attribute.name} is {value!r}: it is a whole number from 1")
 
 
+def _dims(instance: "Options", attribute: Any, value: object) -> None:
+    if not isinstance(value, Mapping) or any(
+        dim is not None and (dim != 0 or isinstance(dim, bool)) for dim in value.values()
+    ):
+        raise RequestError(
+            f"option {attribute.name} is {value!r}: give the names of arguments with 0, where their samples are, or "
+            "None for what all microbatches share, such as {'x': 0, 'mask': None}"
+        )
+
+
 @frozen
 class Options:
     """``options`` of ``torch.compile``.
@@ -35,10 +45,13 @@ class Options:
     Args:
         devices: threads, and stages.
         microbatches: that a batch is cut into, along dimension 0.
+        batch_dims: name of an argument → 0 where its samples are, None for what all microbatches share; the others
+            have samples where their dimension 0 is as large.
     """
 
     devices: int = field(default=2, validator=_whole)
     microbatches: int = field(default=4, validator=_whole)
+    batch_dims: Mapping[str, int | None] = field(factory=dict, validator=_dims)
 
 
 def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
@@ -54,7 +67,8 @@ def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: M
     numbers than eager PyTorch, fixed by ``torch.manual_seed`` alike, also where a checkpoint computes again.
 
     What cannot be done is refused in one line, by a `RequestError` of the compiled model's call or of its backward:
-    a model that is not on the CPU, outputs without a row for each sample, in-place writes of an argument, a second
+    a model that is not on the CPU, outputs without a row for each sample, an argument
+    that may have samples or be shared (say which with ``batch_dims``), in-place writes of an argument, a second
     backward through one call (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
 
     Returns:
@@ -141,14 +155,14 @@ class _GraphPipeline:
                 f"the model is on {elsewhere} and backend='panpipe' has its stages on threads of the CPU: move model "
                 "and batch to the CPU, or use panpipe.pipeline"
             )
-        samples = arguments[data[0]].shape[0]
-        batched = {place for place in data if arguments[place].shape[0] == samples}
+        samples, batched = self._batched(arguments, data)
         sizes = _sizes(samples, self._options.microbatches)
         if not sizes:
             return None
         numbers = self._numbers(batched)
         probes = [next(size for size in _PROBES if size != sizes[0])] if len(sizes) > 1 else []
         seen = {size: self._see(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
+        self._refuse_doubt(arguments, batched, sizes[0], samples)
         stages = cut(self._graph, seen[sizes[0]], self._options.devices)
         written = [p for p in batched if seen[sizes[0]][self._arguments[p]].storage in _writes(seen[sizes[0]])]
         if written:
@@ -163,6 +177,36 @@ class _GraphPipeline:
         self._tell_of_stages(stages)
         random = any(one.draws for one in seen[sizes[0]].values())
         return Work(stages, sizes, seen, frozenset(batched | numbers), self._given, random)
+
+    def _batched(self, arguments: Sequence[Any], data: Sequence[int]) -> tuple[int, set[int]]:
+        """The number of samples, and the places of what has them along dimension 0."""
+        given, names = self._options.batch_dims, {self._name(place): place for place in data}
+        samples = arguments[next((names[n] for n, dim in given.items() if dim == 0 and n in names), data[0])].shape[0]
+        free = {place for name, place in names.items() if name not in given and arguments[place].shape[0] == samples}
+        return samples, free | {names[name] for name, dim in given.items() if dim == 0 and name in names}
+
+    def _refuse_doubt(self, arguments: Sequence[Any], batched: set[int], size: int, samples: int) -> None:
+        """Refuse a graph that also runs where an argument of as many rows as there are samples is left whole: nothing
+        then shows that these are samples.
+
+        Raises:
+            RequestError: with its name.
+        """
+        given = self._options.batch_dims
+        for place in sorted(batched) if size < samples and len(batched) > 1 else ():
+            if self._name(place) in given:
+                continue
+            rest = batched - {place}
+            probe = next(one for one in _PROBES if one != samples)
+            try:
+                self._see(arguments, rest, self._numbers(rest), probe, samples)
+            except RequestError:
+                continue
+            raise RequestError(
+                f"argument '{self._name(place)}' has {samples} rows, as there are samples, and the graph runs as well "
+                "where all microbatches share it: say which with options={'batch_dims': "
+                f"{{'{self._name(place)}': 0}}}}, or None for what is shared"
+            )
 
     def _tell_of_stages(self, stages: Sequence[Stage]) -> None:
         if len(stages) < self._options.devices:

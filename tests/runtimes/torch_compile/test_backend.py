@@ -276,3 +276,31 @@ torch.testing.assert_close(torch.compile(model, backend="panpipe", options={"dev
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "all forwards run before all backwards" in done.stderr
+
+
+class Scaled(nn.Module):
+    """An outer product of one number a sample and weights that all samples share."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 1), nn.Linear(8, 2)
+
+    def forward(self, x, weights):
+        return self.last(torch.tanh(self.first(x)) * weights)
+
+
+def test_an_argument_that_may_be_shared_is_asked_for_and_taken_as_given():
+    torch.manual_seed(0)
+    model, x, weights = Scaled(), torch.randn(8, 1), torch.randn(8)
+    with pytest.raises(RequestError, match=r"'weights' has 8 rows.*options=\{'batch_dims': \{'weights': 0\}\}"):
+        torch.compile(model, backend="panpipe", dynamic=True)(x, weights)
+    torch._dynamo.reset()
+    options = {"batch_dims": {"weights": None}}
+    found = torch.compile(model, backend="panpipe", dynamic=True, options=options)(x, weights)
+    assert torch.allclose(found, model(x, weights))
+
+
+@pytest.mark.parametrize("dims", [{"x": 1}, "x", {"x": True}])
+def test_batch_dims_that_are_no_dimensions_are_refused(dims):
+    with pytest.raises(RequestError, match="option batch_dims is"):
+        torch.compile(Scaled(), backend="panpipe", options={"batch_dims": dims})(torch.randn(8, 1), torch.randn(8))
