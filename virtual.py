@@ -17,6 +17,7 @@ from .core.errors import RequestError
 from .core.plan.plan import Plan
 from .core.search.choose import search_plans
 from .core.search.problem.workload import Workload, kinds_of
+from .core.search.search_options import SearchOptions
 from .core.trace.perform import Perform
 from .core.trace.trace import Trace
 from .runtimes.engine.clocked import Clock
@@ -71,10 +72,15 @@ class SimulatedDevices:
             parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
         )  # fmt: skip
         report("planning")
-        return search_plans(
-            work, options.cluster, families=options.families, anneal=options.anneal, oracle=options.oracle,
-            recompute=options.recompute, max_chunks=options.max_chunks, alternatives=False,
-        ).best  # fmt: skip
+        search = SearchOptions(
+            families=options.families,
+            oracle=options.oracle,
+            anneal=options.anneal,
+            recompute=options.recompute,
+            max_chunks=options.max_chunks,
+            alternatives=False,
+        )
+        return search_plans(work, options.cluster, search).best
 
     def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:
         """Analytic costs of the stages, each on the type of its own device."""

@@ -36,6 +36,7 @@ from panpipe.core.costs.graph import OpNode
 from panpipe.core.plan.plan import plan_json, read_plan
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import choose_schedule
+from panpipe.core.search.search_options import SearchOptions
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.link_profile import measured_cluster
 from panpipe.runtimes.profile.stage_profile import profile_stages
@@ -82,7 +83,7 @@ def write_plans(folder: Path) -> None:
         for name in names:
             plan = choose_schedule(
                 operators.graph, stages, [costs[i] for i in range(count)], cluster, gpt.MICROBATCHES,
-                families=[find_family(name)], oracle=simulated, parameter_sizes=sizes,
+                SearchOptions(families=[find_family(name)], oracle=simulated), parameter_sizes=sizes,
             )  # fmt: skip
             (folder / f"{name}.json").write_text(plan_json(plan), encoding="utf-8")
 

@@ -41,7 +41,7 @@ class PlanRequest:
         mesh: the option of the command line (see ``wanted_meshes``).
         free: whether costs are derived from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` then
             supports other numbers of microbatches, and a plan may have replicas by default.
-        recompute: see ``search_plans``.
+        recompute: see ``SearchOptions``.
         memory_limit: bytes that a device may use, if less than its memory.
         budget: number of evaluations.
         seed: of the search.
@@ -77,18 +77,30 @@ class PlanRequest:
         rows = self.costs.work.samples
         return Problem(self.costs.graph, self.microbatches, self.limits, self.recompute == "none", rows)
 
-    def search(self, **options: Any) -> "SearchResult":
-        """Search plans; ``options`` of ``search_plans`` replace the request's own."""
+    def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
+        """Search plans.
+
+        Args:
+            meshes: pipeline and data dimensions, in place of the request's own.
+            changes: of the ``SearchOptions`` of the request.
+        """
         from ..core.search.choose import search_plans  # imported here: compiled code takes a second to load
         from ..core.search.compiling import compile_ahead
+        from ..core.search.search_options import SearchOptions
 
         compile_ahead(note)
-        mine = {
-            "meshes": wanted_meshes(self.mesh, self.machine, free=self.free), "recompute": self.recompute,
-            "families": self.families, "oracle": self.oracle, "anneal": self.anneal, "seed": self.seed,
-            "memory_limit": self.memory_limit, "budget": self.budget,
-        }  # fmt: skip
-        return search_plans(self._workload(), self.machine, **(mine | options))
+        options = SearchOptions(
+            families=self.families,
+            oracle=self.oracle,
+            anneal=self.anneal,
+            recompute=self.recompute,
+            memory_limit=self.memory_limit,
+            seed=self.seed,
+            budget=self.budget,
+        )
+        if meshes is None:
+            meshes = wanted_meshes(self.mesh, self.machine, free=self.free)
+        return search_plans(self._workload(), self.machine, evolve(options, **changes), meshes=meshes)
 
     def _workload(self) -> "Workload":
         if self.microbatches is None:

@@ -34,6 +34,8 @@ from ...core.schedules.placement import folded_placement, looped_placement
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan
+from ...core.search.confirm import SearchResult
+from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular import longest_stage_s, regular_cut, score_of_cut
 from ..batch.example import Example
@@ -193,17 +195,22 @@ class Planning:
             what was searched by more than ``WORTH``, or, for ``known``, ``RECUT``. None where no schedule is made for
             this many stages.
         """
-        message = self.message  # measured by all ranks, before one of them searches
+        wanted = self._search_options(self.options.families if families is None else families)
 
         def search() -> Stages | None:
             try:
+                options = evolve(
+                    wanted,
+                    oracle=self.options.cut_oracle,
+                    min_chunks=chunks,
+                    max_chunks=chunks,
+                    budget=self.budget.cut_evaluations(self.microbatches),
+                    seconds=self.budget.left_s,
+                )
+                sizes, replicas = self.sizes, self.replicas
                 found = search_plan(
-                    graph, cluster, self.microbatches, families=self.options.families if families is None else families,
-                    anneal=self.options.anneal, oracle=self.options.cut_oracle, recompute=self.options.recompute,
-                    budget=self.budget.cut_evaluations(self.microbatches), seconds=self.budget.left_s,
-                    min_chunks=chunks, max_chunks=chunks, parameter_sizes=self.sizes, replicas=self.replicas,
-                    message=message,
-                )  # fmt: skip
+                    graph, cluster, self.microbatches, options, parameter_sizes=sizes, replicas=replicas
+                )
             except RequestError:
                 return None
             self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
@@ -237,7 +244,7 @@ class Planning:
         Returns:
             None at all where no schedule is made for these stages or fits.
         """
-        message = self.message
+        wanted = self._search_options(self.options.families)
 
         def search() -> list[Plan]:
             found: list[Plan] = []
@@ -245,12 +252,13 @@ class Planning:
                 if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
-                    plans = choose_schedules(
-                        graph, stages, costs, cluster, self.microbatches, families=self.options.families,
-                        anneal=anneal, oracle=self.options.oracle, recompute=self.options.recompute,
-                        budget=self.budget.order_evaluations(self.microbatches), seconds=self.budget.left_s,
-                        parameter_sizes=self.sizes, replicas=self.replicas, message=message,
-                    ).plans  # fmt: skip
+                    options = evolve(
+                        wanted,
+                        anneal=anneal,
+                        budget=self.budget.order_evaluations(self.microbatches),
+                        seconds=self.budget.left_s,
+                    )
+                    plans = self._schedules(graph, stages, costs, cluster, options).plans
                 except (InfeasibleError, RequestError):
                     continue
                 self.budget.searched(f"the search for the orders of {len(stages)} stages")
@@ -267,20 +275,37 @@ class Planning:
         prediction = given.prediction
         if family is None or prediction is None:
             return []
-        stages = tuple(stage.nodes for stage in given.stages)
+        stages, options = tuple(stage.nodes for stage in given.stages), self._search_options([family])
 
         def build() -> list[Plan]:
             try:
-                plan = choose_schedules(
-                    self.operators.graph, stages, self.stage_costs[stages], prediction.cluster, self.microbatches,
-                    families=[family], anneal=False, oracle=self.options.oracle, recompute=self.options.recompute,
-                    parameter_sizes=self.sizes, replicas=self.replicas, message=self.message,
-                ).best  # fmt: skip
+                costs, published = self.stage_costs[stages], evolve(options, anneal=False)
+                plan = self._schedules(self.operators.graph, stages, costs, prediction.cluster, published).best
             except (InfeasibleError, RequestError):
                 return []
             return [evolve(plan, mesh=self.team.mesh)]
 
         return self.team.decide(build)
+
+    def _search_options(self, families: Sequence[ScheduleFamily]) -> SearchOptions:
+        """How plans are searched among these schedules; all ranks ask for it, which may measure messages."""
+        options = self.options
+        return SearchOptions(
+            families=families,
+            oracle=options.oracle,
+            anneal=options.anneal,
+            recompute=options.recompute,
+            message=self.message,
+        )
+
+    def _schedules(
+        self, graph: OpGraph, stages: Stages, costs: Sequence[StageCosts], cluster: Cluster, options: SearchOptions
+    ) -> SearchResult:
+        """Schedules of measured stages."""
+        sizes, replicas = self.sizes, self.replicas
+        return choose_schedules(
+            graph, stages, costs, cluster, self.microbatches, options, parameter_sizes=sizes, replicas=replicas
+        )
 
     @property
     def operators(self) -> Operators:

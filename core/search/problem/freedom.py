@@ -15,7 +15,7 @@ class Freedom:
         families: the schedules to choose among.
         anneal: whether orders may depart from the families'.
         chunks: fewest and most stages a device.
-        recompute: see ``search_plans``.
+        recompute: see ``SearchOptions``.
     """
 
     families: tuple[ScheduleFamily, ...]

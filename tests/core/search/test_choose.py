@@ -20,6 +20,7 @@ from panpipe.core.search.choose import choose_schedule, plan, search_plans
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.shapes import evened, looped_cuts, prefix_of
 from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.search_options import SearchOptions
 
 ALL = tuple(families().values())
 PLAIN = (find_family("1f1b"),)
@@ -36,7 +37,8 @@ CLUSTER = fully_connected(2, 1000, 80.0, 0.01)
 
 def planned(**changes):
     arguments = {"families": ALL, "oracle": longest_path, "budget": 5000} | changes
-    return plan(arguments.pop("graph", GRAPH), arguments.pop("cluster", CLUSTER), 4, **arguments)
+    graph, cluster = arguments.pop("graph", GRAPH), arguments.pop("cluster", CLUSTER)
+    return plan(graph, cluster, 4, SearchOptions(**arguments))
 
 
 def test_every_operator_once_in_order_and_every_action_once():
@@ -81,8 +83,8 @@ def test_the_budget_is_kept_and_counted(budget):
 
 
 def test_another_seed_searches_elsewhere():
-    arguments = {"families": ALL, "budget": 5000}
-    plans = [search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, seed=seed, **arguments).best for seed in (0, 0, 1)]
+    options = [SearchOptions(families=ALL, budget=5000, seed=seed) for seed in (0, 0, 1)]
+    plans = [search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, each).best for each in options]
     assert plan_json(plans[0]) == plan_json(plans[1]) != plan_json(plans[2])
 
 
@@ -100,12 +102,14 @@ def test_time_and_interrupts_end_a_search_with_the_best_so_far():
         if len(calls) == 30:
             raise KeyboardInterrupt
 
-    stopped = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=10**6, progress=interrupt)
+    options = SearchOptions(families=ALL, budget=10**6, progress=interrupt)
+    stopped = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, options)
     assert stopped.stopped
     assert stopped.evaluations < 10**6
     assert stopped.best.prediction.step_s == longest_path(stopped.best, stopped.best.prediction.costs, CLUSTER).step_s
-    assert search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=10**8, seconds=0.2).stopped
-    assert not search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=100, seconds=100).stopped
+    for (budget, seconds), stops in (((10**8, 0.2), True), ((100, 100), False)):
+        options = SearchOptions(families=ALL, budget=budget, seconds=seconds)
+        assert search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, options).stopped == stops
 
 
 def test_an_oracle_of_its_own_has_the_last_word():
@@ -122,7 +126,7 @@ def test_an_oracle_of_its_own_has_the_last_word():
 
 
 def test_runners_up_hold_less_and_take_longer():
-    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, families=ALL, budget=5000)
+    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, SearchOptions(families=ALL, budget=5000))
     plans = [plan.prediction for plan in found.plans]
     assert len(plans) > 1
     for one, other in pairwise(plans):
@@ -161,7 +165,7 @@ def test_a_wrong_request(changes, message):
 
 def test_no_microbatches():
     with pytest.raises(RequestError, match="0 microbatches"):
-        plan(GRAPH, CLUSTER, 0, families=ALL, oracle=longest_path)
+        plan(GRAPH, CLUSTER, 0, SearchOptions(families=ALL, oracle=longest_path))
 
 
 def test_chunks_can_be_bounded():
@@ -225,7 +229,7 @@ QUARTERS = stages_of(GRAPH, (0, 4, 8, 12, 14))
 def test_choose_schedule_uses_the_measured_costs():
     stages = QUARTERS
     costs = tuple(StageCosts(1.0, 1.0, 1.0, backward_s=1.5, saved_bytes=3) for _ in stages)
-    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path)
+    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, SearchOptions(families=ALL, oracle=longest_path))
     assert chosen.prediction.costs == costs
     assert [stage.nodes for stage in chosen.stages] == list(stages)
     assert chosen.prediction.step_s == longest_path(chosen, costs, CLUSTER).step_s
@@ -234,29 +238,41 @@ def test_choose_schedule_uses_the_measured_costs():
 def test_backwards_are_split_where_that_is_faster():
     stages = HALVES
     costs = stage_costs(GRAPH, stages)
-    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=PLAIN, oracle=longest_path, budget=5000)
+    chosen = choose_schedule(
+        GRAPH, stages, costs, CLUSTER, 4, SearchOptions(families=PLAIN, oracle=longest_path, budget=5000)
+    )
     assert chosen.schedule == "auto(1f1b)"
     assert sum(a.kind is Kind.W for row in chosen.device_actions for a in row) >= 1
     # Halves that take longer than the whole by more than they save are left whole.
     fast = [evolve(cost, backward_s=0.1 * cost.full_backward_s) for cost in costs]
-    whole = choose_schedule(GRAPH, stages, fast, CLUSTER, 4, families=PLAIN, oracle=longest_path, budget=5000)
+    whole = choose_schedule(
+        GRAPH, stages, fast, CLUSTER, 4, SearchOptions(families=PLAIN, oracle=longest_path, budget=5000)
+    )
     assert {a.kind for row in whole.device_actions for a in row} == {Kind.F, Kind.B}
-    plain = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=PLAIN, oracle=longest_path, anneal=False)
+    plain = choose_schedule(
+        GRAPH, stages, costs, CLUSTER, 4, SearchOptions(families=PLAIN, oracle=longest_path, anneal=False)
+    )
     assert plain.schedule == "1f1b"
 
 
 def test_choose_schedule_keeps_to_memory():
     stages = HALVES
     costs = tuple(StageCosts(1.0, 1.0, 1.0, saved_bytes=10) for _ in stages)
-    chosen = choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=20)
+    chosen = choose_schedule(
+        GRAPH, stages, costs, CLUSTER, 4, SearchOptions(families=ALL, oracle=longest_path, memory_limit=20)
+    )
     assert max(chosen.prediction.peak_memory_bytes) <= 20
     with pytest.raises(InfeasibleError, match="may hold 9"):
-        choose_schedule(GRAPH, stages, costs, CLUSTER, 4, families=ALL, oracle=longest_path, memory_limit=9)
+        choose_schedule(
+            GRAPH, stages, costs, CLUSTER, 4, SearchOptions(families=ALL, oracle=longest_path, memory_limit=9)
+        )
 
 
 def test_choose_schedule_refuses_stages_that_do_not_fit_the_devices():
     with pytest.raises(RequestError, match="3 stages with 3 costs for 2 devices"):
-        choose_schedule(GRAPH, [["n0"]] * 3, [StageCosts(1, 1, 1)] * 3, CLUSTER, 4, families=ALL, oracle=longest_path)
+        choose_schedule(
+            GRAPH, [["n0"]] * 3, [StageCosts(1, 1, 1)] * 3, CLUSTER, 4, SearchOptions(families=ALL, oracle=longest_path)
+        )
 
 
 def test_assemble_refuses_a_schedule_for_other_stages():

@@ -18,6 +18,7 @@ from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.options import options
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.search_options import SearchOptions
 
 GAP = 0.01
 """Share by which a plan may be slower than the best of all cuts and published schedules."""
@@ -69,14 +70,13 @@ def test_no_cuts_of_any_published_schedule_are_faster(graph, devices, microbatch
     work = counted(graph, cluster, microbatches)
     if best == float("inf"):
         return  # a plan of its own may fit nevertheless
-    found = search_plans(work, cluster, families=LEAN, max_chunks=2, budget=20_000).best
+    found = search_plans(work, cluster, SearchOptions(families=LEAN, max_chunks=2, budget=20_000)).best
     assert max(found.prediction.peak_memory_bytes) <= limit
     assert found.prediction.step_s <= best * (1 + GAP)
 
 
 def test_what_cannot_fit_is_refused():
     graph = OpGraph(tuple(OpNode(f"n{i}", 1, 1, 1, state_bytes=10) for i in range(4)))
+    cluster = fully_connected(2, 19, 1.0, 0.0)
     with pytest.raises(InfeasibleError, match="may hold 19"):
-        search_plans(
-            counted(graph, fully_connected(2, 19, 1.0, 0.0), 2), fully_connected(2, 19, 1.0, 0.0), families=LEAN
-        )
+        search_plans(counted(graph, cluster, 2), cluster, SearchOptions(families=LEAN))

@@ -10,6 +10,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.search_options import SearchOptions
 
 BUDGET = 300
 
@@ -47,9 +48,8 @@ def least_memory(graph, devices):
 def test_what_one_microbatch_at_a_time_fits_in_is_planned(graph, devices, microbatches):
     limit = max(least_memory(graph, devices), 1)
     cluster = fully_connected(devices, limit, 20.0, 0.05)
-    found = search_plans(
-        counted(graph, cluster, microbatches), cluster, families=list(families().values()), max_chunks=2, budget=BUDGET
-    ).best
+    options = SearchOptions(families=list(families().values()), max_chunks=2, budget=BUDGET)
+    found = search_plans(counted(graph, cluster, microbatches), cluster, options).best
     assert max(found.prediction.peak_memory_bytes) <= limit
 
 
@@ -61,6 +61,7 @@ def test_more_memory_keeps_more_microbatches_in_flight(spare):
     )
     limit = least_memory(graph, 4)
     cluster = fully_connected(4, limit + spare, 100.0, 0.0)
-    found = search_plans(counted(graph, cluster, 8), cluster, families=list(families().values()), budget=2000).best
+    options = SearchOptions(families=list(families().values()), budget=2000)
+    found = search_plans(counted(graph, cluster, 8), cluster, options).best
     serial = 8 * 36
     assert found.prediction.step_s < serial * (0.9 if spare == 0 else 0.6)

@@ -16,6 +16,7 @@ from panpipe.core.search import longest_path
 from panpipe.core.search.choose import choose_schedule, search_plans
 from panpipe.core.search.problem.arrange import arrangements, nearest_order
 from panpipe.core.search.problem.workload import Workload, counted, meshes
+from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
 
 ALL = tuple(families().values())
@@ -27,9 +28,9 @@ def chain(count=16, time=1.0, **costs):
     return OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 8) for i in range(count - 1)))
 
 
-def best(work, cluster, **choices):
-    arguments = {"families": ALL, "budget": BUDGET} | choices
-    plan = search_plans(work, cluster, **arguments).best
+def best(work, cluster, meshes=None, **choices):
+    options = SearchOptions(**{"families": ALL, "budget": BUDGET} | choices)
+    plan = search_plans(work, cluster, options, meshes=meshes).best
     score = longest_path(plan, plan.prediction.costs, cluster)
     assert (score.step_s, score.peak_memory_bytes) == (plan.prediction.step_s, plan.prediction.peak_memory_bytes)
     return plan
@@ -60,7 +61,7 @@ def test_memory_makes_a_pipeline_where_a_replica_does_not_fit():
 def test_a_mesh_that_parts_no_batch_is_refused():
     cluster = fully_connected(4, 10**6, 1e9, 0.0)
     with pytest.raises(RequestError, match=r"a batch of 3 on 4 devices .* has no mesh of 1 × 4"):
-        search_plans(counted(chain(), cluster, 3), cluster, families=ALL, meshes=[(1, 4)])
+        search_plans(counted(chain(), cluster, 3), cluster, SearchOptions(families=ALL), meshes=[(1, 4)])
 
 
 def test_the_size_of_microbatches_is_chosen():
@@ -125,7 +126,7 @@ def test_stages_recompute_where_memory_is_short_and_only_there():
     assert best(counted(graph, roomy, 8), roomy, recompute=None).memory.recompute == ()
     least = fully_connected(4, 150, 1e9, 0.0)
     with pytest.raises(NothingFits):
-        search_plans(counted(graph, least, 8), least, families=ALL)
+        search_plans(counted(graph, least, 8), least, SearchOptions(families=ALL))
     free = best(counted(graph, tight, 8), tight, recompute=None)
     without = best(counted(graph, tight, 8), tight)
     assert free.prediction.step_s <= without.prediction.step_s
@@ -140,9 +141,9 @@ def test_measured_stages_recompute_where_memory_is_short():
     cluster = fully_connected(4, 310, 1e9, 0.0)
     stages = stages_of(graph, (0, 4, 8, 12, 16))
     costs = stage_costs(graph, stages)
-    arguments = {"families": ALL, "oracle": longest_path, "budget": BUDGET}
-    without = choose_schedule(graph, stages, costs, cluster, 8, **arguments)  # one microbatch at a time
-    plan = choose_schedule(graph, stages, costs, cluster, 8, recompute=None, **arguments)
+    options = SearchOptions(families=ALL, oracle=longest_path, budget=BUDGET)
+    without = choose_schedule(graph, stages, costs, cluster, 8, options)  # one microbatch at a time
+    plan = choose_schedule(graph, stages, costs, cluster, 8, evolve(options, recompute=None))
     assert plan.memory.recompute == (0, 1, 2)
     assert plan.prediction.step_s < 0.6 * without.prediction.step_s
     assert max(plan.prediction.peak_memory_bytes) <= 310

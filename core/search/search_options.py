@@ -1,0 +1,87 @@
+"""What a search for plans may choose, how it scores, and what it may spend."""
+
+from collections.abc import Sequence
+
+from attrs import field, frozen
+
+from ..costs.message_times import FREE, MessageLine
+from ..errors import RequestError
+from ..plan.derive import Recompute
+from ..schedules.problem import ScheduleFamily
+from .problem.freedom import Freedom
+from .problem.meter import Meter, Progress
+from .problem.options import MAX_CHUNKS
+from .problem.oracle import longest_path
+from .problem.score import Oracle
+
+
+def _families(families: Sequence[ScheduleFamily]) -> tuple[ScheduleFamily, ...]:
+    return tuple(families)
+
+
+@frozen(kw_only=True)
+class SearchOptions:
+    """How plans are searched.
+
+    Args:
+        families: the schedules to choose from.
+        oracle: its score decides between the best plans. The search itself counts a message as a pure delay.
+        anneal: whether a device's order may differ from the family's (the schedule ``auto``).
+        recompute: ``"none"``, ``"all"`` or the stages that recompute; None chooses them if memory is short.
+        memory_limit: bytes that a device may use, if less than its memory.
+        min_chunks, max_chunks: fewest and most stages of a device. If stages are given, their number decides.
+        message: time that a message takes of the devices at its ends, in addition to its time on the link.
+        alternatives: whether the result has slower plans that need less memory, too.
+        seed: of all random numbers.
+        budget: number of evaluations; by default about ten seconds of one core.
+        seconds: a limit on the time; at its end the best plan so far is the result.
+        progress: called repeatedly during the search.
+        until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
+            this does.
+
+    Raises:
+        RequestError: budget or ``min_chunks`` is below 1.
+    """
+
+    families: tuple[ScheduleFamily, ...] = field(converter=_families)
+    oracle: Oracle = longest_path
+    anneal: bool = True
+    recompute: Recompute | None = "none"
+    memory_limit: float | None = None
+    min_chunks: int = 1
+    max_chunks: int = MAX_CHUNKS
+    message: MessageLine = FREE
+    alternatives: bool = True
+    seed: int = 0
+    budget: int | None = None
+    seconds: float | None = None
+    progress: Progress | None = None
+    until_fit: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        refuse_none(1 if self.budget is None else self.budget, "evaluations: a search")
+        refuse_none(self.min_chunks, "chunks: a device")
+
+    def freedom(self, stages_a_device: int | None = None) -> Freedom:
+        """What the search may change.
+
+        Args:
+            stages_a_device: if it is decided already.
+        """
+        chunks = (stages_a_device or self.min_chunks, stages_a_device or self.max_chunks)
+        return Freedom(self.families, self.anneal, chunks, self.recompute)
+
+    def meter(self, budget: int) -> Meter:
+        """A meter that counts from now on.
+
+        Args:
+            budget: number of evaluations if the options have none.
+        """
+        wanted = budget if self.budget is None else self.budget
+        return Meter(wanted, self.seconds, self.progress, until_fit=self.until_fit)
+
+
+def refuse_none(count: int, what: str) -> None:
+    """Refuse a count below 1."""
+    if count < 1:
+        raise RequestError(f"{count} {what} needs at least 1")
