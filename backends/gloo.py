@@ -51,9 +51,7 @@ class _Receive:
 
     __slots__ = ("_buffers", "_group", "_peer", "_queue", "_rank", "_targets", "_works")
 
-    def __init__(
-        self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int, rank: int
-    ) -> None:  # fmt: skip
+    def __init__(self, group: Any, queue: "deque[_Receive]", buffers: Sequence[Tensor], peer: int, rank: int) -> None:
         self._group = group
         self._rank = rank
         self._queue = queue

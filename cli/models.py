@@ -136,9 +136,15 @@ class PlannedModel:
 
 
 def planned_model(
-    name: str, microbatches: int, *, batch: int | None = None, sequence: int | None = None,
-    dtype: str | None = None, empty: bool = False, device: torch.device | None = None,
-) -> PlannedModel:  # fmt: skip
+    name: str,
+    microbatches: int,
+    *,
+    batch: int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    empty: bool = False,
+    device: torch.device | None = None,
+) -> PlannedModel:
     """Construct and capture a model.
 
     Args:

@@ -26,11 +26,28 @@ from .progress import search_progress
 
 
 def run(
-    cluster: str, microbatches: int | None, *, graph: Path | None, model: str | None, batch: int | None,
-    sequence: int | None, dtype: str | None, optimizer: str | None, memory_limit: float | None, mesh: str | None,
-    recompute: str | None, schedule: str, budget: int | None, seconds: float | None, seed: int, samples: int | None,
-    tokens: int | None, top: int | None, out: Path | None, json: bool,
-) -> None:  # fmt: skip
+    cluster: str,
+    microbatches: int | None,
+    *,
+    graph: Path | None,
+    model: str | None,
+    batch: int | None,
+    sequence: int | None,
+    dtype: str | None,
+    optimizer: str | None,
+    memory_limit: float | None,
+    mesh: str | None,
+    recompute: str | None,
+    schedule: str,
+    budget: int | None,
+    seconds: float | None,
+    seed: int,
+    samples: int | None,
+    tokens: int | None,
+    top: int | None,
+    out: Path | None,
+    json: bool,
+) -> None:
     """Search plans and print the best; the options are those of ``panpipe plan`` (``cli/plan``).
 
     Raises:

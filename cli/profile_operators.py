@@ -23,9 +23,17 @@ GPU_SCALE = 64
 
 
 def profile_operators(
-    model: str | None, where: torch.device, base: DeviceType, dtype: str, threads: int, repeats: int, title: str,
-    out: Path | None, *, json: bool,
-) -> None:  # fmt: skip
+    model: str | None,
+    where: torch.device,
+    base: DeviceType,
+    dtype: str,
+    threads: int,
+    repeats: int,
+    title: str,
+    out: Path | None,
+    *,
+    json: bool,
+) -> None:
     """Measure operators and the link between two workers, and fit a device type to them.
 
     Args:

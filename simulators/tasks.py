@@ -47,9 +47,13 @@ class RunningTask:
     """
 
     def __init__(
-        self, task: Task, collective: Collective, size: float, devices: Sequence[DeviceQueue],
+        self,
+        task: Task,
+        collective: Collective,
+        size: float,
+        devices: Sequence[DeviceQueue],
         ahead: "RunningTask | None",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.task, self.collective, self.bytes = task, collective, size
         self.ahead = ahead
         self.on_end: list[Callable[[], None]] = []
@@ -131,9 +135,13 @@ moved_by: dict[Kind, Movement] = {Kind.REDUCE_GRAD: _gradients, Kind.REDUCE_TIED
 
 
 def run_tasks(
-    network: Network, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, queues: Queues,
+    network: Network,
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    queues: Queues,
     devices: Sequence[DeviceQueue],
-) -> list[RunningTask]:  # fmt: skip
+) -> list[RunningTask]:
     """All tasks of a step, joined where devices issue their items.
 
     Args:

@@ -163,9 +163,7 @@ def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any
 
 
 @njit()
-def run(
-    orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, room: Any
-) -> float:  # fmt: skip
+def run(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, room: Any) -> float:
     """The longest path through the orders, reductions and optimizer included.
 
     Args:

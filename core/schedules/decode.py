@@ -22,9 +22,17 @@ TAIL = 1e-3
 
 @njit(inline="always")
 def _may_begin(
-    d: int, place: int, stages_on: Any, begun: Any, ended: Any, turned: Any, need: Any, kept: Any, held: float,
+    d: int,
+    place: int,
+    stages_on: Any,
+    begun: Any,
+    ended: Any,
+    turned: Any,
+    need: Any,
+    kept: Any,
+    held: float,
     limit: float,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether device ``d``, which holds ``held``, may begin the next forward of its stage at ``place``."""
     if held + need[stages_on[d, place]] > limit:
         return False
@@ -54,9 +62,23 @@ def _may_begin(
 
 @njit(inline="always")
 def _look(
-    d: int, ready: Any, count: int, stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any,
-    backward_end: Any, hops: Any, need: Any, kept: Any, held: float, limit: float, caps: Any, fused: Any,
-) -> float:  # fmt: skip
+    d: int,
+    ready: Any,
+    count: int,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    forward_end: Any,
+    backward_end: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    held: float,
+    limit: float,
+    caps: Any,
+    fused: Any,
+) -> float:
     """When each kind's next action could start on each stage of device ``d``, into ``ready``; returns the earliest."""
     last = begun.shape[0] - 1
     earliest = INFINITY
@@ -84,9 +106,17 @@ def _look(
 
 @njit(inline="always")
 def _pick(
-    d: int, ready: Any, now: float, stages_on: Any, begun: Any, turned: Any, ended: Any, times: Any, keys: Any,
+    d: int,
+    ready: Any,
+    now: float,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    times: Any,
+    keys: Any,
     patience: Any,
-) -> tuple[float, int, int]:  # fmt: skip
+) -> tuple[float, int, int]:
     """Start, kind and stage of the action that device ``d`` takes at ``now``, or waits for a little."""
     best, kind, place, start = INFINITY, -1, 0, now
     until = now
@@ -108,10 +138,30 @@ def _pick(
 
 @njit(inline="always")
 def _soonest(
-    stale: Any, start: Any, kind: Any, stage: Any, ready: Any, free: Any, held: Any, limits: Any, count: int,
-    stages_on: Any, begun: Any, turned: Any, ended: Any, forward_end: Any, backward_end: Any, hops: Any, need: Any,
-    kept: Any, caps: Any, fused: Any, times: Any, keys: Any, patience: Any,
-) -> int:  # fmt: skip
+    stale: Any,
+    start: Any,
+    kind: Any,
+    stage: Any,
+    ready: Any,
+    free: Any,
+    held: Any,
+    limits: Any,
+    count: int,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    forward_end: Any,
+    backward_end: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    caps: Any,
+    fused: Any,
+    times: Any,
+    keys: Any,
+    patience: Any,
+) -> int:
     """The device that acts next, after a look at those for which something has changed; -1 where none can."""
     soonest, chosen = INFINITY, -1
     for d in range(stages_on.shape[0]):
@@ -142,9 +192,22 @@ def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> A
 
 @njit()
 def decode(
-    count: int, placement: Any, stages_on: Any, times: Any, hops: Any, need: Any, kept: Any, limits: Any, keys: Any,
-    patience: Any, caps: Any, fused: Any, orders: Any, lengths: Any, stop: float = INFINITY,
-) -> tuple[float, float]:  # fmt: skip
+    count: int,
+    placement: Any,
+    stages_on: Any,
+    times: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    limits: Any,
+    keys: Any,
+    patience: Any,
+    caps: Any,
+    fused: Any,
+    orders: Any,
+    lengths: Any,
+    stop: float = INFINITY,
+) -> tuple[float, float]:
     """The order that keys stand for.
 
     Args:

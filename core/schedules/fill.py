@@ -13,9 +13,13 @@ _Done = tuple[int, Kind, int | None]
 
 
 def fill_weights(
-    problem: ScheduleProblem, placement: Sequence[int], rows: Sequence[Sequence[Action]], limits: Sequence[int],
-    *, first_fits: float = 1.0,
-) -> tuple[tuple[Action, ...], ...]:  # fmt: skip
+    problem: ScheduleProblem,
+    placement: Sequence[int],
+    rows: Sequence[Sequence[Action]],
+    limits: Sequence[int],
+    *,
+    first_fits: float = 1.0,
+) -> tuple[tuple[Action, ...], ...]:
     """Orders of F and I with W placed by a run through time, as ZB-1p's heuristic does (Zero Bubble, section 3.1).
 
     A device runs the oldest W there is where its next F would hold too much, and where the time until what its next

@@ -25,9 +25,18 @@ def _value(makespan: float, room: Any) -> float:
 
 @njit()
 def improve(
-    seed: int, moves: int, warmth: float, target: float, count: int, placement: Any, costs: Any, limits: Any,
-    orders: Any, lengths: Any, room: Any,
-) -> tuple[float, int]:  # fmt: skip
+    seed: int,
+    moves: int,
+    warmth: float,
+    target: float,
+    count: int,
+    placement: Any,
+    costs: Any,
+    limits: Any,
+    orders: Any,
+    lengths: Any,
+    room: Any,
+) -> tuple[float, int]:
     """Improve ``orders`` in place by simulated annealing.
 
     Args:
@@ -80,9 +89,7 @@ def improve(
 
 
 @njit()
-def makespan_of(
-    count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any, room: Any
-) -> float:  # fmt: skip
+def makespan_of(count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any, room: Any) -> float:
     """The makespan of orders, and the end of every action into ``room``; arguments as in ``improve``.
 
     Infinite where something waits for itself, or a device holds more than it may.

@@ -56,7 +56,7 @@ class SearchResult:
 
 def confirmed(
     settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = True
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """The best plans of some settings, by the oracle's score; without ``alternatives`` the fastest alone.
 
     Raises:

@@ -62,9 +62,13 @@ class BatchAgreement:
     """
 
     def __init__(
-        self, team: Team, queues: Mapping[int, ComputeQueue], pieces: Sequence[Microbatch], known: bool,
+        self,
+        team: Team,
+        queues: Mapping[int, ComputeQueue],
+        pieces: Sequence[Microbatch],
+        known: bool,
         change: Change | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._team, self._pieces, self._change = team, pieces, change
         self._handle: Handle | None = None
         self._device = team.local[0]

@@ -44,9 +44,14 @@ class Shapes:
     """
 
     def __init__(
-        self, capture: Capture, team: Team, cut: Cut, where: Mapping[int, torch.device], limit: int,
+        self,
+        capture: Capture,
+        team: Team,
+        cut: Cut,
+        where: Mapping[int, torch.device],
+        limit: int,
         compiler: StageCompiler | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if limit < 1:
             raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
         self._capture, self._team, self._cut, self._where = capture, team, cut, where

@@ -124,9 +124,14 @@ class Patient:
     """
 
     def __init__(
-        self, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, dtype: torch.dtype = torch.float64,
+        self,
+        model: nn.Module,
+        step: StepFunction,
+        batch: Any,
+        microbatches: int,
+        dtype: torch.dtype = torch.float64,
         batch_dims: Any = AUTO,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.step, self.dtype = copy.deepcopy(model).to(dtype), step, dtype
         leaves, nesting = flatten_batch(batch)
         self.batch = nesting.batch([in_dtype(leaf, dtype) for leaf in leaves])
@@ -166,9 +171,13 @@ class Patient:
 
 
 def check_up(
-    model: nn.Module, step: StepFunction, batch: Any, teams: Sequence[Callable[[], Team]], microbatches: int = 3,
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    teams: Sequence[Callable[[], Team]],
+    microbatches: int = 3,
     batch_dims: Any = AUTO,
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Capture a step, run it with several plans, and compare with one process.
 
     Args:

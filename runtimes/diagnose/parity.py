@@ -65,9 +65,18 @@ class Distance:
 
 
 def distance_to_one_process(
-    pipe: Pipeline, team: Team, model: nn.Module, step: StepFunction, batch: Any, optimizer: OptimizerFactory, *,
-    microbatches: int, seed: int = 0, steps: int = 2, batch_dims: Any = AUTO,
-) -> Distance:  # fmt: skip
+    pipe: Pipeline,
+    team: Team,
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    optimizer: OptimizerFactory,
+    *,
+    microbatches: int,
+    seed: int = 0,
+    steps: int = 2,
+    batch_dims: Any = AUTO,
+) -> Distance:
     """Train a pipeline and an eager model, and compare.
 
     Args:

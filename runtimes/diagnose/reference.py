@@ -19,9 +19,16 @@ from ..batch.microbatches import split_batch
 
 
 def reference_step(
-    model: nn.Module, step: StepFunction, batch: Any, *, microbatches: int, seed: int = 0, index: int = 0,
-    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    *,
+    microbatches: int,
+    seed: int = 0,
+    index: int = 0,
+    scaler: GradScaler | None = None,
+    batch_dims: Any = AUTO,
+) -> Tensor:
     """Run the step over one microbatch after another in this process and leave the gradients in the parameters.
 
     Args:
@@ -46,9 +53,16 @@ def reference_step(
 
 
 def reference_of_replicas(
-    model: nn.Module, step: StepFunction, batches: Sequence[Any], *, microbatches: int, seed: int = 0, index: int = 0,
-    scaler: GradScaler | None = None, batch_dims: Any = AUTO,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    step: StepFunction,
+    batches: Sequence[Any],
+    *,
+    microbatches: int,
+    seed: int = 0,
+    index: int = 0,
+    scaler: GradScaler | None = None,
+    batch_dims: Any = AUTO,
+) -> Tensor:
     """The same for the batches of several replicas, one after another; each is cut into microbatches separately.
 
     Microbatch m of replica r draws the random numbers of microbatch r × ``microbatches`` + m. Every replica starts with

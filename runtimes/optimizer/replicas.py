@@ -19,7 +19,7 @@ Rows = list[list[float]]
 
 def rows_of_all(
     rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
-) -> tuple[Rows, int | None]:  # fmt: skip
+) -> tuple[Rows, int | None]:
     """The rows of all replicas, in their order: an all-reduce of a table in which each replica fills its own rows.
 
     Args:

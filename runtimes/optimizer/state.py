@@ -39,10 +39,14 @@ class StageState:
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], buffers: dict[str, Tensor], optimizer: OptimizerFactory | None,
+        self,
+        parameters: dict[str, nn.Parameter],
+        buffers: dict[str, Tensor],
+        optimizer: OptimizerFactory | None,
         replicated: bool = False,
-        device: torch.device | None = None, scheduler: SchedulerFactory | None = None,
-    ) -> None:  # fmt: skip
+        device: torch.device | None = None,
+        scheduler: SchedulerFactory | None = None,
+    ) -> None:
         self.parameters = parameters
         self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}

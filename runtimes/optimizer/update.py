@@ -125,9 +125,12 @@ class Update:
     _refused: bool = field(default=False, init=False)
 
     def begin(
-        self, divisor: Tensor | float, scale: float | None, scales: tuple[Tensor, int] | None = None,
+        self,
+        divisor: Tensor | float,
+        scale: float | None,
+        scales: tuple[Tensor, int] | None = None,
         refused: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Divide the gradients' sums to their average.
 
         Args:

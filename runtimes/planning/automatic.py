@@ -178,9 +178,13 @@ class Planning:
         return other if other is not None and gain > RECUT else stages
 
     def cut(
-        self, graph: OpGraph, cluster: Cluster, chunks: int, families: Sequence[ScheduleFamily] | None = None,
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        chunks: int,
+        families: Sequence[ScheduleFamily] | None = None,
         known: Stages | None = None,
-    ) -> Stages | None:  # fmt: skip
+    ) -> Stages | None:
         """The operators of each stage, by one search; the same on every rank.
 
         Args:

@@ -44,9 +44,12 @@ class LinkMeasurements:
 
 
 def measure_links(
-    team: Team, device: Callable[[int], torch.device], groups: Sequence[Group],
-    sizes: Sequence[int] = SIZES, repeats: int = 20,
-) -> LinkMeasurements:  # fmt: skip
+    team: Team,
+    device: Callable[[int], torch.device],
+    groups: Sequence[Group],
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 20,
+) -> LinkMeasurements:
     """Measure every pair alone, and groups together.
 
     Args:

@@ -18,7 +18,7 @@ def profile_link(
     device: torch.device,
     sizes: Sequence[int] = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22),
     repeats: int = 8,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Latency and bandwidth between neighbouring devices, by ping-pong between each even device and the next.
 
     A message takes half a round trip; on streams what lies between the events around it, without the host's part, which

@@ -39,9 +39,13 @@ def materialised(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def profile_operators(
-    operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int = 5,
+    operators: Operators,
+    parameters: Values,
+    buffers: Values,
+    leaves: Sequence[Any],
+    repeats: int = 5,
     device: torch.device | None = None,
-) -> OpGraph:  # fmt: skip
+) -> OpGraph:
     """Time every operator of one microbatch: F, and its backward towards inputs and towards parameters.
 
     Args:
@@ -66,9 +70,15 @@ def profile_operators(
 
 class _OperatorTimer:
     def __init__(
-        self, operators: Operators, parameters: Values, buffers: Values, leaves: Sequence[Any], repeats: int,
-        device: torch.device, watch: Stopwatch,
-    ) -> None:  # fmt: skip
+        self,
+        operators: Operators,
+        parameters: Values,
+        buffers: Values,
+        leaves: Sequence[Any],
+        repeats: int,
+        device: torch.device,
+        watch: Stopwatch,
+    ) -> None:
         step = operators.step
         self._watch = watch
         self._operators = operators

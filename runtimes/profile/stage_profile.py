@@ -32,9 +32,16 @@ OPTIMIZER_STEPS = 3
 
 
 def profile_stages(
-    programs: Mapping[int, StagePrograms], layout: Layout, operators: Operators, parameters: Values, buffers: Values,
-    leaves: Sequence[Any], optimizer: OptimizerFactory | None, repeats: int = 3, device: torch.device | None = None,
-) -> dict[int, StageCosts]:  # fmt: skip
+    programs: Mapping[int, StagePrograms],
+    layout: Layout,
+    operators: Operators,
+    parameters: Values,
+    buffers: Values,
+    leaves: Sequence[Any],
+    optimizer: OptimizerFactory | None,
+    repeats: int = 3,
+    device: torch.device | None = None,
+) -> dict[int, StageCosts]:
     """Time the programs of stages, with what the executor does around them.
 
     Args:

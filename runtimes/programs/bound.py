@@ -31,9 +31,15 @@ class BoundBackward:
     """
 
     def __init__(
-        self, program: Backward, inputs: StageInputs, static: list[Any], loss: int | None,
-        buffer: Callable[[nn.Parameter], Tensor], returned: Sequence[Sequence[int]], device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        program: Backward,
+        inputs: StageInputs,
+        static: list[Any],
+        loss: int | None,
+        buffer: Callable[[nn.Parameter], Tensor],
+        returned: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> None:
         kept = len(inputs.boundary)
         self.saved = program.saved
         self._gradients = len(program.gradients)
@@ -60,9 +66,15 @@ class BoundBackward:
                 self._fixed.append(None)
 
     def run(
-        self, saved: list[Any], created: list[Any], tangents: dict[int, Tensor], seed: Tensor,
-        leaves: tuple[Any, ...], key: Tensor, release: bool = True,
-    ) -> tuple[list[list[Tensor]], list[Any]]:  # fmt: skip
+        self,
+        saved: list[Any],
+        created: list[Any],
+        tangents: dict[int, Tensor],
+        seed: Tensor,
+        leaves: tuple[Any, ...],
+        key: Tensor,
+        release: bool = True,
+    ) -> tuple[list[list[Tensor]], list[Any]]:
         """Run the program, and add the gradients of parameters to those that they have.
 
         Args:

@@ -42,10 +42,13 @@ Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], St
 
 
 def compile_stages(
-    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    operators: Operators,
+    stages: Sequence[Sequence[str]],
+    wanted: Iterable[int],
+    where: Mapping[int, torch.device] | None = None,
+    compiler: StageCompiler | None = None,
     known: Programs | None = None,
-) -> Compiled:  # fmt: skip
+) -> Compiled:
     """Derive the programs of some stages of a plan.
 
     Args:
@@ -66,10 +69,13 @@ def compile_stages(
 
 
 def compile_any(
-    operators: Operators, stages: Sequence[Sequence[str]], wanted: Iterable[int],
-    where: Mapping[int, torch.device] | None = None, compiler: StageCompiler | None = None,
+    operators: Operators,
+    stages: Sequence[Sequence[str]],
+    wanted: Iterable[int],
+    where: Mapping[int, torch.device] | None = None,
+    compiler: StageCompiler | None = None,
     known: Programs | None = None,
-) -> Compiled:  # fmt: skip
+) -> Compiled:
     """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
     layout = boundaries(operators, stages)
     aim = where or {}

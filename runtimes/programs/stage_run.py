@@ -32,9 +32,16 @@ class StageRun:
     """
 
     def __init__(
-        self, index: int, programs: StagePrograms, layout: Layout, state: StageState,
-        constants: dict[str, Tensor], loss: str, recompute: bool = False, gradients: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        programs: StagePrograms,
+        layout: Layout,
+        state: StageState,
+        constants: dict[str, Tensor],
+        loss: str,
+        recompute: bool = False,
+        gradients: bool = True,
+    ) -> None:
         inputs = programs.inputs
         self.index = index
         self.programs = programs

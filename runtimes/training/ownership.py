@@ -96,9 +96,11 @@ def own_tensors(
 
 
 def _own_buffers(
-    buffers: Mapping[str, Tensor], programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device],
+    buffers: Mapping[str, Tensor],
+    programs: Mapping[int, StagePrograms],
+    where: Mapping[int, torch.device],
     empty: dict[str, Tensor],
-) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:  # fmt: skip
+) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:
     """Each local stage's buffers, and copies with what they are of; unallocated ones are added to ``empty``."""
     first: dict[str, Tensor] = {}
     placed: dict[tuple[str, torch.device], Tensor] = {}

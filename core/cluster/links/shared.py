@@ -131,9 +131,12 @@ class _Tree:
 
 
 def shared_links(
-    names: Sequence[str], totals: Mapping[Group, float], alone: Mapping[tuple[int, int], float],
-    latencies_s: Sequence[Sequence[float]], tolerance: float = 0.1,
-) -> SharedLinks:  # fmt: skip
+    names: Sequence[str],
+    totals: Mapping[Group, float],
+    alone: Mapping[tuple[int, int], float],
+    latencies_s: Sequence[Sequence[float]],
+    tolerance: float = 0.1,
+) -> SharedLinks:
     """The tree of links that explains the simultaneous measurements.
 
     Args:

@@ -33,9 +33,16 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, cau
 
 
 def _backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, result: Tensor,
-    logsumexp: Tensor, causal: bool, biased: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    result: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_gradient = torch.empty_like(bias) if biased and bias is not None else query.new_empty(0)
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), bias_gradient
 

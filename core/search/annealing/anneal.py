@@ -56,7 +56,7 @@ def _value(step: float, excess: float, room: Any) -> float:
 @njit()
 def _other_stages(
     count: int, enough: float, graph: Any, machine: Any, place: Any, bench: Any
-) -> tuple[float, float, float]:  # fmt: skip
+) -> tuple[float, float, float]:
     """Step, excess and value of the place with the cuts and the recomputation it has now; infinite above ``enough``."""
     cost_stages(graph, machine, place.placement, place.cuts, place.recompute, bench.costs)
     bench.other_work[:] = bench.work
@@ -81,7 +81,7 @@ def _other_stages(
 @njit()
 def _other_order(
     count: int, enough: float, excess: float, d: int, machine: Any, place: Any, bench: Any
-) -> tuple[float, float, float]:  # fmt: skip
+) -> tuple[float, float, float]:
     """Step, excess and value of the place with the order that device ``d`` has now; infinite above ``enough``."""
     limit = machine.limits[d]
     most = peak(place.orders[d], place.lengths[d], d, place.placement, bench.costs, bench.room.stage_of)[0]
@@ -106,9 +106,21 @@ def _timed(count: int, enough: float, excess: float, place: Any, bench: Any) -> 
 
 @njit()
 def anneal(
-    seed: int, moves: int, begin: float, end: float, warmth: float, ways: Any, target: float, count: int, graph: Any,
-    machine: Any, place: Any, best: Any, best_value: float, bench: Any,
-) -> float:  # fmt: skip
+    seed: int,
+    moves: int,
+    begin: float,
+    end: float,
+    warmth: float,
+    ways: Any,
+    target: float,
+    count: int,
+    graph: Any,
+    machine: Any,
+    place: Any,
+    best: Any,
+    best_value: float,
+    bench: Any,
+) -> float:
     """Walk on from ``place``, which changes; ``best`` becomes the best place met that is better than ``best_value``.
 
     Args:
@@ -159,9 +171,7 @@ def anneal(
 
 
 @njit()
-def every_cut(
-    count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, bench: Any
-) -> float:  # fmt: skip
+def every_cut(count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, bench: Any) -> float:
     """Look at all cuts there are, for the orders of ``place``; arguments and result as of :func:`anneal`."""
     cuts, stages = place.cuts, place.placement.shape[0]
     nodes = cuts[stages]

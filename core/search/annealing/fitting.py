@@ -110,9 +110,16 @@ def _least(holds: Any, low: float, high: float) -> float:
 
 @njit()
 def _filled(
-    graph: Any, kinds: Any, readings: Any, placement: Any, flight: Any, recompute: Any, limits: Any, longest_s: float,
+    graph: Any,
+    kinds: Any,
+    readings: Any,
+    placement: Any,
+    flight: Any,
+    recompute: Any,
+    limits: Any,
+    longest_s: float,
     cuts: Any,
-) -> bool:  # fmt: skip
+) -> bool:
     """Stages as long as ``longest_s`` and their memory allow, one behind the other; whether all operators are in."""
     stages, nodes = placement.shape[0], graph.sums.shape[2] - 1
     got, stage_got = np.zeros(graph.source.shape[0]), np.full(graph.source.shape[0], -1, dtype=np.int64)

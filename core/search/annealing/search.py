@@ -66,7 +66,7 @@ SCOUTING = 0.5
 
 def search(
     settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0, begun: Sequence[Walk] = ()
-) -> tuple[list[Walk], bool]:  # fmt: skip
+) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
     Where no start fits, a small part of the search looks for one thing that does; the rest goes on from there, too. A
@@ -113,7 +113,7 @@ def search(
 
 def _continued(
     walks: list[Walk], settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
-) -> tuple[list[Walk], bool]:  # fmt: skip
+) -> tuple[list[Walk], bool]:
     """Anneal on from walks whose limits changed: from those that fit now, and from fast ones that hold a little too
     much."""
     _judge_all(walks)
@@ -180,9 +180,15 @@ def _rounds(settings: Sequence[Setting], freedom: Freedom) -> tuple[Round, ...]:
 
 
 def _round(
-    taking_part: Sequence[Walk], plan: Round, number: int, allowance: int, meter: Meter, seed: int, *,
+    taking_part: Sequence[Walk],
+    plan: Round,
+    number: int,
+    allowance: int,
+    meter: Meter,
+    seed: int,
+    *,
     until_fit: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """One round, of ``allowance`` evaluations in all; each start is looked at once at least. ``until_fit`` ends it with
     the first that fits."""
     moves = max(allowance // max(len(taking_part), 1), 1)

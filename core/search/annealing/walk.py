@@ -167,9 +167,7 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
     return Walk(setting, schedule.name, stages // setting.devices, place)
 
 
-def varied(
-    walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] = lambda walk: walk.value
-) -> list[Walk]:  # fmt: skip
+def varied(walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] = lambda walk: walk.value) -> list[Walk]:
     """The best walks by ``key``, best first: at most ``each`` of those with the same placement in the same setting."""
     kept: list[Walk] = []
     counts: dict[tuple[int, bytes], int] = {}

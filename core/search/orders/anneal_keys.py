@@ -61,9 +61,23 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
 
 @njit()
 def anneal_keys(
-    seed: int, evaluations: int, warmth: float, target: float, count: int, placement: Any, stages_on: Any, times: Any,
-    hops: Any, need: Any, kept: Any, limits: Any, keys: Any, patience: Any, caps: Any, fused: Any,
-) -> tuple[float, int]:  # fmt: skip
+    seed: int,
+    evaluations: int,
+    warmth: float,
+    target: float,
+    count: int,
+    placement: Any,
+    stages_on: Any,
+    times: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    limits: Any,
+    keys: Any,
+    patience: Any,
+    caps: Any,
+    fused: Any,
+) -> tuple[float, int]:
     """Improve ``keys`` and ``patience`` in place; arguments from ``count`` on as in ``decode``.
 
     Args:

@@ -60,9 +60,12 @@ class _Found:
 
 
 def find_schedule(
-    problems: Sequence[ScheduleProblem], families: Iterable[ScheduleFamily], *, evaluations: int = EVALUATIONS,
+    problems: Sequence[ScheduleProblem],
+    families: Iterable[ScheduleFamily],
+    *,
+    evaluations: int = EVALUATIONS,
     seed: int = 0,
-) -> Scored:  # fmt: skip
+) -> Scored:
     """The fastest schedule found within the memory limit.
 
     Args:

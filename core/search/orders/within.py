@@ -15,9 +15,13 @@ SHARE = 0.95
 
 
 def find_schedule_within(
-    problems: Sequence[ScheduleProblem], families: Iterable[ScheduleFamily], *, seconds: float, seed: int = 0,
+    problems: Sequence[ScheduleProblem],
+    families: Iterable[ScheduleFamily],
+    *,
+    seconds: float,
+    seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
-) -> Scored:  # fmt: skip
+) -> Scored:
     """The fastest schedule found within a memory limit and about so many seconds.
 
     Small searches tell what a search costs and what each of its evaluations does; one with as many evaluations as the

@@ -18,9 +18,13 @@ from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
 
 
 def fill_fixed(
-    costs: Sequence[StageCosts], edges: Sequence[StageEdge], placement: Integers, recompute: "np.ndarray",
-    machine: MachineArrays, out: StageArrays,
-) -> None:  # fmt: skip
+    costs: Sequence[StageCosts],
+    edges: Sequence[StageEdge],
+    placement: Integers,
+    recompute: "np.ndarray",
+    machine: MachineArrays,
+    out: StageArrays,
+) -> None:
     """Costs and edges that are known already, into ``out``."""
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
@@ -149,9 +153,7 @@ def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) ->
 
 
 @njit()
-def _by_reader(
-    machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any
-) -> Any:  # fmt: skip
+def _by_reader(machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any) -> Any:
     """Sort edges by who reads them, forward and back, into ``out``; bytes that each stage receives."""
     stages = placement.shape[0]
     received = np.zeros(stages)

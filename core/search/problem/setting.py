@@ -199,9 +199,14 @@ class Setting:
 
 
 def one_setting(
-    graph: OpGraph, cluster: Cluster, microbatches: int, limits: Sequence[float], sizes: Mapping[str, int] | None,
-    replicas: Replicas | None = None, message: MessageLine = FREE,
-) -> Setting:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    microbatches: int,
+    limits: Sequence[float],
+    sizes: Mapping[str, int] | None,
+    replicas: Replicas | None = None,
+    message: MessageLine = FREE,
+) -> Setting:
     """All devices of one kind, and where they stand; by default in their order in one pipeline.
 
     Args:

@@ -104,9 +104,15 @@ def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[flo
 
 
 def score_of_cut(
-    plan: Plan, graph: OpGraph, stages: Stages, cluster: Cluster, oracle: Oracle, *, message: MessageLine,
+    plan: Plan,
+    graph: OpGraph,
+    stages: Stages,
+    cluster: Cluster,
+    oracle: Oracle,
+    *,
+    message: MessageLine,
     parameter_sizes: Mapping[str, int] | None = None,
-) -> Score:  # fmt: skip
+) -> Score:
     """What the orders of a plan are worth on another cut into as many stages.
 
     Args:
