@@ -117,9 +117,8 @@ class Pipeline:
         norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
         workers = Workers(plan, self._states, team, where, training, norm_parameters, clock)
         self._queues = workers.queues
-        self._runner = StepRunner(plan, self._variants, self._states, team, workers, training, largest)
-        self._evaluator = Evaluator(model, plan, cut, self._states, team, workers, on, training.seed, limit, compiler,
-                                    self._follow_model)  # fmt: skip
+        self._runner = StepRunner(self._stages, self._variants, workers, training, largest)
+        self._evaluator = Evaluator(self._stages, cut, workers, training, programs, self._follow_model)
         self._modes = ModuleModes(model)
         self._averages = Averages(model, self._states, self.save, self._refuse_closed)
         self.checkpoints = Checkpoints(

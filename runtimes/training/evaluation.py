@@ -12,14 +12,14 @@ Nothing is changed by it: no parameter, no gradient, no buffer, no count of step
 of their own. It follows the modes that modules are in, as plain PyTorch does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from zlib import crc32
 
 import torch
 from attrs import field, frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.capture.batch.row_trace import RowTracer
 from ...core.capture.export.captured import CapturedStep
@@ -43,10 +43,10 @@ from ..engine.executor import StepInputs, StepRecord
 from ..engine.joined_rows import JoinedRows
 from ..engine.prepared import Preparations, Prepared
 from ..engine.workers import Order, Workers
-from ..launch.team import Team
-from ..optimizer.state import StageState
+from ..optimizer.training import Training
 from ..optimizer.update import Ending
-from ..programs.stage_compiler import StageCompiler
+from ..programs.options import ProgramOptions
+from .local_stages import LocalStages
 from .variants import Variants
 
 KEPT = 4
@@ -97,16 +97,11 @@ class Evaluator:
     """Runs forwards on the stages of a pipeline.
 
     Args:
-        model: the user's module.
-        plan: of training.
-        cut: its, for what is captured here.
-        states: stage index → what this process keeps of it.
-        team: the devices.
-        workers: those of this process.
-        where: local stage → the device that it runs on.
-        seed: of all random numbers.
-        max_shapes: for how many shapes of microbatches programs of a function are kept.
-        compiler: compiles what stage programs are made of.
+        stages: of this process, whose parameters are trained.
+        cut: of the plan, for what is captured here.
+        workers: of this process.
+        training: has the seed of all random numbers.
+        programs: how stage programs are derived.
         changed: called where anything of the model changed.
 
     Attributes:
@@ -115,15 +110,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, cut: Cut, states: Mapping[int, StageState], team: Team, workers: Workers,
-        where: Mapping[int, torch.device], seed: int, max_shapes: int,
-        compiler: StageCompiler | None = None, changed: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        self._changed = changed
-        self._model, self._plan, self._cut = model, plan, cut
-        self._states, self._team, self._workers, self._where = states, team, workers, where
-        self.seed, self._max_shapes, self._compiler = seed, max_shapes, compiler
-        self._modes = ModuleModes(model)
+        self,
+        stages: LocalStages,
+        cut: Cut,
+        workers: Workers,
+        training: Training,
+        programs: ProgramOptions,
+        changed: Callable[[], None],
+    ) -> None:
+        self._changed, self._cut, self._workers = changed, cut, workers
+        self._model, self._plan, self._team = stages.model, stages.plan, stages.team
+        self._states, self._where = stages.states, stages.where
+        self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # not what the example alone uses
+        self.seed = training.seed
+        self._modes = ModuleModes(stages.model)
         self._forward_plan: Plan | None = None
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0

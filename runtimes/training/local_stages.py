@@ -35,7 +35,7 @@ class LocalStages:
         training: makes optimizers and schedulers, and has the seed of values that are neither given nor in the model.
 
     Attributes:
-        model: the user's module.
+        model, plan, team, where: as given.
         states: by stage.
         tied: weights that several of them hold.
     """
@@ -49,7 +49,8 @@ class LocalStages:
         where: Mapping[int, torch.device],
         training: Training,
     ) -> None:
-        self.model, self._plan, self._team, self._training = model, plan, team, training
+        self.model, self.plan, self.team, self.where = model, plan, team, where
+        self._training = training
         self._own = own = own_tensors(model, compiled.programs, where)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
@@ -82,13 +83,13 @@ class LocalStages:
         weights.fill(self._own.held, self._own.unallocated)
         install(self.model, self._own.unallocated)
         self.copy_buffers()
-        equal_replicas(self._plan, self._own.parameters, self._team)
-        begin_equal(self._team, {device: self._tensors_on(device) for device in self._team.local})
+        equal_replicas(self.plan, self._own.parameters, self.team)
+        begin_equal(self.team, {device: self._tensors_on(device) for device in self.team.local})
         self._loaded = True
         self._make_optimizers()
-        if len(self._team.local) < self._team.size:
+        if len(self.team.local) < self.team.size:
             kept = set(self._own.held)
-            if 0 in self._team.local:  # of every replica
+            if 0 in self.team.local:  # of every replica
                 kept |= {name for name, _ in self.model.named_parameters()} - self._read
             release_others(self.model, kept, self._written - kept, self._holders())
         self._known, self.tied = KnownTensors(self.model), TiedHere(self._own.parameters)
@@ -110,7 +111,7 @@ class LocalStages:
         self._known.refuse_replaced_parameters(self.model, when)
         if self._known.write_back_buffers(when):
             self.copy_buffers()
-        return follow_trained(self.model, self._plan, self.states, self._training.needs_all_stages)
+        return follow_trained(self.model, self.plan, self.states, self._training.needs_all_stages)
 
     def have_values(self) -> None:
         """Give the stages values, where they have none yet: those of the model, drawn where it has none."""
@@ -143,23 +144,23 @@ class LocalStages:
     def _holders(self) -> dict[str, str]:
         """Who has each parameter, in words: of a tied weight the rank of its first stage."""
         found: dict[str, str] = {}
-        for stage in self._plan.stages:
-            rank = self._team.rank(self._team.replica * self._team.size + stage.device)
+        for stage in self.plan.stages:
+            rank = self.team.rank(self.team.replica * self.team.size + stage.device)
             for name in stage.parameters:
                 found.setdefault(name, f"rank {rank}")
-        first = self._team.rank(self._team.replica * self._team.size)  # it has what no stage reads
+        first = self.team.rank(self.team.replica * self.team.size)  # it has what no stage reads
         return dict.fromkeys((name for name, _ in self.model.named_parameters()), f"rank {first}") | found
 
     def _make_optimizers(self) -> None:
         """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
         if self._training.optimizer is not None:
             parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self._plan.stages]
-            make_optimizers(self.states, trained, self._training.optimizer, self._team)
+            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self.plan.stages]
+            make_optimizers(self.states, trained, self._training.optimizer, self.team)
 
     def _tensors_on(self, device: int) -> list[Tensor]:
         """Parameters and buffers of a device's stages."""
-        states = [self.states[stage.index] for stage in self._plan.stages_on(device)]
+        states = [self.states[stage.index] for stage in self.plan.stages_on(device)]
         return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
 
     def _without_memory(self) -> list[Tensor]:

@@ -1,7 +1,6 @@
 """One training step over the devices of this process."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from attrs import frozen
@@ -16,12 +15,11 @@ from ..engine.executor import StepInputs, StepRecord
 from ..engine.prepared import Prepared
 from ..engine.results import SharedResults
 from ..engine.workers import Order, Workers
-from ..launch.team import Team
 from ..optimizer.replicas import share, totals_of_all
-from ..optimizer.state import StageState
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from .kept_gradients import KeptGradients
+from .local_stages import LocalStages
 from .variants import Variants
 
 
@@ -68,30 +66,21 @@ class StepRunner:
     """Runs steps.
 
     Args:
-        plan: where stages are, and what is tied.
+        stages: of this process.
         variants: what a step needs, by the values that it reads and the shapes of its microbatches.
-        states: stage index → what this process keeps of it.
-        team: the devices.
         workers: those of this process.
         training: how the model is trained.
         largest: samples of the largest microbatch of the example.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        variants: Variants,
-        states: Mapping[int, StageState],
-        team: Team,
-        workers: Workers,
-        training: Training,
-        largest: int,
+        self, stages: LocalStages, variants: Variants, workers: Workers, training: Training, largest: int
     ) -> None:
         self._loss_scale = training.loss_scale()
         self._gathered: Gathered | None = None
         self._kept: KeptGradients | None = None
         self._workers = workers
-        self._plan, self._variants, self._states, self._team = plan, variants, states, team
+        self._plan, self._states, self._team, self._variants = stages.plan, stages.states, stages.team, variants
         self.seed, self._largest = training.seed, largest
 
     @property
