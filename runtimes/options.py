@@ -14,7 +14,7 @@ from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
-from .batch.shapes import MAX_SHAPES
+from .batch.shapes import MAX_SHAPES, check_max_shapes
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
@@ -117,6 +117,7 @@ class PipelineOptions:
             raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
         if self._microbatches is not None and self._microbatches < 1:
             raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
+        check_max_shapes(self.max_shapes)
         if self.plan is not None:
             check_agrees(self.plan, self._microbatches, self.planning.schedule, self.planning.recompute)
             mesh_for(self.plan, self.mesh)

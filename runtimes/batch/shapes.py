@@ -31,6 +31,12 @@ MAX_SHAPES = 8
 """Shapes kept by default: each costs a capture, and memory for its programs."""
 
 
+def check_max_shapes(limit: int) -> None:
+    """Refuse a limit below 1."""
+    if limit < 1:
+        raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
+
+
 class Shapes:
     """Programs by shape of microbatch.
 
@@ -52,8 +58,7 @@ class Shapes:
         limit: int,
         compiler: StageCompiler | None = None,
     ) -> None:
-        if limit < 1:
-            raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
+        check_max_shapes(limit)
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
         self._compiler = compiler
         self._parts: str | None = None
