@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.actions import Action, Kind
+from panpipe.core.actions import Action, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reference import evaluate
@@ -35,7 +35,7 @@ def rows(microbatches: int) -> tuple[str, ...]:
 
 def actions(stage: int, word: str) -> tuple[Action, ...]:
     counts = {letter: itertools.count() for letter in "FIW"}
-    return tuple(Action(stage, Kind[letter], next(counts[letter])) for letter in word)
+    return tuple(parse_action(f"{stage}{letter}{next(counts[letter])}") for letter in word)
 
 
 def problem_of(devices, microbatches, costs, hop, memory):
