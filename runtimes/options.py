@@ -20,7 +20,7 @@ from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
-from .programs.stage_compiler import CompilerChoice
+from .programs.stage_compiler import Compile, CompilerChoice
 from .weights import ModuleInit
 
 SIMULATOR = "simulator"
@@ -43,6 +43,10 @@ def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
     if isinstance(mesh, Mesh):
         mesh.check()
     return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
+
+
+def _compiler(compile: str | Compile | None) -> CompilerChoice | None:
+    return CompilerChoice.of(compile)
 
 
 @frozen
@@ -104,11 +108,11 @@ class PipelineOptions:
     devices: DeviceOptions = DeviceOptions()
     target: str = "devices"
     _microbatches: int | None = None
-    plan: Plan | None = field(default="auto", converter=_plan)
+    plan: Plan | None = field(converter=_plan)
     mesh: MeshWish = field(default=None, converter=_mesh)
     backend: str | BackendKind | None = None
     weights: str | Path | ModuleInit | None = None
-    compile: CompilerChoice | None = field(default=None, converter=CompilerChoice.of)
+    compile: CompilerChoice | None = field(default=None, converter=_compiler)
     max_shapes: int = MAX_SHAPES
     batch_dims: Any = FIND
 
