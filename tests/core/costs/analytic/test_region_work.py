@@ -40,5 +40,5 @@ def test_a_region_is_run_and_its_operators_counted():
 
 def test_a_region_that_is_too_large_to_run_is_refused(monkeypatch):
     monkeypatch.setattr(region_work, "_STAND_INS", 100)
-    with pytest.raises(RequestError, match=r"'1' stays Python and reads .* GB: its costs need a run on at most 1 GiB of inputs"):
+    with pytest.raises(RequestError, match=r"'1' stays Python and reads .* GB: its costs need a run on"):
         model_work(operators())

@@ -1,0 +1,77 @@
+"""What sends and receives hand to the transport."""
+
+import pytest
+import torch
+from attrs import define, field
+from panpipe.core.actions import Action, Kind
+from panpipe.core.plan.lowering import lower
+from panpipe.runtimes.devices.compute import HostQueue
+from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
+from panpipe.runtimes.engine.frame import Frame
+from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.tied import TiedReduction
+from panpipe.runtimes.optimizer.update import NormParameters, Update
+
+from ...support.plans import orders, plan_of
+from ...support.two_stages import WIDTH, TwoStages
+
+PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+BYTES = 2 * WIDTH * 4
+
+
+@define
+class Transport:
+    """Notes what it is given; a handle is the number of the call."""
+
+    calls: list = field(factory=list)
+
+    def send(self, tensors, peer):
+        self.calls.append(("send", list(tensors), peer))
+        return len(self.calls)
+
+    def receive(self, buffers, peer):
+        self.calls.append(("receive", list(buffers), peer))
+        return len(self.calls)
+
+
+@pytest.fixture
+def bound():
+    """Instructions of device 0 by name, with the binder, the frame and the transport."""
+    stages, transport = TwoStages(), Transport()
+    update = Update(PLAN, {0: stages.states[0]}, NormParameters(()), None, None)
+    frame = Frame(None, transport, HostQueue(), update)
+    binder = Binder(PLAN, lower(PLAN), 0, stages.on(PLAN, 0), TiedReduction(PLAN, {}), frame)
+    return {one.action: one for one in binder.instructions}, binder, frame, transport
+
+
+def test_send_hands_over_the_tensors_that_were_left_and_keeps_them(bound):
+    instructions, binder, frame, transport = bound
+    send, mail, tensor = instructions[Action(0, Kind.SEND_F, 1, 1)], binder.message(0, 1, 1), torch.ones(2, WIDTH)
+    mail.tensors = [tensor]
+    send.run()
+    assert [(name, peer) for name, _, peer in transport.calls] == [("send", 1)]
+    assert transport.calls[0][1][0] is tensor
+    assert (mail.handle, mail.tensors, send.moved()) == (1, [tensor], BYTES)
+    assert not frame.flying
+
+
+def test_receive_posts_contiguous_buffers_of_the_messages_shapes_and_waits_for_nothing(bound):
+    instructions, binder, _, transport = bound
+    receive, mail = instructions[Action(0, Kind.RECV_B, 0, 1)], binder.message(1, 0, 0)
+    assert receive.moved() == 0
+    assert receive.wait is None
+    receive.run()
+    name, buffers, peer = transport.calls[0]
+    assert (name, peer) == ("receive", 1)
+    assert [(tuple(b.shape), b.dtype, b.is_contiguous()) for b in buffers] == [((2, WIDTH), torch.float32, True)]
+    assert mail.tensors[0] is buffers[0]
+    assert (mail.handle, receive.moved()) == (1, BYTES)
+
+
+def test_send_of_a_traced_step_keeps_the_transfer_for_its_times(bound):
+    instructions, binder, frame, _ = bound
+    frame.traced = True
+    action = Action(0, Kind.SEND_F, 0, 1)
+    binder.message(0, 1, 0).tensors = [torch.ones(2, WIDTH)]
+    instructions[action].run()
+    assert frame.flying == {action: 1}
