@@ -117,6 +117,7 @@ class _GraphPipeline:
         # Dynamo clears what it knows of the arguments when it is through with compiling.
         self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._symbols = [_symbol(node) for node in self._arguments]
+        self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         key = tuple(
@@ -254,7 +255,7 @@ class _GraphPipeline:
         return {
             place
             for place, symbol in enumerate(self._symbols)
-            if symbol is not None and symbol in sizes and place not in batched
+            if symbol is not None and symbol in sizes and not self._is_tensor[place]
         }
 
 

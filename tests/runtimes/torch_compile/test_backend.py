@@ -304,3 +304,16 @@ def test_an_argument_that_may_be_shared_is_asked_for_and_taken_as_given():
 def test_batch_dims_that_are_no_dimensions_are_refused(dims):
     with pytest.raises(RequestError, match="option batch_dims is"):
         torch.compile(Scaled(), backend="panpipe", options={"batch_dims": dims})(torch.randn(8, 1), torch.randn(8))
+
+
+def test_arguments_that_are_all_samples_are_not_asked_for():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x, y):
+            return self.second(torch.tanh(self.first(x))) + y
+
+    model, x, y = Sum(), torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+    assert torch.allclose(torch.compile(model, backend="panpipe", dynamic=True)(x, y), model(x, y))
