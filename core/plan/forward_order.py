@@ -18,9 +18,12 @@ from ..costs.costs import StageEdge
 
 
 def forward_order(
-    placement: Sequence[int], edges: Iterable[StageEdge], devices: int, microbatches: int,
+    placement: Sequence[int],
+    edges: Iterable[StageEdge],
+    devices: int,
+    microbatches: int,
     forward_s: Sequence[float] | None = None,
-) -> tuple[tuple[Action, ...], ...]:  # fmt: skip
+) -> tuple[tuple[Action, ...], ...]:
     """Per device its forwards, in order; those of a stage ascend by microbatch.
 
     Args:

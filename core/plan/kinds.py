@@ -107,9 +107,15 @@ def declared(found: TaskKind) -> Iterator[TaskKind]:
 
 
 def own_queue(
-    kind: Kind, queue: str, *, stages: Callable[[Plan], Collection[int]], after: Kind, fence: Collection[Kind],
-    seconds: Seconds, changes: Sequence[Change] = (),
-) -> TaskKind:  # fmt: skip
+    kind: Kind,
+    queue: str,
+    *,
+    stages: Callable[[Plan], Collection[int]],
+    after: Kind,
+    fence: Collection[Kind],
+    seconds: Seconds,
+    changes: Sequence[Change] = (),
+) -> TaskKind:
     """A kind that stages do for each microbatch on a queue of its own, one after another.
 
     Args:

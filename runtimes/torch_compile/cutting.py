@@ -167,9 +167,12 @@ def _draft(
 
 
 def _module(
-    graph: fx.GraphModule, nodes: Sequence[fx.Node], arguments: Sequence[fx.Node], incoming: Sequence[fx.Node],
+    graph: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    arguments: Sequence[fx.Node],
+    incoming: Sequence[fx.Node],
     outgoing: Sequence[fx.Node],
-) -> fx.GraphModule:  # fmt: skip
+) -> fx.GraphModule:
     made = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: made.placeholder(node.name) for node in (*arguments, *incoming)}
     copy: Callable[[Any], fx.Node] = copies.__getitem__

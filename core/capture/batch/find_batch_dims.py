@@ -58,9 +58,14 @@ class Axis:
 
 
 def find_batch_dims(
-    model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, *, given: Any = AUTO,
-    microbatches: int = 2, gradients: bool = True,
-) -> BatchDims:  # fmt: skip
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    *,
+    given: Any = AUTO,
+    microbatches: int = 2,
+    gradients: bool = True,
+) -> BatchDims:
     """Find where the samples of a batch are.
 
     Args:
@@ -216,9 +221,14 @@ class _Search:
         return sorted(found, key=lambda axis: (not axis.leading, -axis.covered, bool(axis.lists)))
 
     def _axis(
-        self, rows: int, place: int, pure: bool, lists: frozenset[str], known: Mapping[str, int],
+        self,
+        rows: int,
+        place: int,
+        pure: bool,
+        lists: frozenset[str],
+        known: Mapping[str, int],
         free: Mapping[str, Tensor],
-    ) -> Axis:  # fmt: skip
+    ) -> Axis:
         """Of each tensor this dimension, if it has the size; or, unless all are alike, another one that has it."""
         inside = BatchDims((), lists)
         dims = dict(known)

@@ -87,9 +87,13 @@ class RowTracer:
     """
 
     def __init__(
-        self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool,
+        self,
+        model: nn.Module,
+        step: Callable[[nn.Module, Any], Any],
+        batch: Any,
+        gradients: bool,
         by_dynamo: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._step, self._batch, self._gradients = model, step, batch, gradients
         self._by_dynamo = by_dynamo
         self.leaves, self.nesting = flatten_batch(batch)

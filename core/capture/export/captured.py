@@ -64,9 +64,15 @@ class CapturedStep:
 
 
 def captured_step(
-    program: Any, names: Mapping[str, str], leaves: int, model_name: str, breaks: Breaks, *, gradients: bool = True,
+    program: Any,
+    names: Mapping[str, str],
+    leaves: int,
+    model_name: str,
+    breaks: Breaks,
+    *,
+    gradients: bool = True,
     rows: ResultRows | None = None,
-) -> CapturedStep:  # fmt: skip
+) -> CapturedStep:
     """Make a captured step of an exported program.
 
     Args:

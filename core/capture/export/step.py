@@ -58,9 +58,14 @@ class _WholeStep(nn.Module):
 
 
 def capture_step(
-    model: nn.Module, step: StepFunction, batch: Any, *, device: str | torch.device = "cpu", gradients: bool = True,
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    *,
+    device: str | torch.device = "cpu",
+    gradients: bool = True,
     rows: ResultRows | None = None,
-) -> CapturedStep:  # fmt: skip
+) -> CapturedStep:
     """Capture one training step, or a function that is only run forward.
 
     Args:

@@ -126,9 +126,12 @@ def _group(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
 
 
 def _call(
-    node: fx.Node, position: int, names: dict[fx.Node, str], scope: dict[str, Any],
+    node: fx.Node,
+    position: int,
+    names: dict[fx.Node, str],
+    scope: dict[str, Any],
     over: tuple[Any, str, fx.Node] | None,
-) -> str:  # fmt: skip
+) -> str:
     """The call of an operator; where it is to overwrite an operand, of that one of its family which does."""
     arguments = [_argument(value, names, scope) for value in node.args]
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]

@@ -185,9 +185,12 @@ def _pieces(
 
 
 def _take_in(
-    source: fx.Node, members: Collection[fx.Node], inside: Collection[fx.Node], nodes: dict[fx.Node, None],
+    source: fx.Node,
+    members: Collection[fx.Node],
+    inside: Collection[fx.Node],
+    nodes: dict[fx.Node, None],
     inputs: dict[fx.Node, None],
-) -> None:  # fmt: skip
+) -> None:
     """Have what a member reads in a group: itself, or the views that lead to it and what they show."""
     if source in members or source in nodes:
         return

@@ -89,9 +89,12 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
 
 
 def _dies(
-    operand: fx.Node, reader: fx.Node, place: dict[fx.Node, int], kept: Collection[fx.Node | None],
+    operand: fx.Node,
+    reader: fx.Node,
+    place: dict[fx.Node, int],
+    kept: Collection[fx.Node | None],
     overwritten: dict[fx.Node, tuple[Any, str, fx.Node]],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether ``reader`` is the last to read the memory of ``operand``, which an operator of this program took."""
     owner = _owner(operand, place, overwritten)
     if owner is None:

@@ -175,9 +175,12 @@ class _Cut:
     kept: int
 
     def program(
-        self, nodes: set[fx.Node], gradients: dict[int, fx.Node], created: tuple[fx.Node, ...],
+        self,
+        nodes: set[fx.Node],
+        gradients: dict[int, fx.Node],
+        created: tuple[fx.Node, ...],
         extra: list[fx.Node] | None = None,
-    ) -> Backward:  # fmt: skip
+    ) -> Backward:
         """Make a backward program that returns ``gradients`` and then ``extra``, given what I ``created``."""
         run = ordered(self.joint.graph, nodes)
         reads = set(closed_over(run, nodes))

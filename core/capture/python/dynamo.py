@@ -30,9 +30,12 @@ class PlainStep(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, step: Callable[[nn.Module, Any], Any], nesting: BatchNesting,
+        self,
+        model: nn.Module,
+        step: Callable[[nn.Module, Any], Any],
+        nesting: BatchNesting,
         autocasts: Autocasts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._autocasts = autocasts.entered if autocasts is not None else ()
         self.model = model

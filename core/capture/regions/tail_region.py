@@ -40,9 +40,15 @@ class TailRegion:
 
     @classmethod
     def observed(
-        cls, model: nn.Module, stand_ins: Mapping[str, Tensor], observer: Observer, names: Sequence[str], result: Any,
-        drawn: int, line: str,
-    ) -> "TailRegion":  # fmt: skip
+        cls,
+        model: nn.Module,
+        stand_ins: Mapping[str, Tensor],
+        observer: Observer,
+        names: Sequence[str],
+        result: Any,
+        drawn: int,
+        line: str,
+    ) -> "TailRegion":
         """The tail of a step that was run for real.
 
         Args:
@@ -79,9 +85,14 @@ class TailRegion:
         return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws)
 
     def call(
-        self, model: nn.Module, step: Callable[..., Any], regions: Sequence[str], captured: nn.Module, batch: Any,
+        self,
+        model: nn.Module,
+        step: Callable[..., Any],
+        regions: Sequence[str],
+        captured: nn.Module,
+        batch: Any,
         locator: Locator,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Make it a region of what is captured; returns the step's result.
 
         Args:
