@@ -15,6 +15,7 @@ from panpipe.core.trace.trace import Trace
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning.automatic import efficiency
 from panpipe.runtimes.planning.budget import Budget
+from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
 from panpipe.runtimes.rehearsal import (
     FEWEST,
@@ -190,7 +191,8 @@ def budgeted(plans, plain, seconds):
         raise StopRehearsing
 
     planning = SimpleNamespace(
-        plans=lambda: plans, plain=lambda plans: plain, families=[SimpleNamespace(name="1f1b")],
+        plans=lambda: plans, plain=lambda plans: plain,
+        options=PlanningOptions(oracle=simulated, cut_oracle=simulated, schedule="1f1b"),
         budget=Budget(ThreadTeam(2), seconds), team=ThreadTeam(2),
     )  # fmt: skip
     with pytest.raises(StopRehearsing):
