@@ -1,0 +1,123 @@
+"""The failure watch on one process's store: reasons, silent ranks, absent ranks. Its thread is stopped or short."""
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+from panpipe.core.errors import WorkerError
+from panpipe.runtimes.launch import watch
+from panpipe.runtimes.launch.watch import FailureWatch, acknowledge, linger, numbered
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(watch, "_POLL_S", 0.05)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return store
+
+
+@pytest.fixture
+def stopped_watch(store):
+    """The watch of rank 1 of 3, whose thread has ended."""
+    found = FailureWatch(1, 3)
+    found.stop()
+    return found
+
+
+@contextmanager
+def alive(store, *ranks):
+    """A context in which ranks send heartbeats."""
+    over = threading.Event()
+
+    def run():
+        while not over.wait(0.01):
+            for rank in ranks:
+                store.add(watch._beat_key(rank), 1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def test_ranks_are_named_in_one_phrase():
+    assert [numbered([2]), numbered([1, 2])] == ["rank 2", "ranks 1, 2"]
+
+
+def test_watch_names_a_rank_whose_heartbeat_is_missing_as_the_one_that_stopped(store, stopped_watch, monkeypatch):
+    monkeypatch.setattr(watch, "_SILENCE_S", 1.0)
+    lost = WorkerError("the connection closed")
+    lost.suspects = (0, 2)
+    with alive(store, 0):
+        assert stopped_watch.report(lost) == "rank 2 stopped answering: the connection closed"
+
+
+def test_watch_reports_the_failure_itself_where_all_suspects_are_alive(store, stopped_watch):
+    lost = WorkerError("rank 2 sent another shape")
+    lost.suspects = (0, 2)
+    with alive(store, 0, 2):
+        assert stopped_watch.report(lost) == "rank 2 sent another shape"
+
+
+def test_watch_names_its_own_rank_for_an_error_in_the_users_code(stopped_watch):
+    assert not stopped_watch.reported
+    assert stopped_watch.report(ValueError("no such file")) == "rank 1 stopped: ValueError: no such file"
+    assert stopped_watch.reported
+
+
+def test_watch_names_ranks_that_do_not_enter_a_collective_in_time(store, stopped_watch):
+    store.add("panpipe/came/all/2", 1)
+    with stopped_watch.awaiting("all", range(3), 0.05):
+        deadline = time.monotonic() + 20
+        while not stopped_watch.reported and time.monotonic() < deadline:
+            time.sleep(0.01)
+    reason = store.get(watch.FAILURE_KEY).decode()
+    assert reason.startswith("rank 0 did not come within 0.05 s to where rank 1 waits: ")
+
+
+def test_watch_reports_nothing_where_all_enter_a_collective(store, stopped_watch):
+    for rank in (0, 2):
+        store.add(f"panpipe/came/all/{rank}", 1)
+    with stopped_watch.awaiting("all", range(3), 0.02):
+        time.sleep(0.2)
+    assert not stopped_watch.reported
+    assert not store.check([watch.FAILURE_KEY])
+
+
+def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(store, monkeypatch):
+    monkeypatch.setattr(watch, "LINGER_S", 20.0)
+    monkeypatch.setattr(watch, "_SILENCE_S", 30.0)
+    acknowledge(store, 1)
+    start = time.monotonic()
+    linger(store, [1])
+    at_once = time.monotonic() - start
+    monkeypatch.setattr(watch, "_SILENCE_S", 0.5)
+    start = time.monotonic()
+    linger(store, [1, 2])
+    silent = time.monotonic() - start
+    assert at_once < 10
+    assert 0.5 <= silent < 15
+
+
+def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(store, capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
+    watch.print_uncaught_in_a_line(3)
+    watch.print_uncaught_in_a_line(3)
+    mine, other = WorkerError("rank 2 stopped answering"), ValueError("own")
+    for failure in (mine, other):
+        sys.excepthook(type(failure), failure, None)
+    assert capsys.readouterr().err == "panpipe: rank 2 stopped answering; rank 3 stops too\n"
+    assert seen == [other]
+
+
+@pytest.mark.parametrize(("agent", "rank", "hosts"), [("", 0, True), ("", 1, False), ("True", 0, False)])
+def test_store_ends_with_rank_0_unless_torchrun_hosts_it(monkeypatch, agent, rank, hosts):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    assert watch.hosts_store(rank) is hosts
