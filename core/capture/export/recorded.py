@@ -1,14 +1,9 @@
 """What a run of a step does: its operators, with the shapes and numbers given to them, and the files that it reads."""
 
-import builtins
-import io
-import os
 import sys
-import sysconfig
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
-from unittest import mock
 from zlib import crc32
 
 import torch
@@ -18,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..python.reached import is_users
+from ..python.opened_files import opened_otherwise
 from ..values.user_lines import calling_line
 from .kept_tensors import KeptTensors
 
@@ -82,30 +77,14 @@ def _digest(tensor: Tensor) -> int:
     return 0
 
 
-@contextmanager
-def files_noted(ran: list[Ran]) -> Iterator[None]:
+def files_noted(ran: list[Ran]) -> AbstractContextManager[None]:
     """Within, files that the user's code opens to read are noted."""
-    original = open
 
-    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        frame: Any = sys._getframe(1)
-        while frame is not None and _passes_on(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is not None and is_users(frame.f_code.co_filename) and not set(mode) & set("wax+"):
-            ran.append(Ran(READS_FILE, calling_line(frame)))
-        return original(file, mode, *args, **kwargs)
+    def opens(mode: str, line: str) -> None:
+        if not set(mode) & set("wax+"):
+            ran.append(Ran(READS_FILE, line))
 
-    with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
-        yield
-
-
-def _passes_on(file: str) -> bool:
-    """Whether code opens files for its callers: Python's own, and what loads tensors and arrays."""
-    return (file.startswith((_STANDARD_LIBRARY, "<frozen")) and "site-packages" not in file) or file.endswith(_LOADERS)
-
-
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-_LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"), ("numpy", "lib", "_npyio_impl.py")))
+    return opened_otherwise(opens)
 
 
 def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:

@@ -25,6 +25,7 @@ from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_b
 from ..python.dynamo import PlainStep, nothing_passed_over, refuse_transforms
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
+from ..python.opened_files import files_kept
 from ..python.side_effects import outside_kept, tensors_put_back
 from ..python.surroundings import with_gradients
 from ..regions.breaks import Breaks, StepFunction
@@ -91,7 +92,7 @@ def capture_step(
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
     modes = with_gradients() if gradients else _without_gradients()
-    with quiet_torch(), modes, breaks.autocasts.left():
+    with quiet_torch(), modes, breaks.autocasts.left(), files_kept(breaks.reached, warns=True):
         with outside_kept(breaks.reached, own):
             captured = _captured(breaks, export)
         refuse_unrepeatable(model, step, batch, torch.device(device), gradients)

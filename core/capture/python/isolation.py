@@ -1,7 +1,7 @@
 """A step that runs only for its shapes: nothing of it is seen outside, and nothing of it stays.
 
-It prints, warns and logs nothing. What it assigned and filled in modules and around them is as before, and so are the
-states of the random number generators.
+It prints, warns and logs nothing, and writes no file. What it assigned and filled in modules and around them is as
+before, and so are the states of the random number generators.
 """
 
 import builtins
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from .leftovers import modules_kept
+from .opened_files import files_kept
 from .reached import Reached
 from .side_effects import outside_kept
 
@@ -33,6 +34,7 @@ def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silent())
         stack.enter_context(_random_numbers_kept())
+        stack.enter_context(files_kept(reached, warns=False))
         stack.enter_context(modules_kept(model))
         stack.enter_context(contextlib.suppress(Exception))  # capture refuses what a step may not leave
         stack.enter_context(outside_kept(reached, [module.__dict__ for module in model.modules()]))

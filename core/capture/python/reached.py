@@ -8,8 +8,10 @@ repeated until no name is new.
 import dis
 import enum
 import functools
+import io
 import math
 import os
+import stat
 import sys
 import sysconfig
 import types
@@ -17,6 +19,7 @@ from argparse import Namespace
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -178,6 +181,15 @@ class Reached:
             if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == where
         }  # fmt: skip
         return next((p for p, v in self.values.items() if isinstance(v, tuple) and v[1] in alike), "")
+
+    def files(self) -> Iterator[tuple[str, Any]]:
+        """Regular files that are open to be written, with their places; not the standard streams."""
+        places = {key[1]: place for place, key in self.values.items() if isinstance(key, tuple) and len(key) == 2}
+        for value in self._seen.values():
+            if isinstance(value, io.IOBase) and not value.closed and value.writable() and value.seekable():
+                with suppress(OSError):  # one in memory has no number
+                    if stat.S_ISREG(os.fstat(value.fileno()).st_mode):
+                        yield places.get(id(value), ""), value
 
     def named_entries(self) -> Iterator[tuple[str, tuple[dict[Any, Any], Any, Any]]]:
         """The entries with their places."""

@@ -38,7 +38,12 @@ def noted() -> Iterator[Printed]:
 
     def note_print(*values: Any, **options: Any) -> None:
         texts = [str(value) for value in values]
-        printed.lines.append(lambda known: show(*(filled_in(text, known) for text in texts), **options))
+
+        def say(known: Sequence[float]) -> None:
+            if not getattr(options.get("file"), "closed", False):  # one that the step itself opened
+                show(*(filled_in(text, known) for text in texts), **options)
+
+        printed.lines.append(say)
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
         text = _message(record)
