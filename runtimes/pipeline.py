@@ -22,7 +22,6 @@ from ..core.errors import PanpipeError, RequestError
 from ..core.plan.plan import Plan
 from ..core.plan.wording import counted, first_of
 from ..core.trace.trace import Trace
-from .batch.batch_agreement import BatchAgreement
 from .batch.example import Example
 from .batch.microbatches import BatchCutter
 from .batch.modes import ModuleModes
@@ -36,7 +35,7 @@ from .engine.executor import StepRecord
 from .engine.prepared import Preparations
 from .engine.tracing import measured_trace, message_times
 from .engine.transport import check_transport
-from .engine.workers import Workers
+from .engine.workers import Order, Workers
 from .launch.team import Team
 from .optimizer.training import Training
 from .optimizer.update import Ending, NormParameters
@@ -45,10 +44,11 @@ from .profile.reference_workload import PASSES, passes_around, reference_s
 from .programs.compiled import compile_stages
 from .programs.options import ProgramOptions
 from .training.averages import AverageFunction, Averages, Visit, WeightAverage, visit
+from .training.batch_run import BatchResult
 from .training.counts import Counts
-from .training.evaluation import Evaluated, Evaluator, Forwards
+from .training.evaluation import Evaluator, Forwards
 from .training.local_stages import LocalStages
-from .training.steps import StepResult, StepRunner
+from .training.steps import StepRunner
 from .training.variants import Variants
 from .weights import Weights
 
@@ -116,7 +116,6 @@ class Pipeline:
         largest = shape.samples if team.replicas > 1 else 0
         norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
         workers = Workers(plan, self._states, team, where, training, norm_parameters, clock)
-        self._queues = workers.queues
         self._runner = StepRunner(self._stages, self._variants, workers, training, largest)
         self._evaluator = Evaluator(self._stages, cut, workers, training, programs, self._follow_model)
         self._modes = ModuleModes(model)
@@ -151,7 +150,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan.
             WorkerError: a worker stopped.
         """
-        return self._run(batch, trace=False, ending=Ending.STEP if update else Ending.KEEP).loss
+        return self._run(batch, Order(Ending.STEP if update else Ending.KEEP))[0]
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
         """Train on one batch and record what every local device did, and after it how fast the machine is.
@@ -159,11 +158,11 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        done = self._run(batch, trace=True, watch=True)
+        loss, done = self._run(batch, Order(Ending.STEP, trace=True, watch=True))
         trace = self._traced(done)
         if done.trace is None:  # devices that take the time they take
             trace = self.trace = evolve(trace, reference_s=reference_s(self._team))
-        return done.loss, trace
+        return loss, trace
 
     def reference_s(self) -> float:
         """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`); the same on
@@ -200,7 +199,7 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        done = self._evaluated(Forwards(self._step, trace=True), batch)
+        done = self._evaluated(Forwards(self._step), batch, trace=True)
         assert done.loss is not None
         return done.loss, self._traced(done)
 
@@ -454,11 +453,11 @@ class Pipeline:
         passes = PASSES if prediction is None else passes_around(prediction.step_s)
         with self._stages.rehearsing():
             for _ in range(warm_up):
-                self._run(batch, trace=True, ending=Ending.REDUCE)
+                self._run(batch, Order(Ending.REDUCE, trace=True))
             before = reference_s(self._team, passes) if steps else 0.0
             for _ in range(steps):
                 start = time.perf_counter()
-                done = self._run(batch, trace=True, ending=Ending.REDUCE)
+                _, done = self._run(batch, Order(Ending.REDUCE, trace=True))
                 whole_s = self._team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
                 after = reference_s(self._team, passes)
@@ -474,7 +473,7 @@ class Pipeline:
         if self._stages.follow_model(when):
             self._variants.forget()
 
-    def _traced(self, done: StepResult | Evaluated) -> Trace:
+    def _traced(self, done: BatchResult) -> Trace:
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
 
@@ -485,40 +484,38 @@ class Pipeline:
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
         return self._team.everywhere(lambda device: records[device])
 
-    def _evaluated(self, asked: Forwards, batch: Any) -> Evaluated:
+    def _evaluated(self, asked: Forwards, batch: Any, trace: bool = False) -> BatchResult:
         self._refuse_closed()
         self._stages.have_values()
         self._stages.tied.follow()
-        done = self._evaluator.run(asked, self._cutter.cut(batch, asked.function))
-        if done.remark is not None and self._team.first:
-            warnings.warn(done.remark, stacklevel=3)
+        ready = self._evaluator.batch(asked, self._cutter.cut(batch, asked.function))
+        done = self._evaluator.run(ready, trace)
+        if ready.remark is not None and self._team.first:
+            warnings.warn(ready.remark, stacklevel=3)
         self.metrics = done.metrics if done.loss is not None else self.metrics
         self.trace = done.trace or self.trace
         return done
 
-    def _run(self, batch: Any, trace: bool, watch: bool = False, ending: Ending = Ending.STEP) -> StepResult:
+    def _run(self, batch: Any, order: Order) -> tuple[Tensor, BatchResult]:
         self._refuse_closed()
         self._averages.refuse_applied("train")
         refuse_no_grad()
         self._modes.refuse_others()
-        if ending is not Ending.REDUCE:
+        if order.ending is not Ending.REDUCE:
             self._stages.have_values()
             self._stages.tied.follow()
-        pieces = self._cutter.cut(batch)
-        prepared, agreement, remark = self._variants.of(
-            pieces, partial(BatchAgreement, self._team, self._queues, pieces)
-        )
-        if remark is not None and self.steps and self._team.first:
-            warnings.warn(remark, stacklevel=3)
-        done = self._runner.run(prepared, pieces, agreement, self.steps, trace, watch, ending)
+        ready = self._runner.batch(self._cutter.cut(batch))
+        if ready.remark is not None and self.steps and self._team.first:
+            warnings.warn(ready.remark, stacklevel=3)
+        done = self._runner.run(ready, self.steps, order)
+        assert done.loss is not None
         self._stages.tied.note()
         self._counts.steps, self._counts.visits = self._counts.steps + 1, 0
-        if ending is Ending.STEP:
-            self._norm = done.norm
-            self.skipped = done.skipped
-            self._counts.updates += not done.skipped
-            if not done.skipped:
+        if order.ending is Ending.STEP:
+            self._norm, self.skipped = self._runner.norm, self._runner.skipped
+            self._counts.updates += not self.skipped
+            if not self.skipped:
                 self._averages.update()
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
-        return done
+        return done.loss, done

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...backends.contract import Backend, Handle
 from ...backends.kind import dtype_name
 from ...core.capture.graph.outputs import RowOutputs
 from ...core.errors import RequestError
@@ -50,7 +49,6 @@ class JoinedRows:
         self._places: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
         self._sources: dict[int, list[Tensor]] = {device: [] for device in range(self._devices)}
         self._whole: list[Tensor | None] = []
-        self._handles: dict[int, list[Handle]] = {device: [] for device in team.local}
         placement = prepared.plan.placement
         for number, first in enumerate(outputs[0].values):
             self._whole.append(None)
@@ -78,24 +76,9 @@ class JoinedRows:
             rows.copy_(value.movedim(dim, 0))
         return name not in self._texts
 
-    def announce(self, device: int, backend: Backend) -> None:
-        """Send what a device computed to all other processes, and ask for theirs; behind its last compute action."""
-        if not self._everywhere or len(self._here) == self._devices:
-            return
-        handles = self._handles[device]
-        for source, rows in self._sources.items():
-            if not rows:
-                continue
-            if source == device:
-                handles += [backend.send(rows, peer) for peer in range(self._devices) if peer != device]
-            else:
-                handles.append(backend.receive(rows, source))
-
-    def collect(self, device: int) -> None:
-        """Wait for what others computed."""
-        for handle in self._handles[device]:
-            handle.wait()
-        self._handles[device] = []
+    def sent_by(self, device: int) -> list[Tensor]:
+        """What a device computes and the others get; nothing where it stays, or all devices are in this process."""
+        return self._sources[device] if self._everywhere and len(self._here) < self._devices else []
 
     def result(self) -> Any:
         """What the function returned, nested as it did."""

@@ -13,7 +13,6 @@ import gc
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import torch
 from attrs import define, field, frozen
@@ -37,7 +36,7 @@ from ..optimizer.state import StageState
 from ..programs.compiled import Compiled
 from ..programs.stage_run import Layout, StageRun
 from .executor import Bound
-from .results import Computed, Part
+from .result_parts import Computed, Part, parts_of
 
 Messages = frozenset[tuple[int, int, bool]]
 """(sender, reader, whether a gradient comes back), of stages."""
@@ -224,24 +223,6 @@ class Preparations:
                 for i, programs in compiled.programs.items()
             }
         return self._runs[shape]
-
-
-def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
-    """Loss, weight, metrics, numbers in texts: each computed somewhere, or a number; None for a weight there is not.
-
-    Of a function that returns rows, numbers in texts alone.
-    """
-    outputs, nodes = compiled.operators.step.outputs, compiled.operators.nodes
-
-    def part(value: Any) -> Part | None:
-        if isinstance(value, str) and value in nodes:
-            return Computed(value, placement[compiled.stage_of(value)])
-        return float(value) if isinstance(value, int | float) else None
-
-    if not isinstance(outputs, StepOutputs):
-        return [part(value) or 0.0 for value in outputs.texts]
-    others = [*outputs.metrics.values(), *outputs.texts]
-    return [part(outputs.loss), part(outputs.weight), *(part(value) or 0.0 for value in others)]
 
 
 def messages_of(layout: Layout) -> Messages:

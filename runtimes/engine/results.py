@@ -1,117 +1,181 @@
-"""The parts of a step's result, carried from the devices that compute them to all of them."""
+"""What a plan's run over one batch returns, carried from the devices that compute it to all of them.
 
+    numbers  loss, weight, metrics, numbers in texts: a row for each microbatch, then means over all replicas
+    rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
+
+`announce` sends what a device computed, posts receives for the rest, and does not wait: the last stage has its results
+while the first ones still compute. `collect` waits. On CUDA only `collect` makes the host wait.
+"""
+
+import math
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from ...backends.contract import Backend, Handle
-from ..devices.compute import ComputeQueue
+from ...backends.contract import Handle
+from ...core.capture.graph.outputs import RowOutputs
+from ..batch.batch_agreement import BatchAgreement
+from ..batch.losses import mean_loss
+from ..batch.microbatches import Microbatch
+from ..launch.team import Team
+from ..optimizer.replicas import Rows, rows_of_all
 from .executor import StepRecord
+from .joined_rows import JoinedRows
+from .prepared import Prepared
+from .result_parts import WEIGHT, Computed
+from .workers import Workers
 
 
-@frozen
-class Computed:
-    """A part of the step's result for one microbatch.
-
-    Args:
-        name: its node in the captured graph.
-        device: the device that computes it.
-    """
-
-    name: str
-    device: int
+def weight_of(piece: Microbatch, replicas: int) -> float:
+    """How much a microbatch counts, where the step does not say: its share of a batch, or over replicas, which may have
+    batches of other sizes, its samples."""
+    return piece.weight if replicas == 1 else float(piece.samples)
 
 
-Part = Computed | float
-
-_WEIGHT = 1
-"""Where a microbatch's weight stands among its parts."""
-
-
-class SharedResults:
-    """Loss, weight and metrics of one step at one device.
-
-    On CUDA waiting is for streams; `collect` alone makes the host wait, at the end of a step.
-
-    `announce` sends what this device computed, posts receives for the rest, and does not wait: the last stage has its
-    results while the first ones are still at work. `collect` waits.
+class BatchResults:
+    """Loss, metrics, joined rows and what is printed, of one batch.
 
     Args:
-        parts: for each microbatch, as many parts of the step's result: computed somewhere, or a number.
-        backend: this device's end of the transport.
-        queue: where the device computes.
+        prepared: what runs.
+        pieces: its microbatches.
+        microbatches: the most that a replica may have.
+        team: the devices.
+        workers: those of this process.
+        agreement: of all ranks about this batch.
+        everywhere: whether every process gets joined rows; else they stay where they are computed.
+
+    Attributes:
+        joined: the rows of a function; None of a step.
+
+    Raises:
+        RequestError: what a function returns for one microbatch does not fit what it returns for another.
     """
 
-    def __init__(self, parts: Sequence[Sequence[Part]], backend: Backend, queue: ComputeQueue) -> None:
-        self._parts, self._backend, self._queue = parts, backend, queue
-        own: dict[int, list[tuple[int, list[int]]]] = {}
-        for place in range(len(parts[0])):
-            of_place: dict[int, list[int]] = {}
-            for m, row in enumerate(parts):
+    def __init__(
+        self, prepared: Prepared, pieces: Sequence[Microbatch], microbatches: int, team: Team, workers: Workers,
+        agreement: BatchAgreement, everywhere: bool = True,
+    ) -> None:  # fmt: skip
+        self._agreement = agreement
+        self._prepared, self._most, self._team, self._workers = prepared, microbatches, team, workers
+        self._parts = [
+            [weight_of(piece, team.replicas) if part is None else part for part in row]
+            for row, piece in zip(prepared.parts, pieces, strict=True)
+        ]
+        self._computed: dict[int, list[tuple[int, int, str]]] = {}
+        for place in range(len(self._parts[0])):
+            for m, row in enumerate(self._parts):
                 part = row[place]
                 if isinstance(part, Computed):
-                    of_place.setdefault(part.device, []).append(m)
-            for device, microbatches in of_place.items():
-                own.setdefault(device, []).append((place, microbatches))
-        self._own = dict(sorted(own.items()))
-        self._tables: dict[int, Tensor] = {}
-        self._handles: list[Handle] = []
+                    self._computed.setdefault(part.device, []).append((place, m, part.name))
+        self.joined: JoinedRows | None = None
+        if isinstance(prepared.compiled[0].operators.step.outputs, RowOutputs):
+            where = {device: queue.device for device, queue in workers.queues.items()}
+            self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
+        self._tables: dict[int, dict[int, Tensor]] = {}
+        self._handles: dict[int, list[Handle]] = {}
+        self._own: dict[int, Rows] = {}
+        self._rows: dict[int, Rows] = {}
 
-    def announce(self, record: StepRecord) -> None:
-        """Send the means over each microbatch of what this device computed to all others, and ask for theirs."""
-        backend = self._backend
-        for source, places in self._own.items():
-            if source != backend.device:
-                size = sum(len(microbatches) for _, microbatches in places)
-                table = torch.empty(size, dtype=torch.float64, device=self._queue.device)
-                self._handles.append(backend.receive([table], source))
-            else:
-                table = torch.cat([self._computed(record, place, found) for place, found in places])
-                others = (peer for peer in range(backend.devices) if peer != source)
-                self._handles += [backend.send([table], peer) for peer in others]
-            self._tables[source] = table
+    def announce(self, device: int, record: StepRecord) -> None:
+        """Send what a device computed to all others, and post receives for theirs; after its last compute action.
 
-    def _computed(self, record: StepRecord, place: int, microbatches: Sequence[int]) -> Tensor:
-        values = []
-        for m in microbatches:
-            part = self._parts[m][place]
-            assert isinstance(part, Computed)
-            values.append(record.results[part.name, m])
-        return _means(values)
+        The numbers of a device are one table, of the mean of each over its microbatch.
+        """
+        backend, where = self._team.backend(device), self._workers.queues[device].device
+        tables, handles = self._tables.setdefault(device, {}), self._handles.setdefault(device, [])
+        for source in range(backend.devices):
+            message = [] if self.joined is None else self.joined.sent_by(source)
+            computed = self._computed.get(source, [])
+            if computed and source == device:
+                tables[source] = self._table(record, computed)
+            elif computed:
+                tables[source] = torch.empty(len(computed), dtype=torch.float64, device=where)
+            message = [*message, tables[source]] if computed else message
+            if message and source == device:
+                handles += [backend.send(message, peer) for peer in range(backend.devices) if peer != device]
+            elif message:
+                handles.append(backend.receive(message, source))
+        self._agreement.announce()
 
-    def total_weight(self, dtype: torch.dtype | None) -> Tensor | float:
+    def _table(self, record: StepRecord, computed: Sequence[tuple[int, int, str]]) -> Tensor:
+        """The means of what a device computed, place by place: those of one place have one dtype."""
+        by_place = groupby(computed, key=lambda entry: entry[0])
+        return torch.cat([_means([record.results[name, m] for _, m, name in of_one]) for _, of_one in by_place])
+
+    def total_weight(self, device: int) -> Tensor | float:
         """The sum of the microbatches' weights, in the dtype of those that are computed; added up where they are, so
-        that nobody waits for a device."""
-        self._arrive()
-        total: Tensor | float = 0.0
-        places = {
-            m: self._tables[source][at]
-            for source, own in self._own.items()
-            for at, (place, m) in enumerate((place, m) for place, microbatches in own for m in microbatches)
-            if place == _WEIGHT
+        that the host does not wait for a device."""
+        self._arrive(device)
+        computed = {
+            m: self._tables[device][source][at]
+            for source, entries in self._computed.items()
+            for at, (place, m, _) in enumerate(entries)
+            if place == WEIGHT
         }
+        total: Tensor | float = 0.0
         for m, row in enumerate(self._parts):
-            part = row[_WEIGHT]
-            total = total + (places[m].to(dtype) if isinstance(part, Computed) else part)
+            part = row[WEIGHT]
+            total = total + (computed[m].to(self._prepared.weight_dtype) if isinstance(part, Computed) else part)
         return total
 
-    def _arrive(self) -> None:
-        for handle in self._handles:
-            handle.wait()
-        self._handles = []  # a handle is waited for once
+    def collect(self, device: int) -> None:
+        """Wait for the others' parts, and for those of all replicas."""
+        self._agreement.collect()
+        self._arrive(device)
+        own = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
+        for source, table in self._tables[device].items():
+            values = self._workers.queues[device].read(table).tolist()
+            for (place, m, _), value in zip(self._computed[source], values, strict=True):
+                own[m][place] = value
+        self._own[device] = self._rows[device] = own
+        replicas = self._team.replicas_of(device)
+        if replicas is not None and self._prepared.columns:
+            where = self._workers.queues[device].device
+            columns, differ = self._prepared.columns, self._agreement.differ()
+            self._rows[device], apart = rows_of_all(own, replicas, self._most, columns, where, differ)
+            self._agreement.note_replica(apart)
 
-    def collect(self) -> list[list[float]]:
-        """For each microbatch: loss, weight, metrics, and what the step writes into text."""
-        self._arrive()
-        rows = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
-        for source, table in self._tables.items():
-            values = iter(self._queue.read(table).tolist())
-            for place, microbatches in self._own[source]:
-                for m in microbatches:
-                    rows[m][place] = next(values)
-        return rows
+    def _arrive(self, device: int) -> None:
+        for handle in self._handles[device]:
+            handle.wait()
+        self._handles[device] = []  # a handle is waited for once
+
+    @property
+    def own(self) -> Rows:
+        """For each microbatch of this replica loss, weight, metrics, and what the step writes into text."""
+        return self._own[self._team.local[0]]
+
+    def say(self) -> None:
+        """Print and log what the step prints and logs, microbatch by microbatch, in the process that does."""
+        if 0 in self._team.local:
+            for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
+                compiled.operators.step.outputs.printed.say(row[self._prepared.columns :])
+
+    def loss_and_metrics(self) -> tuple[Tensor | None, dict[str, float]]:
+        """Their means over the microbatches of all replicas: by numbers that every device has, in the dtypes that they
+        had; of a function that returns rows None, and no metrics."""
+        prepared, rows = self._prepared, self._rows[self._team.local[0]]
+        if self.joined is not None:
+            return None, {}
+        total = math.fsum(row[WEIGHT] for row in rows)
+        if self._team.replicas > 1 and not prepared.weighted:  # samples, and not shares of a batch
+            rows = [[row[0], row[WEIGHT] / total, *row[2:]] for row in rows]
+            total = math.fsum(row[WEIGHT] for row in rows)
+        losses = [torch.tensor(row[0], dtype=prepared.loss_dtype) for row in rows]
+        dtype = prepared.weight_dtype
+        weights = [row[WEIGHT] if dtype is None else torch.tensor(row[WEIGHT], dtype=dtype) for row in rows]
+        metrics = {
+            name: sum(row[2 + i] * row[WEIGHT] for row in rows) / total for i, name in enumerate(prepared.metrics)
+        }
+        return mean_loss(losses, weights, prepared.weighted)[0], metrics
+
+    @property
+    def rows(self) -> Any:
+        """What a function returned, nested as it did; None of a step."""
+        return None if self.joined is None else self.joined.result()
 
 
 def _means(values: list[Tensor]) -> Tensor:

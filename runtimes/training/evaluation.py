@@ -18,8 +18,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from attrs import field, frozen
-from torch import Tensor
+from attrs import frozen
 
 from ...core.capture.batch.row_trace import RowTracer
 from ...core.capture.export.captured import CapturedStep
@@ -31,49 +30,23 @@ from ...core.errors import RequestError
 from ...core.plan.derive import forward_only
 from ...core.plan.plan import Plan
 from ...core.plan.wording import module_text
-from ...core.trace.trace import Trace
-from ..batch.batch_agreement import BatchAgreement
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
 from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
-from ..engine.batch_results import BatchResults
-from ..engine.executor import StepInputs, StepRecord
-from ..engine.joined_rows import JoinedRows
-from ..engine.prepared import Preparations, Prepared
+from ..engine.executor import StepInputs
+from ..engine.prepared import Preparations
 from ..engine.workers import Order, Workers
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
+from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 from .variants import Variants
 
 KEPT = 4
 """Functions and modes that programs are kept for; of each those for some shapes."""
-
-
-@frozen
-class Evaluated:
-    """What forwards gave.
-
-    Args:
-        loss: the mean over the batch; None of a function that returns rows.
-        metrics: the other parts of the step's result, likewise.
-        rows: what such a function returned.
-        records: device of this process → what it did.
-        plan: that ran.
-        trace: of the clock that the devices ran under, if they did.
-        remark: a line for the user where a shape is new.
-    """
-
-    loss: Tensor | None
-    metrics: dict[str, float]
-    rows: Any
-    records: dict[int, StepRecord]
-    plan: Plan
-    trace: Trace | None
-    remark: str | None
 
 
 @frozen
@@ -84,13 +57,11 @@ class Forwards:
         function: the step, or a function of model and batch.
         rows: whether it returns tensors with a row for each sample, and no loss.
         everywhere: whether every process gets them.
-        trace: whether every action is recorded.
     """
 
     function: StepFunction
     rows: bool = False
     everywhere: bool = True
-    trace: bool = field(default=False, kw_only=True)
 
 
 class Evaluator:
@@ -128,8 +99,8 @@ class Evaluator:
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
 
-    def run(self, asked: Forwards, pieces: list[Microbatch]) -> Evaluated:
-        """Run forwards on a batch.
+    def batch(self, asked: Forwards, pieces: list[Microbatch]) -> BatchRun:
+        """A batch ready to be evaluated.
 
         Args:
             asked: what to run.
@@ -137,39 +108,26 @@ class Evaluator:
 
         Raises:
             RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
-            WorkerError: a worker stopped.
         """
         self._check_agreed()
-        variants = self._variants(asked)
-        agree = partial(BatchAgreement, self._team, self._workers.queues, pieces)
-        prepared, agreement, remark = variants.of(pieces, agree)
-        devices = {device: queue.device for device, queue in self._workers.queues.items()}
-        joined = JoinedRows(prepared, pieces, self._team, devices, asked.everywhere) if asked.rows else None
-        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers, agreement)
+        most = self._plan.microbatches
+        return BatchRun(self._variants(asked), pieces, most, self._team, self._workers, asked.everywhere)
 
-        def before_end(device: int, record: StepRecord) -> None:
-            results.announce(device, record)
-            if joined is not None:
-                joined.announce(device, self._team.backend(device))
+    def run(self, batch: BatchRun, trace: bool) -> BatchResult:
+        """Run forwards on a batch.
 
-        def after(device: int) -> None:
-            results.collect(device)
-            if joined is not None:
-                joined.collect(device)
+        Args:
+            batch: of `batch`.
+            trace: record every action, and the saved tensors.
 
-        inputs = self._inputs(prepared, pieces, joined)
-        try:
-            order = Order(Ending.KEEP, asked.trace, asked.trace)
-            records, clocked = self._workers.run(prepared, inputs, order, before_end, after)
-            agreement.refuse("nothing was changed")
-        except BaseException:
-            variants.forget()  # the mail of forwards that broke off is no start for the next
-            raise
+        Raises:
+            RequestError: ranks were given different batches.
+            WorkerError: a worker stopped.
+        """
+        done = batch.run(self._inputs(batch), Order(Ending.KEEP, trace, trace), "nothing was changed")
         self.count += 1
-        results.say()
-        loss, metrics = (None, {}) if joined is not None else results.loss_and_metrics()
-        rows = None if joined is None else joined.result()
-        return Evaluated(loss, metrics, rows, records, prepared.plan, clocked, remark)
+        batch.results.say()
+        return done
 
     def _variants(self, asked: Forwards) -> Variants:
         """Of a function in the modes that modules are in now."""
@@ -223,10 +181,11 @@ class Evaluator:
                     f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
                 )
 
-    def _inputs(self, prepared: Prepared, pieces: list[Microbatch], joined: JoinedRows | None) -> StepInputs:
+    def _inputs(self, batch: BatchRun) -> StepInputs:
         # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
-        first, index = self._team.replica * self._plan.microbatches, -1 - self.count
+        first, index, pieces = self._team.replica * self._plan.microbatches, -1 - self.count, batch.pieces
+        joined = batch.results.joined
         return StepInputs(
-            pieces, prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces), fresh=False,
-            taken=None if joined is None else joined.take,
+            pieces, batch.prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces),
+            fresh=False, taken=None if joined is None else joined.take,
         )  # fmt: skip

@@ -6,44 +6,19 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...core.plan.plan import Plan
-from ...core.trace.trace import Trace
-from ..batch.batch_agreement import BatchAgreement
 from ..batch.microbatches import Microbatch
-from ..engine.batch_results import BatchResults, weight_of
-from ..engine.executor import StepInputs, StepRecord
+from ..engine.executor import StepInputs
 from ..engine.prepared import Prepared
-from ..engine.results import SharedResults
+from ..engine.result_parts import WEIGHT
+from ..engine.results import weight_of
 from ..engine.workers import Order, Workers
 from ..optimizer.replicas import share, totals_of_all
 from ..optimizer.training import Training
-from ..optimizer.update import Ending
+from ..optimizer.update import Ending, Update
+from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
 from .variants import Variants
-
-
-@frozen
-class StepResult:
-    """What a step gave.
-
-    Args:
-        loss: the mean over the batch.
-        metrics: the other parts of the step's result, likewise.
-        records: device of this process → what it did.
-        plan: that ran: the pipeline's, or for other microbatches one derived from it.
-        norm: the global norm of the gradients, before clipping, where it was asked for.
-        skipped: whether the update was, because a gradient was not finite.
-        trace: of the clock that the devices ran under, if they did.
-    """
-
-    loss: Tensor
-    metrics: dict[str, float]
-    records: dict[int, StepRecord]
-    plan: Plan
-    norm: Tensor | None
-    skipped: bool
-    trace: Trace | None = None
 
 
 @frozen
@@ -92,61 +67,74 @@ class StepRunner:
         """Let go of gradients that wait."""
         self._gathered = None
 
-    def run(
-        self, prepared: Prepared, pieces: list[Microbatch], agreement: BatchAgreement, index: int, trace: bool,
-        watch: bool, ending: Ending,
-    ) -> StepResult:  # fmt: skip
+    def batch(self, pieces: list[Microbatch]) -> BatchRun:
+        """A batch ready for a step.
+
+        Args:
+            pieces: the batch's microbatches.
+
+        Raises:
+            RequestError: the step cannot be captured, or the plan cannot run it, or another rank has another batch.
+        """
+        return BatchRun(self._variants, pieces, self._plan.microbatches, self._team, self._workers)
+
+    def run(self, batch: BatchRun, index: int, order: Order) -> BatchResult:
         """Run one step.
 
         Args:
-            prepared: for these microbatches.
-            pieces: the microbatches.
-            agreement: of all ranks about this batch.
+            batch: of `batch`.
             index: number of the step, for random numbers.
-            trace: record every action.
-            watch: record the saved tensors.
-            ending: what is done with the gradients.
+            order: what is recorded, and what is done with the gradients.
 
         Raises:
             RequestError: ranks were given different batches, or gradients that wait were cleared.
+            WorkerError: a worker stopped.
         """
         if self._gathered is not None and self._kept is not None:
             self._kept.refuse_cleared()
-        samples = sum(piece.shape.samples for piece in pieces)
+        prepared, ending = batch.prepared, order.ending
+        samples = sum(piece.shape.samples for piece in batch.pieces)
         before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
-        inputs = self._inputs(prepared, pieces, index, size, before.scale)
-        results = BatchResults(prepared, pieces, self._plan.microbatches, self._team, self._workers, agreement)
 
-        def before_end(device: int, record: StepRecord) -> None:
-            shared = results.announce(device, record)
+        def before_end(device: int) -> None:
             if ending is not Ending.KEEP:
                 executor = self._workers.executor(device)
-                differ = agreement.differ()
-                divisor, scales, refused = self._divisor(prepared, device, shared, before, size, differ)
+                divisor, scales, refused = self._divisor(batch, device, before, size)
                 executor.finish_reductions()
                 executor.update.begin(divisor, before.scale, scales, refused)
 
         def after(device: int) -> None:
-            results.collect(device)
             replicas = self._team.replicas_of(device)
             if replicas is not None:
                 share(self._written_buffers(prepared, device), replicas)
 
+        inputs = self._inputs(batch, index, size, before.scale)
         try:
-            records, clocked = self._workers.run(prepared, inputs, Order(ending, trace, watch), before_end, after)
-            agreement.refuse(self._outcome(ending))
+            done = batch.run(inputs, order, self._outcome(ending), before_end, after)
         except BaseException:
             self._gathered = None
-            self._variants.forget()  # the mail of a step that broke off is no start for the next
             raise
-        here = math.fsum(row[1] for row in results.own) if counted else size
+        here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted else size
         self._keep(ending, Gathered(before.samples, before.divisor + here, before.scale))
         if ending is not Ending.REDUCE:
-            results.say()
-        update = self._workers.update(self._team.local[0])
-        return StepResult(*results.loss_and_metrics(), records, prepared.plan, update.norm, update.overflow, clocked)
+            batch.results.say()
+        return done
+
+    @property
+    def norm(self) -> Tensor | None:
+        """The global norm of the last update's gradients, before clipping, where it was asked for."""
+        return self._update.norm
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last update was, because a gradient was not finite."""
+        return self._update.overflow
+
+    @property
+    def _update(self) -> Update:
+        return self._workers.update(self._team.local[0])
 
     def _outcome(self, ending: Ending) -> str:
         """What becomes of a step that is refused at its end."""
@@ -160,31 +148,29 @@ class StepRunner:
         self._gathered = gathered if ending is Ending.KEEP else None
         self._kept = KeptGradients(self._states) if ending is Ending.KEEP else None
         if self._loss_scale is not None and ending is Ending.STEP:
-            self._loss_scale.settle(self._workers.update(self._team.local[0]).overflow)
+            self._loss_scale.settle(self.skipped)
 
     def _counted(self, prepared: Prepared) -> bool:
         """Whether gradients are sums by weights as they are, the step's own or samples over replicas, and no shares."""
         return prepared.weighted or self._team.replicas > 1
 
     def _divisor(
-        self, prepared: Prepared, device: int, shared: SharedResults, before: Gathered, size: float,
-        differ: bool,
-    ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:  # fmt: skip
+        self, batch: BatchRun, device: int, before: Gathered, size: float
+    ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:
         """What makes the mean of gradients that are summed up; the sum of the replicas' scales and the number of
         replicas; and whether no stage of any replica steps.
 
         Args:
-            prepared: the step.
+            batch: that runs, its results announced.
             device: that asks.
-            shared: its results, announced.
             before: the batches that wait for this one.
             size: of this batch, where weights are shares.
-            differ: whether the ranks of this replica have different batches.
         """
-        if not self._counted(prepared):
+        differ = batch.agreement.differ()
+        if not self._counted(batch.prepared):
             return before.divisor + size, None, differ
         # A weighted mean's sum of weights is known when the last microbatch is through.
-        total = shared.total_weight(prepared.weight_dtype)
+        total = batch.results.total_weight(device)
         if before.divisor:
             total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
         replicas = self._team.replicas_of(device)
@@ -192,16 +178,15 @@ class StepRunner:
             return total, None, differ
         queue = self._workers.queues[device]
         summed, scales, apart = totals_of_all([total, before.scale or 0.0, float(differ)], replicas, queue)
-        mean: Tensor = summed / (1 if prepared.weighted else self._samples())
+        mean: Tensor = summed / (1 if batch.prepared.weighted else self._samples())
         refused = queue.device.type == "cpu" and bool(apart)
         return mean, None if before.scale is None else (scales, replicas.devices), refused
 
-    def _inputs(
-        self, prepared: Prepared, pieces: list[Microbatch], index: int, size: float, scale: float | None
-    ) -> StepInputs:
+    def _inputs(self, batch: BatchRun, index: int, size: float, scale: float | None) -> StepInputs:
+        prepared, pieces = batch.prepared, batch.pieces
         first = self._team.replica * self._plan.microbatches
         keys = prepared.keys(self.seed, index, first)
-        weights = [row[1] for row in prepared.parts]
+        weights = [row[WEIGHT] for row in prepared.parts]
         samples = self._samples()
         shares = [
             weight if isinstance(weight, float) else weight_of(piece, self._team.replicas) / samples
