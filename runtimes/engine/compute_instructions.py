@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.actions import Action, Kind
 from ...core.capture.graph.storages import StorageMeter
-from ..programs.stage_run import StageRun
+from ..programs.linked_stage import LinkedStage
 from .frame import Frame
 from .instructions import Binder, Call, Instruction, executes
 from .mail import Mail
@@ -74,7 +74,7 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
     return wait if expected else None
 
 
-def _with_room(binder: Binder, run: StageRun, microbatch: int, wait: Call | None) -> Call | None:
+def _with_room(binder: Binder, run: LinkedStage, microbatch: int, wait: Call | None) -> Call | None:
     """Waits, before what an F waits for, until its readers are not too far behind."""
     if binder.room is None:
         return wait
@@ -94,12 +94,12 @@ def _with_room(binder: Binder, run: StageRun, microbatch: int, wait: Call | None
     return wait_for_room if left else wait
 
 
-def _forward(binder: Binder, run: StageRun, microbatch: int) -> Call:
+def _forward(binder: Binder, run: LinkedStage, microbatch: int) -> Call:
     frame, forward = binder.frame, run.forward
     incoming = [binder.message(src, run.index, microbatch) for src in run.senders]
     sources = [(binder.message(src, run.index, microbatch), place) for src, place in run.sources]
     outgoing = [(binder.message(run.index, dst, microbatch), places) for dst, places in run.outgoing.items()]
-    names = run.programs.results
+    names = run.results
 
     def call() -> None:
         boundary = [mail.tensors[place] for mail, place in sources if mail.tensors is not None]
@@ -126,7 +126,7 @@ def _keep(frame: Frame, microbatch: int, names: Sequence[str], results: Sequence
             frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed
 
 
-def _backward(binder: Binder, run: StageRun, microbatch: int, split: bool) -> Call:
+def _backward(binder: Binder, run: LinkedStage, microbatch: int, split: bool) -> Call:
     frame = binder.frame
     program: Callable[..., list[list[Tensor]]] = run.backward_input if split else run.backward
     incoming = [binder.message(dst, run.index, microbatch) for dst in run.receivers]
@@ -161,6 +161,6 @@ def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
     return total
 
 
-def _watch(meter: StorageMeter, run: StageRun, microbatch: int, leaves: tuple[Any, ...]) -> None:
+def _watch(meter: StorageMeter, run: LinkedStage, microbatch: int, leaves: tuple[Any, ...]) -> None:
     ignored = run.persistent | {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
     meter.watch(run.held(microbatch), ignored)

@@ -13,7 +13,7 @@ of, in `update`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, field
@@ -26,17 +26,24 @@ from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
 from ...core.plan.validation.progress import Room
 from ...core.trace.trace import COMPUTE_QUEUE
-from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
-from ..programs.stage_run import StageRun
+from ..programs.linked_stage import LinkedStage
 from . import compute_instructions, message_instructions, step_end_instructions  # noqa: F401 - register theirs
 from .frame import Frame
 from .instructions import Binder, Instruction
 from .mail import Transport
 from .tied import TiedReduction
+
+
+class Leaves(Protocol):
+    """A microbatch, as far as the executor looks at it."""
+
+    @property
+    def leaves(self) -> tuple[Any, ...]:
+        """The batch's leaves, with the microbatch's rows."""
 
 
 @define
@@ -55,7 +62,7 @@ class StepInputs:
             did; the others are kept until the end of the step.
     """
 
-    microbatches: Sequence[Microbatch]
+    microbatches: Sequence[Leaves]
     keys: Sequence[Tensor]
     seeds: Tensor
     weights: Sequence[str | None]
@@ -137,7 +144,7 @@ class Executor:
         self._frame = Frame(backend, backend, queue, update, replicas=replicas)
 
     def bind(
-        self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, StageRun]], room: Room | None = None
+        self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, LinkedStage]], room: Room | None = None
     ) -> Bound:
         """Bind a plan's actions to what they work on.
 
@@ -248,6 +255,7 @@ class Executor:
             if self.update.has_no_stage and ending is not Ending.KEEP:
                 self.update.sync(self.backend)
             self._frame.settle()
+            self._frame.leaves = []  # the batch is the caller's to keep
             for instruction in bound.compute:
                 if instruction.mail is not None:
                     instruction.mail.settle()

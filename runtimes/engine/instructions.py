@@ -19,7 +19,7 @@ from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
 from ...core.plan.validation.progress import Room
 from ...core.trace.trace import COMPUTE_QUEUE
-from ..programs.stage_run import StageRun
+from ..programs.linked_stage import LinkedStage
 from .finished_sends import finished_sends
 from .frame import Frame
 from .mail import Mail, Message
@@ -63,7 +63,7 @@ class Binder:
 
     def __init__(
         self, plan: Plan, lowered: Sequence[Sequence[Action]], device: int,
-        runs: Sequence[Mapping[int, StageRun]], tied: TiedReduction, frame: Frame,
+        runs: Sequence[Mapping[int, LinkedStage]], tied: TiedReduction, frame: Frame,
         room: Room | None = None,
     ) -> None:  # fmt: skip
         self.placement = plan.placement
@@ -74,7 +74,7 @@ class Binder:
         issued = frozenset(action for action in lowered[device] if action.kind in task_kinds())
         self.instructions = [self._bind(action, issued) for action in lowered[device]]
 
-    def run_of(self, action: Action) -> StageRun:
+    def run_of(self, action: Action) -> LinkedStage:
         """The stage that an action works on, bound for its microbatch; for the first one where it has none."""
         return self.runs[action.microbatch or 0][action.stage]
 

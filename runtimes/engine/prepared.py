@@ -34,7 +34,8 @@ from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
 from ..optimizer.state import StageState
 from ..programs.compiled import Compiled
-from ..programs.stage_run import Layout, StageRun
+from ..programs.linked_stage import Layout
+from ..programs.stage_run import StageRun
 from .executor import Bound
 from .result_parts import Computed, Part, parts_of
 

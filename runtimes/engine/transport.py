@@ -9,7 +9,7 @@ from ...backends.kind import BackendKind, dtype_name
 from ...backends.registry import known_backends
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..programs.stage_run import Layout
+from ..programs.linked_stage import Layout
 
 
 def check_transport(

@@ -19,7 +19,8 @@ from ...core.costs.costs import StageCosts
 from ..devices.compute import Stopwatch, compute_device
 from ..optimizer.optimizers import OptimizerFactory
 from ..optimizer.state import StageState
-from ..programs.stage_run import Layout, StageRun
+from ..programs.linked_stage import Layout
+from ..programs.stage_run import StageRun
 from .operator_profile import Values, materialised
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from ...core.capture.export.operators import Operators
 from ...core.capture.programs.programs import StagePrograms, stage_programs
 from ...core.capture.programs.stage import boundaries, stage_graph
 from ...core.errors import RequestError
+from .linked_stage import Layout
 from .stage_compiler import StageCompiler
-from .stage_run import Layout
 
 
 @frozen

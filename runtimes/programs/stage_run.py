@@ -7,14 +7,12 @@ from torch import Tensor
 
 from ...core.capture.programs.code import no_sink
 from ...core.capture.programs.programs import StagePrograms
-from ...core.capture.programs.stage import Boundary
 from ..optimizer.state import StageState
 from .bound import BoundBackward, zeros
+from .linked_stage import Layout, LinkedStage
 
-Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 
-
-class StageRun:
+class StageRun(LinkedStage):
     """One stage, ready to run.
 
     Between F and the backward of a microbatch it holds the saved tensors and nothing else; one that recomputes them
@@ -43,9 +41,8 @@ class StageRun:
         gradients: bool = True,
     ) -> None:
         inputs = programs.inputs
-        self.index = index
+        super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
-        self.state = state
         self._device = state.device
         self._static: list[Any] = [
             *(state.parameters[name] for name in inputs.parameters),
@@ -53,45 +50,11 @@ class StageRun:
             *(constant_on(constants[name], state.device) for name in inputs.constants),
         ]
         self._kept = len(inputs.boundary)
-        self.batch, self._random = inputs.batch, inputs.random
+        self._random = inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
         self._saves = gradients and not recompute
         self._again = programs.recompute if recompute else None
         self._inputs: dict[int, list[Tensor]] = {}
-        incoming = {src: boundary for (src, dst), boundary in layout.items() if dst == index}
-        outgoing = {dst: boundary for (src, dst), boundary in layout.items() if src == index}
-        self.sources = [
-            next(
-                (src, [b.name for b in tensors].index(wanted.name))
-                for src, tensors in incoming.items()
-                if wanted in tensors
-            )
-            for wanted in inputs.boundary
-        ]
-        self.senders = tuple(dict.fromkeys(src for src, _ in self.sources))
-        position = {boundary.name: i for i, boundary in enumerate(programs.outputs)}
-        self.outgoing = {dst: [position[b.name] for b in tensors] for dst, tensors in outgoing.items()}
-        # Gradients of an output are summed from its last reader to its first, as autograd does in one process.
-        self.tangents = {
-            position[b.name]: [
-                (dst, [g.name for g in outgoing[dst] if g.differentiable].index(b.name))
-                for dst in sorted(outgoing, reverse=True)
-                if b in outgoing[dst]
-            ]
-            for b in programs.outputs
-            if b.differentiable
-        }
-        self.receivers = tuple(dict.fromkeys(dst for sources in self.tangents.values() for dst, _ in sources))
-        place = {boundary.name: i for i, boundary in enumerate(inputs.boundary)}
-        self.returned = {
-            src: [place[b.name] for b in tensors if b.differentiable]
-            for src, tensors in incoming.items()
-            if any(b.differentiable for b in tensors)
-        }
-        self._forward_messages = {src: [(b.shape, b.dtype) for b in tensors] for src, tensors in incoming.items()}
-        self._backward_messages = {
-            dst: [(b.shape, b.dtype) for b in tensors if b.differentiable] for dst, tensors in outgoing.items()
-        }
         position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
         returned = list(self.returned.values())
         self._backward, self._backward_input, self._backward_weight = (
@@ -109,10 +72,6 @@ class StageRun:
         self._saved: dict[int, list[Any]] = {}
         self._created: dict[int, list[Any]] = {}
         self._foreign = {t.untyped_storage()._cdata for t in self._static}
-
-    def message(self, forward: bool, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor in the message that this stage gets from stage ``peer``."""
-        return self._forward_messages[peer] if forward else self._backward_messages[peer]
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor

@@ -1,29 +1,46 @@
-"""Running the stages: all forwards over the threads, and later all backwards, between which saved tensors are held.
+"""Running a graph: a plan of all forwards, then all backwards, for the executor. Its F and B are autograd's.
 
-    forward:   device 0   F0 F1 F2 F3                  backward:   device 0            B0 B1 B2 B3
-               device 1      F0 F1 F2 F3                           device 1   B0 B1 B2 B3
+    model(x)           device 0   F0 F1 F2 F3                  loss.backward()   device 0            B0 B1 B2 B3
+                       device 1      F0 F1 F2 F3                                 device 1   B0 B1 B2 B3
 
-A stage runs under autograd, from leaves of its own; messages go through the backend of threads. Each device keeps to
-the order of the microbatches, and every message has one reader, so that nothing can wait in a circle.
+The loss is the user's, and lies between: the call of the model runs the plan's forwards, the loss's backward its
+backwards. Each half has its messages to itself; from one to the other the stages hold their saved tensors. Without
+gradients the plan is one of forwards alone.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
-from ...backends.contract import Backend, Handle
-from ...core.capture.graph.randomness import KeyedRandom, random_key
+from ...core.actions import Kind
+from ...core.capture.graph.randomness import random_key
+from ...core.capture.programs.stage import Boundary
+from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError
+from ...core.plan import plan as plans
+from ...core.plan.derive import forward_only
+from ...core.schedules.gpipe import gpipe
+from ...core.schedules.problem import ScheduleProblem
+from ..devices.compute import HostQueue
+from ..engine.executor import Bound, Executor, StepInputs
+from ..engine.prepared import Orders, order_of
+from ..engine.tied import TiedReduction
 from ..launch.team import ThreadTeam
+from ..optimizer.update import Ending, NormParameters, Update
+from ..programs.linked_stage import Layout
 from .cutting import Stage
+from .graph_stage import GraphStage, StagePass, dense
 from .seen import Seen
 
+_FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
+_BACKWARD = frozenset({Kind.B, Kind.SEND_B, Kind.RECV_B})
 
-@frozen(eq=False)
+
+@frozen(eq=False, slots=False)
 class Work:
     """What is run for arguments of certain shapes.
 
@@ -42,19 +59,99 @@ class Work:
     batched: frozenset[int]
     outputs: Sequence[fx.Node]
     random: bool
+    _idle: dict[bool, list["_Pipeline"]] = field(factory=lambda: {False: [], True: []})
+
+    @cached_property
+    def sources(self) -> Mapping[fx.Node, int]:
+        """The stage that gives each node that any stage gives."""
+        return {node: number for number, stage in enumerate(self.stages) for node in stage.outgoing}
+
+    def orders(self, gradients: bool) -> Orders:
+        """The plan, and what its devices issue."""
+        schedule = gpipe(ScheduleProblem(len(self.stages), len(self.sizes)))
+        stages = (
+            plans.Stage(number, number, tuple(node.name for node in stage.outgoing))
+            for number, stage in enumerate(self.stages)
+        )
+        plan = plans.Plan(
+            "torch.compile", "", Mesh(len(self.stages)), len(self.sizes), schedule.name, tuple(stages), (),
+            schedule.device_actions,
+        )  # fmt: skip
+        return order_of(
+            plan if gradients else forward_only(plan), [self.layout(size, gradients) for size in self.sizes]
+        )
+
+    def layout(self, size: int, gradients: bool) -> Layout:
+        """The messages between stages for a microbatch of so many samples."""
+        return {
+            (src, dst): tuple(self.boundary(node, size, gradients) for node in sent)
+            for dst, reader in enumerate(self.stages)
+            for src, sender in enumerate(self.stages[:dst])
+            if (sent := [node for node in sender.outgoing if node in reader.incoming])
+        }
+
+    def boundary(self, node: fx.Node, size: int, gradients: bool) -> Boundary:
+        """A node that a stage gives to another."""
+        seen = self.seen[size][node]
+        return Boundary(node.name, seen.shape, seen.dtype, gradients and seen.differentiable)
+
+    def lend(self, gradients: bool) -> "_Pipeline":
+        """One that runs no pass now: several calls may be before their backwards."""
+        idle = self._idle[gradients]
+        return idle.pop() if idle else _Pipeline(self, gradients)
+
+    def take_back(self, pipeline: "_Pipeline", gradients: bool) -> None:
+        """Keep one whose pass ended without a failure."""
+        pipeline.clear()
+        self._idle[gradients].append(pipeline)
 
 
-@define(eq=False)
-class _Held:
-    """What a stage holds of a microbatch between F and B.
+@frozen
+class _Piece:
+    """A microbatch.
 
     Args:
-        leaves: node or place of an argument → the leaf that its gradient is wanted for.
-        values: what the stage gave.
+        leaves: the graph's arguments, with the microbatch's rows of those that are cut.
     """
 
-    leaves: dict[Any, Tensor]
-    values: dict[fx.Node, Tensor]
+    leaves: tuple[Any, ...]
+
+
+class _Pipeline:
+    """The devices, with both halves of the plan bound: for one pass at a time.
+
+    Args:
+        work: what is run.
+        gradients: whether a backward follows.
+    """
+
+    def __init__(self, work: Work, gradients: bool) -> None:
+        devices, microbatches = range(len(work.stages)), range(len(work.sizes))
+        self.team = ThreadTeam(len(devices))
+        self.shared = [StagePass() for _ in devices]
+        self._runs = [[{d: GraphStage(work, d, m, gradients, self.shared[d])} for m in microbatches] for d in devices]
+        self._orders = work.orders(gradients)
+        self._executors: dict[int, Executor] = {}
+        self._bound: dict[tuple[int, frozenset[Kind]], Bound] = {}
+
+    def run(self, device: int, kinds: frozenset[Kind], inputs: StepInputs) -> dict[tuple[str, int], Tensor]:
+        """Run a half of the plan on a device; its results."""
+        plan, backend = self._orders.plan, self.team.backend(device)
+        if device not in self._executors:
+            update = Update(plan, {}, NormParameters(()), None, torch.device("cpu"))
+            self._executors[device] = Executor(plan, backend, HostQueue(), TiedReduction(plan, {}), update)
+        executor = self._executors[device]
+        executor.backend = backend
+        if (device, kinds) not in self._bound:
+            half = tuple(tuple(a for a in actions if a.kind in kinds) for actions in self._orders.lowered)
+            bound = executor.bind(plan, half, self._runs[device], self._orders.room)
+            self._bound[device, kinds] = bound
+        return executor.run(self._bound[device, kinds], inputs, ending=Ending.KEEP).results
+
+    def clear(self) -> None:
+        """Free what a pass left."""
+        for shared in self.shared:
+            shared.arguments, shared.wanted, shared.gradients = {}, {}, {}
 
 
 @define(eq=False)
@@ -72,99 +169,48 @@ class Pass:
     arguments: Sequence[Any]
     gradients: bool
     key: tuple[int, int] = (0, 0)
-    _held: dict[tuple[int, int], _Held] = field(factory=dict)
-    _sources: dict[fx.Node, int] = field(factory=dict)
-    _readers: dict[fx.Node, list[int]] = field(factory=dict)
+    _pipeline: _Pipeline | None = None
 
-    def __attrs_post_init__(self) -> None:
-        for number, stage in enumerate(self.work.stages):
-            self._sources |= dict.fromkeys(stage.outgoing, number)
-            for node in stage.incoming:
-                self._readers.setdefault(node, []).append(number)
+    def _inputs(self) -> StepInputs:
+        pieces, keys, start = [], list[Tensor](), 0
+        with torch.inference_mode(False), torch.no_grad():
+            for number, size in enumerate(self.work.sizes):
+                rows = (self._rows(place, value, start, size) for place, value in enumerate(self.arguments))
+                pieces.append(_Piece(tuple(rows)))
+                keys.append(random_key(*self.key, number))
+                start += size
+        count = len(pieces)
+        return StepInputs(pieces, keys, torch.zeros(count), [None] * count, fresh=False)
 
-    # Forward
+    def _rows(self, place: int, value: Any, start: int, size: int) -> Any:
+        if place not in self.work.batched:
+            return value
+        if not isinstance(value, Tensor):
+            return size
+        return value.detach().narrow(0, start, size).requires_grad_(value.requires_grad)
 
     def forward(self) -> list[Tensor]:
         """All forwards. Returns the graph's outputs for the whole batch."""
         device = next(value.device.type for value in self.arguments if isinstance(value, Tensor))
-        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        team = ThreadTeam(len(self.work.stages))
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        pipeline, inputs = self.work.lend(self.gradients), self._inputs()
 
-        def work(number: int) -> list[dict[fx.Node, Tensor]]:
-            with torch.set_grad_enabled(self.gradients), torch.autocast(device, autocast[1], enabled=autocast[0]):
-                return self._forwards(number, team.backend(number))
+        def work(number: int) -> dict[tuple[str, int], Tensor]:
+            with torch.autocast(device, dtype, enabled=enabled):
+                return pipeline.run(number, _FORWARD, inputs)
 
-        found = team.run_local(work)
-        return [
-            torch.cat([made[node] for made in found[self._sources[node]]]) for node in self.work.outputs
-        ]  # fmt: skip
-
-    def _forwards(self, number: int, backend: Backend) -> list[dict[fx.Node, Tensor]]:
-        stage, results, flying = self.work.stages[number], [], list[tuple[Handle, Any]]()
-        # A leaf of the stage's own, one for all microbatches, so that autocast casts it once; the user's tensor gets
-        # its whole gradient outside, and there its hooks are called.
-        leaves = {place: self._leaf(self.arguments[place]) for place in stage.arguments}
-        start = 0
-        for microbatch, size in enumerate(self.work.sizes):
-            held = _Held({}, {})
-            given = [self._argument(leaves[place], place, start, size, held) for place in stage.arguments]
-            given += self._received(stage, size, held, backend)
-            with ExitStack() as contexts:
-                if self.work.random:
-                    key = random_key(*self.key, microbatch)
-                    contexts.enter_context(KeyedRandom(key, stage.first_draw))
-                values = stage.module(*given)
-            held.values = dict(zip(stage.outgoing, values, strict=True))
-            for reader in range(number + 1, len(self.work.stages)):
-                message = [
-                    held.values[n].detach() for n in stage.outgoing if n in self.work.stages[reader].incoming
-                ]  # fmt: skip
-                if message:
-                    flying.append((backend.send(message, reader), message))
-            results.append({node: held.values[node].detach() for node in stage.outgoing if node in self.work.outputs})
-            if self.gradients:
-                self._held[number, microbatch] = held
-            start += size
-        for handle, _ in flying:
-            handle.wait()
-        return results
-
-    def _leaf(self, value: Any) -> Any:
-        """An argument cut off from the graph of autograd outside."""
-        if not isinstance(value, Tensor) or not value.requires_grad:
-            return value
-        return value.detach().requires_grad_(self.gradients)
-
-    def _argument(self, value: Any, place: int, start: int, size: int, held: _Held) -> Any:
-        if place in self.work.batched:
-            if not isinstance(value, Tensor):
-                return size
-            value = value.detach().narrow(0, start, size).requires_grad_(value.requires_grad)
-        if isinstance(value, Tensor) and value.requires_grad:
-            held.leaves[place] = value
-        return value
-
-    def _received(self, stage: Stage, size: int, held: _Held, backend: Backend) -> list[Tensor]:
-        buffers: dict[fx.Node, Tensor] = {}
-        seen, device = self.work.seen[size], self._device()
-        for source in sorted({self._sources[node] for node in stage.incoming}):
-            nodes = [n for n in self.work.stages[source].outgoing if n in stage.incoming]
-            message = [torch.empty(seen[n].shape, dtype=seen[n].dtype, device=device) for n in nodes]
-            backend.receive(message, source).wait()
-            buffers |= dict(zip(nodes, message, strict=True))
-        for node in stage.incoming:
-            if self._returns(node, size):
-                held.leaves[node] = buffers[node].requires_grad_()
-        return [buffers[node] for node in stage.incoming]
-
-    def _returns(self, node: fx.Node, size: int) -> bool:
-        """Whether a gradient of a message comes back."""
-        return self.gradients and self.work.seen[size][node].differentiable
-
-    def _device(self) -> torch.device:
-        return next(value.device for value in self.arguments if isinstance(value, Tensor))
-
-    # Backward
+        found = pipeline.team.run_local(work)
+        outputs = [
+            torch.cat([found[self.work.sources[node]][node.name, m] for m in range(len(self.work.sizes))])
+            for node in self.work.outputs
+        ]
+        for results in found.values():
+            results.clear()
+        if self.gradients:
+            self._pipeline = pipeline
+        else:
+            self.work.take_back(pipeline, False)
+        return outputs
 
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """All backwards.
@@ -178,76 +224,19 @@ class Pass:
         Raises:
             RequestError: a second time.
         """
-        if not self._held:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None:
             raise RequestError(
                 "backward runs a second time and panpipe has let go of the saved tensors: call the model again"
             )
-        team = ThreadTeam(len(self.work.stages))
         wanted = dict(zip(self.work.outputs, gradients, strict=True))
-        found = team.run_local(lambda number: self._backwards(number, team.backend(number), wanted))
-        return [
-            self._gradient(place, [found[number] for number in sorted(found)]) for place in range(len(self.arguments))
-        ]
-
-    def _backwards(
-        self, number: int, backend: Backend, wanted: Mapping[fx.Node, Tensor | None]
-    ) -> dict[int, list[Tensor | None]]:
-        """Gradients of arguments: by place, one of each microbatch for what is cut, else one."""
-        stage, flying = self.work.stages[number], list[tuple[Handle, Any]]()
-        found: dict[int, list[Tensor | None]] = {}
-        start = 0
-        for microbatch, size in enumerate(self.work.sizes):
-            held = self._held.pop((number, microbatch))
-            tangents = self._tangents(number, size, start, wanted, backend)
-            leaves, ends = list(held.leaves), [n for n in held.values if n in tangents and held.values[n].requires_grad]
-            made: Sequence[Tensor | None] = [None] * len(leaves)
-            if ends and leaves:
-                made = torch.autograd.grad(
-                    [held.values[node] for node in ends], [held.leaves[leaf] for leaf in leaves],
-                    [tangents[node] for node in ends], allow_unused=True,
-                )  # fmt: skip
-            gradients = dict(zip(leaves, made, strict=True))
-            for source in sorted({self._sources[node] for node in stage.incoming}):
-                message = [
-                    _dense(gradients[node], held.leaves[node])
-                    for node in self.work.stages[source].outgoing
-                    if node in held.leaves
-                ]
-                if message:
-                    flying.append((backend.send(message, source), message))
-            for place in stage.arguments:
-                if place in held.leaves:
-                    self._add(found, place, gradients[place])
-            start += size
-        for handle, _ in flying:
-            handle.wait()
-        return found
-
-    def _tangents(
-        self, number: int, size: int, start: int, wanted: Mapping[fx.Node, Tensor | None], backend: Backend
-    ) -> dict[fx.Node, Tensor]:
-        """Gradients of what a stage gave: from outside, and from its readers, the last one first."""
-        stage, seen, device = self.work.stages[number], self.work.seen[size], self._device()
-        found = {
-            node: gradient.narrow(0, start, size)
-            for node, gradient in wanted.items()
-            if gradient is not None and node in stage.outgoing
-        }
-        for reader in range(len(self.work.stages) - 1, number, -1):
-            nodes = [n for n in stage.outgoing if n in self.work.stages[reader].incoming and self._returns(n, size)]
-            message = [torch.empty(seen[n].shape, dtype=seen[n].dtype, device=device) for n in nodes]
-            if message:
-                backend.receive(message, reader).wait()
-                for node, gradient in zip(nodes, message, strict=True):
-                    found[node] = found[node] + gradient if node in found else gradient
-        return found
-
-    def _add(self, found: dict[int, list[Tensor | None]], place: int, gradient: Tensor | None) -> None:
-        kept = found.setdefault(place, [])
-        if place in self.work.batched or not kept:
-            kept.append(gradient)
-        elif gradient is not None:
-            kept[0] = gradient if kept[0] is None else kept[0] + gradient
+        for shared in pipeline.shared:
+            shared.wanted = wanted
+        inputs = self._inputs()
+        pipeline.team.run_local(lambda number: pipeline.run(number, _BACKWARD, inputs))
+        found = [shared.gradients for shared in pipeline.shared]
+        self.work.take_back(pipeline, True)
+        return [self._gradient(place, found) for place in range(len(self.arguments))]
 
     def _gradient(self, place: int, found: Sequence[Mapping[int, list[Tensor | None]]]) -> Tensor | None:
         parts = [one[place] for one in found if place in one]
@@ -258,7 +247,7 @@ class Pass:
             return sums[0]
         value = self.arguments[place]
         pieces = value.detach().split(list(self.work.sizes))
-        return torch.cat([_dense(one, piece) for one, piece in zip(sums, pieces, strict=True)])
+        return torch.cat([dense(one, piece) for one, piece in zip(sums, pieces, strict=True)])
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
@@ -267,7 +256,3 @@ def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
     for gradient in there[1:]:
         total = gradient if total is None else total + gradient
     return total
-
-
-def _dense(gradient: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if gradient is None else gradient
