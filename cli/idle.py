@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.evaluate.idle import CAUSES, CONTENTION, IdleTime, idle_time
+from ..core.evaluate.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
 from .output import print_table, seconds_text, share_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def idle_answer(idle: IdleTime) -> dict[str, Any]:
             {"cause": cause, "seconds": seconds, "share": seconds / step_s} for cause, seconds in idle.causes.items()
         ],
         "contention_by_link": [
-            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.contention.items()
+            {"link": link, "seconds": seconds, "share": seconds / step_s} for link, seconds in idle.by_link.items()
         ],
     }
 
@@ -59,10 +59,10 @@ def print_idle(idle: IdleTime) -> None:
         if seconds < LEAST * idle.step_s:
             continue
         rows.append((cause, share_text(seconds, idle.step_s), seconds_text(seconds), CAUSES[cause]))
-        if cause == CONTENTION:
+        if cause == SHARED_LINKS:
             rows += [
                 (f"  {link}", share_text(part, idle.step_s), seconds_text(part), "")
-                for link, part in idle.contention.items()
+                for link, part in idle.by_link.items()
                 if part >= LEAST * idle.step_s
             ]
     title = (

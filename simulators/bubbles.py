@@ -6,8 +6,12 @@ compute is what it waits for; from then on, communication (a rendezvous and the 
     device 0   ──── 0F3 ────┐ sent            arrived
     device 1   1F2 ─┤ dependency │ communication ├─ 1F3 ──
 
-Of that communication, contention is what the message and those in front of it in its queue lost on full links that
-others shared; so it is of a reduction. Contention is told link by link, too.
+Of that communication, contention is what the message and those before it in its queue lost on full links that
+others shared; so it is of a reduction. Contention is given link by link, too.
+
+These are seconds that each device waited in this run, and what for. What the step would gain without a cause is another
+question, answered in ``core/evaluate/idle.py`` by other runs, with words of its own: to take a wait away may only make
+the next one longer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,18 +5,22 @@ is the idle time of a device on average. Its causes are found by taking them awa
 same plan again after each; a cause is what the step loses by it, so that the causes add up to the idle time exactly::
 
     the step as it is
-     │ reduction       optimizer steps, and sums of tied weights and over replicas, take no time
-     │ contention      every two devices get a path of their own
-     │ communication   messages take no time
+     │ update          optimizer steps, and sums of tied weights and over replicas, take no time
+     │ shared links    every two devices get a path of their own
+     │ messages        messages take no time
      │ recomputation   nothing is recomputed
-     │ memory limit, warm-up and cool-down, dependency: what the order of the schedule leaves
+     │ memory limit, fill and drain, steady state: what the order of the schedule leaves
     the load of the busiest device, which no order of these stages goes below
      │ imbalance
     the mean load
 
-What the order leaves is waiting for other stages: before a device's first backward and behind its last forward,
-warm-up and cool-down; in between, dependency. The memory limit's part of it is known where a schedule is known that is
-faster on the same stages and does not fit.
+What the order leaves is waiting for other stages: before a device's first backward and after its last forward, fill and
+drain; in between, steady state. The memory limit's part of it is known where a schedule is known that is faster on the
+same stages and does not fit.
+
+These are seconds that the whole step would gain, found by other runs. What each device waited for in one run is another
+question, answered in ``simulators/bubbles.py`` with words of its own: a device may wait seconds for a message (its
+communication there) whose removal would shorten the step by nothing, because the next wait grows instead.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,23 +34,23 @@ from ..costs.costs import StageCosts
 from ..plan.plan import Plan
 from .reference import Evaluation, evaluate
 
-WARM_UP = "warm-up and cool-down"
-DEPENDENCY = "dependency"
+FILL_AND_DRAIN = "fill and drain"
+STEADY_STATE = "steady state"
 IMBALANCE = "imbalance"
-COMMUNICATION = "communication"
-CONTENTION = "contention"
+MESSAGES = "messages"
+SHARED_LINKS = "shared links"
 RECOMPUTATION = "recomputation"
 MEMORY = "memory limit"
-REDUCTION = "optimizer and reduction"
+UPDATE = "update"
 CAUSES = {
-    WARM_UP: "the pipeline fills and drains",
-    DEPENDENCY: "in the steady state a device waits for another's result",
+    FILL_AND_DRAIN: "the pipeline fills and drains",
+    STEADY_STATE: "in the steady state a device waits for another's result",
     IMBALANCE: "the busiest device's load is above the mean",
-    COMMUNICATION: "messages take time on links of their own",
-    CONTENTION: "messages share links",
+    MESSAGES: "messages take time on links of their own",
+    SHARED_LINKS: "messages share links",
     RECOMPUTATION: "forwards are run again to save memory",
     MEMORY: "a faster order of the same stages does not fit",
-    REDUCTION: "optimizer steps, and sums of gradients",
+    UPDATE: "optimizer steps, and sums of gradients",
 }
 
 StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
@@ -64,13 +68,13 @@ class IdleTime:
         step_s: the step.
         compute_s: F, I and W of a device.
         causes: idle seconds by cause, all of ``CAUSES`` in order; they add up to ``step_s − compute_s``.
-        contention: seconds of ``contention`` by link, largest first; empty where nothing contends.
+        by_link: seconds of ``shared links`` by link, largest first; empty where none is shared.
     """
 
     step_s: float
     compute_s: float
     causes: dict[str, float]
-    contention: dict[str, float]
+    by_link: dict[str, float]
 
     @property
     def idle_s(self) -> float:
@@ -94,7 +98,7 @@ def idle_time(
         cluster: its devices in the order of ranks (``Mesh.arrange``).
         step_time: runs a step.
         unlimited_s: the step of the fastest known order of the same stages that lacks nothing but memory.
-        waits: by link, how much longer transfers took because they shared it, in any unit; divides the contention.
+        waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
     """
     run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
     left = step_s = step_time(run, costs, cluster)
@@ -107,9 +111,9 @@ def idle_time(
 
     costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
     run = evolve(run, tied=())
-    without(REDUCTION, step_time(run, costs, cluster))
-    without(CONTENTION, step_time(run, costs, own_paths(run, cluster)))
-    without(COMMUNICATION, evaluated(run, costs).makespan)
+    without(UPDATE, step_time(run, costs, cluster))
+    without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
+    without(MESSAGES, evaluated(run, costs).makespan)
     if run.memory.recompute:
         run = evolve(run, memory=evolve(run.memory, recompute=()))
         without(RECOMPUTATION, evaluated(run, costs).makespan)
@@ -121,8 +125,8 @@ def idle_time(
         causes[MEMORY] = min(max(step_s - unlimited_s, 0.0), waiting)
     outside, between = _waiting(run, final)
     share = (waiting - causes[MEMORY]) / (outside + between) if outside + between else 0.0
-    causes[WARM_UP], causes[DEPENDENCY] = outside * share, between * share
-    return IdleTime(step_s, mean, causes, _divided(causes[CONTENTION], waits or {}))
+    causes[FILL_AND_DRAIN], causes[STEADY_STATE] = outside * share, between * share
+    return IdleTime(step_s, mean, causes, _divided(causes[SHARED_LINKS], waits or {}))
 
 
 def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
@@ -145,7 +149,7 @@ def _own_link(cluster: Cluster, a: int, b: int) -> Link:
 
 
 def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:
-    """Idle time over all devices: in warm-up and cool-down, and in the steady state between them."""
+    """Idle time over all devices: while the pipeline fills and drains, and in the steady state between."""
     outside = between = 0.0
     for actions, starts, ends in zip(plan.device_actions, run.starts, run.ends, strict=True):
         backwards = [at for at, action in enumerate(actions) if action.kind in COMPUTE_KINDS - {Kind.F}]

@@ -64,7 +64,7 @@ def _idle(idle: IdleTime) -> dict[str, Any]:
         "causes": [
             {"name": cause, "words": CAUSES[cause], "seconds": seconds} for cause, seconds in idle.causes.items()
         ],
-        "contention": [{"link": link, "seconds": seconds} for link, seconds in idle.contention.items()],
+        "contention": [{"link": link, "seconds": seconds} for link, seconds in idle.by_link.items()],
     }
 
 

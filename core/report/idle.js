@@ -1,9 +1,9 @@
 // Why not faster: the step as one bar, the time of computing and then each cause of idle time.
 
 const CAUSE_COLOURS = {
-  "warm-up and cool-down": "--cause-warm", dependency: "--cause-dependency", imbalance: "--cause-imbalance",
-  communication: "--cause-communication", contention: "--cause-contention", recomputation: "--kind-recompute",
-  "memory limit": "--cause-memory", "optimizer and reduction": "--kind-step",
+  "fill and drain": "--cause-fill", "steady state": "--cause-steady", imbalance: "--cause-imbalance",
+  messages: "--cause-messages", "shared links": "--cause-shared", recomputation: "--kind-recompute",
+  "memory limit": "--cause-memory", update: "--kind-step",
 };
 
 const LEAST = 5e-4; // share of the step below which a cause is not worth a line
@@ -28,7 +28,7 @@ function idleCauses() {
   byId("idle-causes").append(line("compute", "forward and backward, the mean of all devices", found.compute, "--kind-f"));
   for (const cause of causes) {
     byId("idle-causes").append(line(cause.name, cause.words, cause.seconds, CAUSE_COLOURS[cause.name]));
-    if (cause.name !== "contention") continue;
+    if (cause.name !== "shared links") continue;
     for (const { link, seconds: lost } of found.contention) {
       byId("idle-causes").append(line(link, "", lost, "--lane", "inner"));
     }

@@ -8,14 +8,14 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.idle import (
     CAUSES,
-    COMMUNICATION,
-    CONTENTION,
-    DEPENDENCY,
+    FILL_AND_DRAIN,
     IMBALANCE,
     MEMORY,
+    MESSAGES,
     RECOMPUTATION,
-    REDUCTION,
-    WARM_UP,
+    SHARED_LINKS,
+    STEADY_STATE,
+    UPDATE,
     idle_time,
 )
 from panpipe.core.plan.plan import MemoryPolicy
@@ -51,25 +51,25 @@ def test_causes_add_up_to_the_idle_time(plan):
 
 def test_equal_stages_without_delays_fill_and_drain():
     # (P − 1)(F + B) of every device, and nothing else.
-    assert causes(scheduled("1f1b", 4, 8)) == {WARM_UP: 3 * 3.0}
+    assert causes(scheduled("1f1b", 4, 8)) == {FILL_AND_DRAIN: 3 * 3.0}
 
 
 def test_a_slow_device_is_imbalance():
     slow = [StageCosts(1.0, 1.0, 1.0), StageCosts(2.0, 2.0, 2.0)]
     found = causes(scheduled("gpipe", 2, 4, costs=slow))
     # 1 + 4 × 6 + 2 seconds; the slow device is busy for 24 of them, the mean is 18.
-    assert found == {WARM_UP: 27 - 24, IMBALANCE: 24 - 18}
+    assert found == {FILL_AND_DRAIN: 27 - 24, IMBALANCE: 24 - 18}
 
 
 def test_messages_on_links_of_their_own_are_communication():
     plan = scheduled("gpipe", 2, 4, cluster=fully_connected(2, 10**9, 10.0, 0.5))
-    assert causes(plan) == {WARM_UP: 3.0, COMMUNICATION: 2 * 1.5}
+    assert causes(plan) == {FILL_AND_DRAIN: 3.0, MESSAGES: 2 * 1.5}
 
 
 def test_an_optimizer_step_is_its_own_cause():
     costs = [StageCosts(1.0, 1.0, 1.0, optimizer_s=0.75)] * 2
     found = explained(scheduled("1f1b", 2, 4, costs=costs))
-    assert found.causes[REDUCTION] == 0.75
+    assert found.causes[UPDATE] == 0.75
     assert found.idle_s == 3.75
 
 
@@ -89,22 +89,22 @@ def test_two_flows_on_one_link_contend():
     plan = evolve(plan, edges=tuple(across), prediction=evolve(plan.prediction, cluster=shared_uplink(10.0)))
     # Both messages of 10 bytes take 2 s together and 1 s alone; the backwards need no message.
     found = explained(plan, waits={"left → right": 3.0, "a → left": 1.0, "b → left": 0.0})
-    assert found.causes[CONTENTION] == 1.0
-    assert found.causes[COMMUNICATION] == 1.0
-    assert found.contention == {"left → right": 0.75, "a → left": 0.25}
+    assert found.causes[SHARED_LINKS] == 1.0
+    assert found.causes[MESSAGES] == 1.0
+    assert found.by_link == {"left → right": 0.75, "a → left": 0.25}
 
 
 def test_what_a_faster_order_would_save_is_the_memory_limit():
     plan = scheduled("1f1b", 2, 4)
-    assert causes(plan, unlimited_s=13.0) == {WARM_UP: 1.0, MEMORY: 2.0}
-    assert causes(plan, unlimited_s=20.0) == {WARM_UP: 3.0}
+    assert causes(plan, unlimited_s=13.0) == {FILL_AND_DRAIN: 1.0, MEMORY: 2.0}
+    assert causes(plan, unlimited_s=20.0) == {FILL_AND_DRAIN: 3.0}
     assert causes(plan, unlimited_s=1.0) == {MEMORY: 3.0}  # never more than there is
 
 
 def test_waiting_in_the_steady_state_is_dependency():
     # One microbatch after the other: each device waits 3 s between two of them, the first and last waits aside.
     plan = plan_of(orders("0F0 0B0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"), (0, 1))
-    assert causes(plan) == {WARM_UP: 4.5, DEPENDENCY: 4.5}
+    assert causes(plan) == {FILL_AND_DRAIN: 4.5, STEADY_STATE: 4.5}
 
 
 def test_replicas_reduce_their_gradients():
@@ -113,7 +113,7 @@ def test_replicas_reduce_their_gradients():
     plan = evolve(plan, edges=())
     found = explained(plan)
     # Two devices, 40 bytes in each direction at 10 bytes/s, behind the last backward of the first stage.
-    assert found.causes[REDUCTION] == pytest.approx(4.0)
+    assert found.causes[UPDATE] == pytest.approx(4.0)
     assert found.compute_s == 12.0
     assert sum(found.causes.values()) == pytest.approx(found.idle_s)
 

@@ -8,7 +8,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.evaluate.idle import CAUSES, CONTENTION, WARM_UP, IdleTime
+from panpipe.core.evaluate.idle import CAUSES, FILL_AND_DRAIN, SHARED_LINKS, IdleTime
 from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight
 from panpipe.core.report.facts import Check, Checked, ReportFacts
 from panpipe.core.report.operators import condensed
@@ -134,7 +134,9 @@ def inputs(devices: int, microbatches: int = 8) -> dict:
             Check("samples a second", "104"),
         ),
         notes=("Both workers ran on one machine.",),
-        idle=IdleTime(0.3, 0.25, dict.fromkeys(CAUSES, 0.0) | {WARM_UP: 0.03, CONTENTION: 0.02}, {"gpu0 → gpu1": 0.02}),
+        idle=IdleTime(
+            0.3, 0.25, dict.fromkeys(CAUSES, 0.0) | {FILL_AND_DRAIN: 0.03, SHARED_LINKS: 0.02}, {"gpu0 → gpu1": 0.02}
+        ),
     )
     return {
         "plan": plan,
@@ -193,8 +195,8 @@ def test_links_causes_and_modules():
     ]
     assert data["idle"]["step"] == 0.3
     assert {c["name"]: c["seconds"] for c in data["idle"]["causes"] if c["seconds"]} == {
-        WARM_UP: 0.03,
-        CONTENTION: 0.02,
+        FILL_AND_DRAIN: 0.03,
+        SHARED_LINKS: 0.02,
     }
     assert data["idle"]["contention"] == [{"link": "gpu0 → gpu1", "seconds": 0.02}]
     assert [stage["modules"] for stage in data["plan"]["stages"]] == [
@@ -349,7 +351,7 @@ def test_it_draws_itself_in_a_browser(tmp_path):
     assert found["wheel"][1] - found["wheel"][0] < 0.5 * (found["before"][1] - found["before"][0])
     assert found["all"] == found["before"]
     assert found["wide"]
-    assert found["causes"] == ["compute", "warm-up and cool-down", "contention", "gpu0 → gpu1"]
+    assert found["causes"] == ["compute", "fill and drain", "shared links", "gpu0 → gpu1"]
     assert found["link"].startswith("gpu0 → gpu1")
     assert "in use100.0 %" in found["link"]
     sections = ["figures", "step", "idle", "memory", "links", "accuracy", "training", "checks", "plan", "notes"]
