@@ -76,7 +76,7 @@ from panpipe.runtimes.planning.rehearsed import (
     rehearsed_profile,
     times_scaled,
 )
-from panpipe.runtimes.profile.link_profile import measured_cluster
+from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.profile.reference_workload import reference_s
 from panpipe.runtimes.rehearsal import TYPICAL
 from panpipe.simulators.oracle import simulated

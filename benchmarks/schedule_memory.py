@@ -38,7 +38,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import choose_schedule
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.profile.link_profile import measured_cluster
+from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.profile.stage_profile import profile_stages
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.simulators.oracle import simulated

@@ -23,7 +23,7 @@ from ..runtimes.devices.host_copies import HostCopy, host_copies
 from ..runtimes.devices.machine import machine
 from ..runtimes.launch.launch import make_team
 from ..runtimes.profile.link_measurements import measure_links
-from ..runtimes.profile.link_profile import memory_of_each
+from ..runtimes.profile.measured_cluster import memory_of_each
 from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import rate_text
 

@@ -119,7 +119,7 @@ def _link(device: torch.device) -> tuple[float, float] | None:
     if device.type == "cuda":
         return None  # only one device is measured
     from ..runtimes.launch.team import ThreadTeam
-    from ..runtimes.profile.link_profile import measured_cluster
+    from ..runtimes.profile.measured_cluster import measured_cluster
 
     team = ThreadTeam(2)
     try:
@@ -132,7 +132,7 @@ def _link(device: torch.device) -> tuple[float, float] | None:
 def _link_numbers(link: tuple[float, float] | None, origin: str) -> Numbers | None:
     if link is None:
         return None
-    source = Source(f"{origin}: ping-pong between two threads")
+    source = Source(f"{origin}: messages between two threads")
     rate, latency_s = link
     return {
         "peak_bytes_per_s": (rate, source),

@@ -44,7 +44,7 @@ from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from ..profile.corrected import corrected_graph
-from ..profile.link_profile import measured_cluster
+from ..profile.measured_cluster import measured_cluster
 from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
 from ..profile.stage_profile import profile_stages

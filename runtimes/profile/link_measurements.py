@@ -1,4 +1,5 @@
-"""What messages between devices take: every pair and direction alone, and groups that send to all others at once.
+"""What messages between devices take: every pair and direction alone, groups that send to all others at once, and for
+planning, where there is no time for all pairs, neighbours alone.
 
 The same walk on every device, from the list of all measurements; whoever has no part in one waits for the next.
 """
@@ -20,6 +21,9 @@ from ..launch.team import Team
 
 SIZES = (64, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of messages that are sent alone."""
+NEIGHBOUR_SIZES = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+NEIGHBOUR_REPEATS = 8
+"""Bytes of messages between neighbours, and how often each is sent."""
 TOGETHER_BYTES = 1 << 20
 """Of a message among many; 1 MiB is past what latency decides."""
 TOGETHER_COUNT = 24
@@ -76,7 +80,7 @@ def measure_links(
         alone = {
             pair: found
             for pair in permutations(range(team.size), 2)
-            if (found := bench.alone(pair, sizes, repeats)) is not None
+            if (found := bench.met().alone(pair, sizes, repeats)) is not None
         }
         return alone, [bench.together(group) for group in groups]
 
@@ -87,6 +91,24 @@ def measure_links(
         for place, group in enumerate(groups)
     }
     return LinkMeasurements({pair: pairs[pair] for pair in sorted(pairs)}, totals)
+
+
+def neighbour_times(
+    backend: Backend, device: torch.device, sizes: Sequence[int] = NEIGHBOUR_SIZES, repeats: int = NEIGHBOUR_REPEATS
+) -> dict[int, float] | None:
+    """Measure each even device and the next, all such pairs at the same time: devices send at the same time in a step.
+
+    Args:
+        backend: this device's end of the transport.
+        device: where the tensors are.
+        sizes: bytes of messages, multiples of 4.
+        repeats: of each size; the lower quartile counts.
+
+    Returns:
+        Size of a message → seconds from the even device to the next; None at all but even devices that have a next one.
+    """
+    even = backend.device & ~1
+    return None if even + 1 >= backend.devices else _Bench(backend, device).alone((even, even + 1), sizes, repeats)
 
 
 def rounds(repeats: int) -> list[int]:
@@ -136,8 +158,8 @@ class _Bench:
     def _tensor(self, size: int) -> torch.Tensor:
         return torch.zeros(size // 4, device=self._device)
 
-    def meet(self) -> None:
-        """Return when all devices are here."""
+    def met(self) -> "_Bench":
+        """Itself, when all devices are here."""
         here, others = self._backend.device, range(1, self._backend.devices)
         if here == 0:
             for handle in [self._backend.receive([self._tensor(_ACK_BYTES)], other) for other in others]:
@@ -147,11 +169,11 @@ class _Bench:
         else:
             self._backend.send([self._tensor(_ACK_BYTES)], 0).wait()
             self._backend.receive([self._tensor(_ACK_BYTES)], 0).wait()
+        return self
 
     def alone(self, pair: tuple[int, int], sizes: Sequence[int], repeats: int) -> dict[int, float] | None:
         """One-way times of a pair's messages, at the sender: by the events around them; where there are none, a round
         trip with a tiny answer, less half a tiny one."""
-        self.meet()
         sender, receiver = pair
         times: dict[int, list[float]] = {size: [] for size in (_ACK_BYTES, *sizes)}
         for count in rounds(repeats):
@@ -198,7 +220,7 @@ class _Bench:
         arrivals: dict[int, list[float]] = {}
         flow = self._sends if here in group else self._receives
         failures: list[BaseException] = []
-        self.meet()
+        self.met()
         start = time.perf_counter()
 
         def body(peer: int) -> None:

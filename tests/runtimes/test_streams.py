@@ -12,7 +12,7 @@ from panpipe.backends import streams
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.link_measurements import measure_links
-from panpipe.runtimes.profile.link_profile import profile_link
+from panpipe.runtimes.profile.measured_cluster import measured_cluster
 
 from ..support.cuts import batch_on
 from ..support.models import CASES
@@ -106,9 +106,8 @@ def test_a_trace_has_the_transfers_own_times(monkeypatch):
 
 def test_links_are_timed_by_the_events_around_messages(monkeypatch):
     monkeypatch.setitem(streams._KINDS, "cpu", RecordedStreams())
-    team = ThreadTeam(2)
-    lines = team.everywhere(lambda device: profile_link(team.backend(device), CPU, (64, 1 << 16), 3))
     recorded_s = 1e-6  # a copy is one operator
-    assert [latency_s for latency_s, _ in lines] == [pytest.approx(recorded_s)] * 2
+    (link,) = measured_cluster(ThreadTeam(2), CPU).links
+    assert link.latency_s == pytest.approx(recorded_s)
     found = measure_links(ThreadTeam(2), lambda _: CPU, (), (64, 1 << 16), 2)
     assert all(s == pytest.approx(recorded_s) for times in found.alone.values() for s in times.values())
