@@ -174,7 +174,7 @@ def planned_model(
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
     note("capturing the model over fake tensors")
-    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
+    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu", repeats=name in BUNDLED)
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
     return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)

@@ -66,6 +66,7 @@ def capture_step(
     device: str | torch.device = "cpu",
     gradients: bool = True,
     rows: ResultRows | None = None,
+    repeats: bool = False,
 ) -> CapturedStep:
     """Capture one training step, or a function that is only run forward.
 
@@ -78,6 +79,8 @@ def capture_step(
         gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
         rows: what the results have, where the function returns, instead of a loss, any nesting of tensors with a row
             for each sample.
+        repeats: whether the step is known to compute the same each time it runs; otherwise it runs again on fake
+            tensors to find out.
 
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss, or
@@ -95,7 +98,8 @@ def capture_step(
     with quiet_torch(), modes, breaks.autocasts.left(), files_kept(breaks.reached, warns=True):
         with outside_kept(breaks.reached, own):
             captured = _captured(breaks, export)
-        refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
+        if not repeats:
+            refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
     return captured
 
 
