@@ -64,7 +64,11 @@ def test_tasks_of_one_order_run_one_after_another():
     hand = Hand((task(item(0)), 2.0), (task(item(1)), 1.0))
     hand.join(0.0, 1, 0)  # there first, and waits for the one before it
     hand.join(3.0, 0, 0)
+    ended = []
+    for number, each in enumerate(hand.tasks):
+        each.on_end.append(lambda number=number: ended.append((number, hand.environment.now)))
     assert hand.run() == [(3.0, 5.0), (5.0, 6.0)]
+    assert ended == [(0, 5.0), (1, 6.0)]
 
 
 def test_item_that_waits_for_another_task_joins_when_that_has_ended_too():
