@@ -42,7 +42,7 @@ class _Sent:
             for work in self._works:
                 work.wait()
         except RuntimeError as error:
-            raise WorkerError(f"rank {self._rank} stopped answering: {lost(error)}") from error
+            raise WorkerError.stopped_answering([self._rank], lost(error)) from error
         self._works = []  # they reference the tensors, and a trace keeps the handle
 
 
@@ -81,7 +81,7 @@ class _Receive:
             if self._queue:
                 self._queue[0].post()
         except RuntimeError as error:
-            raise WorkerError(f"rank {self._rank} stopped answering: {lost(error)}") from error
+            raise WorkerError.stopped_answering([self._rank], lost(error)) from error
 
 
 class _Sum:
@@ -134,7 +134,7 @@ class GlooBackend(Backend):
         try:
             return _Sent([group.send([_plain(tensor)], peer, 0) for tensor in tensors], self._ranks[peer])
         except RuntimeError as error:
-            raise WorkerError(f"rank {self._ranks[peer]} stopped answering: {lost(error)}") from error
+            raise WorkerError.stopped_answering([self._ranks[peer]], lost(error)) from error
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
         group = self._group if peer < self.device else self._down
@@ -146,7 +146,7 @@ class GlooBackend(Backend):
             try:
                 receive.post()
             except RuntimeError as error:
-                raise WorkerError(f"rank {self._ranks[peer]} stopped answering: {lost(error)}") from error
+                raise WorkerError.stopped_answering([self._ranks[peer]], lost(error)) from error
         return receive
 
     def all_reduce(self, tensor: Tensor) -> Handle:
@@ -158,9 +158,7 @@ class GlooBackend(Backend):
     def missed_in_sum(self, error: RuntimeError) -> WorkerError:
         """The error for a sum that failed; gloo does not report which rank caused it."""
         others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
-        if len(others) == 1:
-            return WorkerError(f"rank {others[0]} stopped answering: {lost(error)}")
-        return WorkerError(f"one of ranks {', '.join(map(str, others))} stopped answering: {lost(error)}", others)
+        return WorkerError.stopped_answering(others, lost(error))
 
     def close(self, failure: BaseException | None = None) -> None:
         """Release the second group; the first one belongs to the caller. Further calls have no effect."""

@@ -159,7 +159,7 @@ class NcclBackend(Backend):
                         work.wait()  # makes this stream wait for NCCL's; the host does not wait
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
-            raise WorkerError(f"rank {rank} stopped answering: {error}") from error
+            raise WorkerError.stopped_answering([rank], error) from error
         return _Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
 
     def all_reduce(self, tensor: Tensor) -> Handle:
@@ -174,8 +174,8 @@ class NcclBackend(Backend):
                     dist.all_reduce(tensor, group=self._all, async_op=True).wait()
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
-            others = ", ".join(str(rank) for rank in self._ranks if rank != self._ranks[self.device])
-            raise WorkerError(f"one of ranks {others} stopped answering: {error}") from error
+            others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
+            raise WorkerError.stopped_answering(others, error) from error
         return _Transfer(streams, self._gpu, (start, end), (tensor,))
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -49,6 +49,13 @@ class WorkerError(PanpipeError):
         super().__init__(message)
         self.suspects = tuple(suspects)
 
+    @classmethod
+    def stopped_answering(cls, ranks: Sequence[int], why: object) -> Self:
+        """The error for a rank that is lost, or for one of several where the transport does not report which."""
+        if len(ranks) == 1:
+            return cls(f"rank {ranks[0]} stopped answering: {why}")
+        return cls(f"one of ranks {', '.join(map(str, ranks))} stopped answering: {why}", ranks)
+
     def details(self) -> dict[str, Any]:
         return {"suspects": list(self.suspects)}
 

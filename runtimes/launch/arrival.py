@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from ...core.errors import RequestError, WorkerError
-from .watch import FAILURE_KEY, acknowledge, hosts_store, linger, numbered, uses_agent_store
+from .lost_ranks import hosts_store, not_arrived, uses_agent_store
+from .watch import FAILURE_KEY, acknowledge, linger
 
 ARRIVAL_S = 300.0
 """Seconds that ranks wait for each other: one may still read its model while another has captured it."""
@@ -78,7 +78,7 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> str:
                 raise WorkerError(store.get(FAILURE_KEY).decode())
             if time.monotonic() > deadline:
                 missing = [other for other in range(size) if not store.check([keys[other]])]
-                reason = store.compare_set(FAILURE_KEY, "", _absent(missing, size, timeout_s)).decode()
+                reason = store.compare_set(FAILURE_KEY, "", not_arrived(missing, size, timeout_s)).decode()
                 acknowledge(store, rank)
                 if hosts_store(rank):
                     linger(store, set(range(size)).difference(missing))
@@ -86,11 +86,4 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> str:
             time.sleep(_POLL_S)
         return meeting
     except RuntimeError as error:
-        raise WorkerError(f"rank 0 stopped answering before all of the {size} ranks had arrived: {error}") from error
-
-
-def _absent(missing: Sequence[int], size: int, timeout_s: float) -> str:
-    return (
-        f"{numbered(missing)} of {size} did not arrive within {timeout_s:g} s: every rank calls panpipe.pipeline with "
-        "the same arguments; see what it does, or why it stopped"
-    )
+        raise WorkerError.stopped_answering([0], f"before all of the {size} ranks had arrived: {error}") from error

@@ -7,7 +7,7 @@ connection to rank 0, on which it sends a single byte when it leaves::
     rank 1 ══▶ rank 0 ◀══ rank 2        rank 0 detects the death of any other rank, all others that of rank 0
 
 If a process ends without that byte, the operating system closes its connections, and the other end sees it at once. A
-slow or stopped rank keeps them. A detected death is reported to the job's `watch`, which reports it to all ranks.
+slow or stopped rank keeps them. A detected death goes to the `watch` that made the connections, which reports it.
 """
 
 import atexit
@@ -120,7 +120,7 @@ class PeerConnections:
                         self._rank_0_left()
                     if not received and not self._left.is_set():
                         rank = self._peers[key.fileobj]
-                        self._died(WorkerError(f"rank {rank} stopped answering: its process ended"))
+                        self._died(WorkerError.stopped_answering([rank], "its process ended"))
 
     def leave(self) -> None:
         """Announce that this rank leaves, and stop watching; further calls have no effect."""

@@ -31,7 +31,6 @@ from ...core.errors import RequestError, WorkerError, message_of
 from .arrival import ARRIVAL_S, join
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
-from .peer_connections import PeerConnections
 from .watch import FailureWatch, failure_at_exit
 
 T = TypeVar("T")
@@ -247,13 +246,8 @@ class RankTeam(Team):
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
         self._watch = FailureWatch(self._rank, self.mesh.ranks)
-        self._connections: PeerConnections | None = None
         if self.mesh.ranks > 1:
-            store = dist.distributed_c10d._get_default_store()
-            watch = self._watch
-            self._connections = PeerConnections(
-                store, self._rank, self.mesh.ranks, watch.report, watch.expect_end_of_store
-            )
+            self._watch.connect()
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
@@ -349,8 +343,6 @@ class RankTeam(Team):
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        if self._connections is not None:
-            self._connections.leave()
         self._watch.stop()
         self._backend.close()
         if self._replicas is not None:

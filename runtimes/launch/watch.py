@@ -2,11 +2,9 @@
 
 1. A rank that fails writes its reason to the job's store before it exits, also for an error in the user's code. The
    first reason is kept.
-2. The death of a killed rank is detected by ranks that communicate with it, and they write the reason. If the transport
-   does not report which rank died, as in a collective, heartbeats show it: every rank writes one twice a second.
-3. A rank that does not enter a collective that all others have entered is named by a time-out: it may be alive, and
-   wait for them elsewhere.
-4. A thread of every rank checks for a reason twice a second: its main thread may wait in a transfer that cannot be
+2. The death of a killed rank is detected by ranks that communicate with it or are connected to it, and they write the
+   reason. Who is lost, and what is written, `lost_ranks` decides, from all that is seen.
+3. A thread of every rank checks for a reason twice a second: its main thread may wait in a transfer that cannot be
    interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until all have.
 """
 
@@ -16,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -24,33 +22,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...backends.gloo import lost
-from ...core.errors import WorkerError, message_of
-from .failure import shortened, stopped
+from ...core.errors import WorkerError
+from .lost_ranks import Heartbeats, beat, hosts_store, not_in_collective, reason_of, store_ended
+from .peer_connections import PeerConnections
 
 FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
 _POLL_S = 0.5
 LINGER_S = 5.0
 """Most seconds that a failed rank that hosts the store waits, so that the others can read the reason."""
-_SILENCE_S = 3.0
-"""Seconds without a heartbeat after which a rank counts as dead, once another rank has failed."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
-_STORE_GONE = {
-    False: "rank 0 stopped: the job's store, which it hosts, is gone",
-    True: "the process that started the job stopped: its store is gone",
-}
-
-
-def uses_agent_store() -> bool:
-    """Whether ``torchrun`` hosts the job's store; otherwise rank 0 does."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def hosts_store(rank: int) -> bool:
-    """Whether the job's store ends with this rank."""
-    return rank == 0 and not uses_agent_store()
 
 
 def failure_at_exit() -> BaseException | None:
@@ -84,63 +66,13 @@ def linger(store: Any, ranks: Iterable[int]) -> None:
 
     With a fixed wait of a second, a rank without CPU time in that second found no store, and blamed the store's host.
     """
-    beats, deadline = _Heartbeats(store, ranks), time.monotonic() + LINGER_S
+    beats, deadline = Heartbeats(store, ranks), time.monotonic() + LINGER_S
     while time.monotonic() < deadline and any(not store.check([_read_key(rank)]) for rank in beats.not_silent()):
         time.sleep(_POLL_S / 5)
 
 
-def numbered(ranks: Sequence[int]) -> str:
-    """Ranks in words: ``rank 1``, ``ranks 1, 2``."""
-    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
-
-
 def _read_key(rank: int) -> str:
     return f"panpipe/read/{rank}"
-
-
-def _beat_key(rank: int) -> str:
-    return f"panpipe/beat/{rank}"
-
-
-class _Heartbeats:
-    """The heartbeats of some ranks from now on.
-
-    Args:
-        store: the job's.
-        ranks: whose.
-    """
-
-    def __init__(self, store: Any, ranks: Iterable[int]) -> None:
-        self._store = store
-        now = time.monotonic()
-        self._last = {rank: (self._count(rank), now) for rank in ranks}
-        self._first = dict(self._last)
-
-    def _count(self, rank: int) -> int:
-        return int(self._store.add(_beat_key(rank), 0))
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        for rank, (count, _) in self._last.items():
-            found = self._count(rank)
-            if found != count:
-                self._last[rank] = found, now
-
-    def not_silent(self) -> list[int]:
-        """Ranks with a heartbeat within the last `_SILENCE_S`; in the first `_SILENCE_S`, all."""
-        self._look()
-        now = time.monotonic()
-        return [rank for rank, (_, heard) in self._last.items() if now - heard < _SILENCE_S]
-
-    def silent(self) -> list[int]:
-        """Ranks without a heartbeat for `_SILENCE_S`; returns at once when all have sent one."""
-        deadline = time.monotonic() + _SILENCE_S
-        while True:
-            self._look()
-            missing = [rank for rank, heard in self._last.items() if heard == self._first[rank]]
-            if not missing or time.monotonic() > deadline:
-                return missing
-            time.sleep(_POLL_S / 5)
 
 
 class FailureWatch:
@@ -163,7 +95,8 @@ class FailureWatch:
         self._stopped = threading.Event()
         self.reported = False
         self._first: str | None = None
-        self._store_may_end = False
+        self._connections: PeerConnections | None = None
+        self._store_may_end, self._rank_0_ended = False, threading.Event()
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
@@ -184,7 +117,7 @@ class FailureWatch:
             return self._first
         store = self._reports
         try:
-            reason = self._reason(failure)
+            reason = reason_of(failure, self._rank, self._others, store)
             self.reported = True
             first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
             self._first = first
@@ -193,7 +126,7 @@ class FailureWatch:
                 linger(store, self._others)
         except RuntimeError:
             self.reported = True
-            return _STORE_GONE[uses_agent_store()]
+            return store_ended()
         return first
 
     @contextmanager
@@ -218,26 +151,7 @@ class FailureWatch:
     def _report_absent(self, keys: Mapping[int, str], meeting: int, timeout_s: float) -> None:
         missing = [rank for rank, key in keys.items() if self._reports.add(key, 0) < meeting]
         if missing:
-            self.report(WorkerError(
-                f"{numbered(missing)} did not come within {timeout_s:g} s to where rank {self._rank} waits: every rank "
-                "of a pipeline takes the same batches and calls the same methods in the same order; see what it does"
-            ))  # fmt: skip
-
-    def _reason(self, failure: BaseException) -> str:
-        if isinstance(failure, WorkerError):
-            suspects: Sequence[int] = failure.suspects
-        else:
-            # A collective fails if another rank died, without that rank's number.
-            suspects = self._others if isinstance(failure, RuntimeError) else ()
-        silent = _Heartbeats(self._reports, suspects).silent() if suspects else []
-        cause = failure.__cause__ if isinstance(failure, WorkerError) and failure.__cause__ is not None else failure
-        if silent:
-            return shortened(f"{numbered(silent)} stopped answering: {lost(cause)}")
-        if isinstance(failure, WorkerError):
-            return shortened(message_of(failure))
-        if isinstance(failure, RuntimeError) and lost(failure) != " ".join(message_of(failure).split()):
-            return f"{numbered(self._others)} stopped answering rank {self._rank}: {lost(failure)}"
-        return stopped(self._rank, failure)
+            self.report(WorkerError(not_in_collective(missing, self._rank, timeout_s)))
 
     def _leave(self) -> None:
         """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free
@@ -258,21 +172,42 @@ class FailureWatch:
         os._exit(1)
 
     def stop(self) -> None:
-        """Stop watching; further calls have no effect."""
+        """Announce that this rank leaves, and stop watching; further calls have no effect."""
+        if self._connections is not None:
+            self._connections.leave()
         atexit.unregister(self._leave)
         self._stopped.set()
         self._thread.join()
 
-    def expect_end_of_store(self) -> None:
-        """The rank that hosts the store has left without a failure: the end of the store is no failure."""
-        if hosts_store(0):
-            self._store_may_end = True
+    def connect(self) -> None:
+        """Connect to the other ranks, so that the end of a process is detected; all ranks call this."""
+        store = dist.distributed_c10d._get_default_store()
+        size = 1 + len(self._others)
+        self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
+
+    def _died(self, failure: WorkerError) -> None:
+        self._rank_0_ended.set()
+        self.report(failure)
+
+    def _rank_0_left(self) -> None:
+        self._store_may_end = hosts_store(0)
+        self._rank_0_ended.set()
+
+    def _ended_in_order(self) -> bool:
+        """Whether the store ended without a failure: after its host left, which the connection to it shows, perhaps
+        later than the store."""
+        deadline = time.monotonic() + (
+            _GRACE_S if self._rank and self._connections is not None and hosts_store(0) else 0
+        )
+        while not self._stopped.is_set() and not self._rank_0_ended.wait(0.05) and time.monotonic() < deadline:
+            pass
+        return self._stopped.is_set() or self._store_may_end
 
     def _look(self) -> None:
         store = self._store
         while not self._stopped.wait(_POLL_S):
             try:
-                store.add(_beat_key(self._rank), 1)
+                beat(store, self._rank)
                 if not store.check([FAILURE_KEY]):
                     continue
                 reason = store.get(FAILURE_KEY).decode()
@@ -280,9 +215,9 @@ class FailureWatch:
                 if hosts_store(self._rank):
                     linger(store, self._others)
             except RuntimeError:
-                if self._stopped.is_set() or self._store_may_end:
+                if self._ended_in_order():
                     return
-                reason = _STORE_GONE[uses_agent_store()]
+                reason = store_ended()
             if self._stopped.wait(_GRACE_S if self.reported else 0):
                 return
             sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")

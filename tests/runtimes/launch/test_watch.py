@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import WorkerError
-from panpipe.runtimes.launch import watch
-from panpipe.runtimes.launch.watch import FailureWatch, acknowledge, linger, numbered
+from panpipe.runtimes.launch import lost_ranks, watch
+from panpipe.runtimes.launch.lost_ranks import numbered
+from panpipe.runtimes.launch.watch import FailureWatch, acknowledge, linger
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def alive(store, *ranks):
     def run():
         while not over.wait(0.01):
             for rank in ranks:
-                store.add(watch._beat_key(rank), 1)
+                store.add(lost_ranks._beat_key(rank), 1)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -51,7 +52,7 @@ def test_ranks_are_named_in_one_phrase():
 
 
 def test_watch_names_a_rank_whose_heartbeat_is_missing_as_the_one_that_stopped(store, stopped_watch, monkeypatch):
-    monkeypatch.setattr(watch, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 1.0)
     lost = WorkerError("the connection closed")
     lost.suspects = (0, 2)
     with alive(store, 0):
@@ -92,12 +93,12 @@ def test_watch_reports_nothing_where_all_enter_a_collective(store, stopped_watch
 
 def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(store, monkeypatch):
     monkeypatch.setattr(watch, "LINGER_S", 20.0)
-    monkeypatch.setattr(watch, "_SILENCE_S", 30.0)
+    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 30.0)
     acknowledge(store, 1)
     start = time.monotonic()
     linger(store, [1])
     at_once = time.monotonic() - start
-    monkeypatch.setattr(watch, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 0.5)
     start = time.monotonic()
     linger(store, [1, 2])
     silent = time.monotonic() - start
@@ -120,4 +121,4 @@ def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(store
 @pytest.mark.parametrize(("agent", "rank", "hosts"), [("", 0, True), ("", 1, False), ("True", 0, False)])
 def test_store_ends_with_rank_0_unless_torchrun_hosts_it(monkeypatch, agent, rank, hosts):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    assert watch.hosts_store(rank) is hosts
+    assert lost_ranks.hosts_store(rank) is hosts
