@@ -133,9 +133,14 @@ class Executor:
     """
 
     def __init__(
-        self, plan: Plan, backend: Backend, queue: ComputeQueue, tied: TiedReduction, update: Update,
+        self,
+        plan: Plan,
+        backend: Backend,
+        queue: ComputeQueue,
+        tied: TiedReduction,
+        update: Update,
         replicas: Backend | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.device = backend.device
         self.backend = backend
         self._queue = queue
@@ -161,9 +166,15 @@ class Executor:
         return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
 
     def run(
-        self, bound: Bound, inputs: StepInputs, *, trace: bool = False, watch: bool = False,
-        ending: Ending = Ending.STEP, before_update: Callable[[StepRecord], None] | None = None,
-    ) -> StepRecord:  # fmt: skip
+        self,
+        bound: Bound,
+        inputs: StepInputs,
+        *,
+        trace: bool = False,
+        watch: bool = False,
+        ending: Ending = Ending.STEP,
+        before_update: Callable[[StepRecord], None] | None = None,
+    ) -> StepRecord:
         """Run one step. On the host, every action of a first one is followed by giving back what is free (see `heap`).
 
         Args:
@@ -243,9 +254,14 @@ class Executor:
             self._frame.leaves.append(tuple(here.get(id(leaf)) for leaf in piece.leaves))
 
     def end(
-        self, bound: Bound, record: StepRecord, *, ending: Ending,
-        before_update: Callable[[StepRecord], None] | None = None, notes: list[Note] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        bound: Bound,
+        record: StepRecord,
+        *,
+        ending: Ending,
+        before_update: Callable[[StepRecord], None] | None = None,
+        notes: list[Note] | None = None,
+    ) -> None:
         """What comes behind the last compute action: reductions and optimizer steps. Arguments as of `run`."""
         self._frame.backend = self.backend
         with torch.no_grad():

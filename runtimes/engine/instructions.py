@@ -62,10 +62,15 @@ class Binder:
     """
 
     def __init__(
-        self, plan: Plan, lowered: Sequence[Sequence[Action]], device: int,
-        runs: Sequence[Mapping[int, LinkedStage]], tied: TiedReduction, frame: Frame,
+        self,
+        plan: Plan,
+        lowered: Sequence[Sequence[Action]],
+        device: int,
+        runs: Sequence[Mapping[int, LinkedStage]],
+        tied: TiedReduction,
+        frame: Frame,
         room: Room | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.placement = plan.placement
         self.device, self.runs, self.tied, self.frame = device, runs, tied, frame
         self.room = room

@@ -38,9 +38,13 @@ class JoinedRows:
     """
 
     def __init__(
-        self, prepared: Prepared, pieces: Sequence[Microbatch], team: Team, where: Mapping[int, torch.device],
+        self,
+        prepared: Prepared,
+        pieces: Sequence[Microbatch],
+        team: Team,
+        where: Mapping[int, torch.device],
         everywhere: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         outputs = [_outputs(each) for each in prepared.compiled]
         self._outputs, self._here, self._everywhere = outputs[0], team.local, everywhere
         self._devices = team.size

@@ -55,9 +55,15 @@ class BatchResults:
     """
 
     def __init__(
-        self, prepared: Prepared, pieces: Sequence[Microbatch], microbatches: int, team: Team, workers: Workers,
-        agreement: BatchAgreement, everywhere: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        prepared: Prepared,
+        pieces: Sequence[Microbatch],
+        microbatches: int,
+        team: Team,
+        workers: Workers,
+        agreement: BatchAgreement,
+        everywhere: bool = True,
+    ) -> None:
         self._agreement = agreement
         self._prepared, self._most, self._team, self._workers = prepared, microbatches, team, workers
         self._parts = [

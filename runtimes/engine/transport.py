@@ -13,9 +13,8 @@ from ..programs.linked_stage import Layout
 
 
 def check_transport(
-    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor],
-    where: Mapping[int, torch.device],
-) -> None:  # fmt: skip
+    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor], where: Mapping[int, torch.device]
+) -> None:
     """Refuse a plan that would send what its backend does not move.
 
     Args:

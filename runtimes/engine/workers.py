@@ -52,18 +52,28 @@ class Workers:
     """
 
     def __init__(
-        self, plan: Plan, states: Mapping[int, StageState], team: Team, where: Mapping[int, torch.device],
-        training: Training, norm_parameters: NormParameters, clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        states: Mapping[int, StageState],
+        team: Team,
+        where: Mapping[int, torch.device],
+        training: Training,
+        norm_parameters: NormParameters,
+        clock: Clock | None = None,
+    ) -> None:
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
         self._training, self._norm_parameters = training, norm_parameters
         self.queues = {local: compute_queue(where[local], local) for local in team.local}
         self._executors: dict[int, Executor] = {}
 
     def run(
-        self, prepared: Prepared, inputs: StepInputs, order: Order, before_end: Callable[[int, StepRecord], None],
+        self,
+        prepared: Prepared,
+        inputs: StepInputs,
+        order: Order,
+        before_end: Callable[[int, StepRecord], None],
         after: Callable[[int], None],
-    ) -> tuple[dict[int, StepRecord], Trace | None]:  # fmt: skip
+    ) -> tuple[dict[int, StepRecord], Trace | None]:
         """Run a step on all devices of this process, each on a thread of its own if there are several.
 
         Args:

@@ -43,9 +43,13 @@ class PeerConnections:
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, died: Callable[[WorkerError], object],
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        died: Callable[[WorkerError], object],
         left: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._others, self._died, self._rank_0_left = size - 1, died, left
         self._left, self._accepted = threading.Event(), threading.Event()
         self._peers: dict[socket.socket, int] = {}

@@ -39,9 +39,15 @@ class LinkedStage(ABC):
     """
 
     def __init__(
-        self, index: int, boundary: Sequence[Boundary], outputs: Sequence[Boundary], results: Sequence[str],
-        layout: Layout, state: StageState, batch: Sequence[int],
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        boundary: Sequence[Boundary],
+        outputs: Sequence[Boundary],
+        results: Sequence[str],
+        layout: Layout,
+        state: StageState,
+        batch: Sequence[int],
+    ) -> None:
         self.index, self.results, self.state, self.batch = index, results, state, batch
         incoming = {src: tensors for (src, dst), tensors in layout.items() if dst == index}
         outgoing = {dst: tensors for (src, dst), tensors in layout.items() if src == index}

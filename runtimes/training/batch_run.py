@@ -68,18 +68,27 @@ class BatchRun:
     """
 
     def __init__(
-        self, variants: Variants, pieces: list[Microbatch], microbatches: int, team: Team, workers: Workers,
+        self,
+        variants: Variants,
+        pieces: list[Microbatch],
+        microbatches: int,
+        team: Team,
+        workers: Workers,
         everywhere: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._variants, self._workers, self.pieces = variants, workers, pieces
         agree = partial(BatchAgreement, team, workers.queues, pieces)
         self.prepared, self.agreement, self.remark = variants.of(pieces, agree)
         self.results = BatchResults(self.prepared, pieces, microbatches, team, workers, self.agreement, everywhere)
 
     def run(
-        self, inputs: StepInputs, order: Order, refused: str, before_end: Callable[[int], None] | None = None,
+        self,
+        inputs: StepInputs,
+        order: Order,
+        refused: str,
+        before_end: Callable[[int], None] | None = None,
         after: Callable[[int], None] | None = None,
-    ) -> BatchResult:  # fmt: skip
+    ) -> BatchResult:
         """Run it on all devices of this process.
 
         Args:
