@@ -18,7 +18,7 @@ from .core.plan.plan import Plan
 from .core.search.choose import search_plans
 from .core.search.problem.workload import Workload, kinds_of
 from .core.search.search_options import SearchOptions
-from .core.trace.perform import Perform
+from .core.trace.callback import ActionCallback
 from .core.trace.trace import Trace
 from .runtimes.engine.clocked import Clock
 from .runtimes.launch.launch import mesh_in_simulator
@@ -46,7 +46,7 @@ class SimulatedDevices:
         plan.mesh.check(cluster)
         costs = self._stage_costs(plan, operators, cluster) if plan.prediction is None else plan.prediction.costs
 
-        def run(plan: Plan, perform: Perform) -> Trace:
+        def run(plan: Plan, perform: ActionCallback) -> Trace:
             return simulate(plan, costs, cluster, memory=False, perform=perform).trace
 
         return run

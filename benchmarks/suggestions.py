@@ -26,8 +26,8 @@ from typing import Any
 from attrs import frozen
 from panpipe.cli.output import print_table
 from panpipe.core.costs.graph import graph_json, read_graph
-from panpipe.core.search.suggestions.altered import smaller
 from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, RECOMPUTE, SMALLER_MICROBATCHES
+from panpipe.core.search.suggestions.relaxations import with_smaller_microbatches
 from planning import on_devices, plan_command
 from recording import machine, record
 
@@ -89,7 +89,7 @@ class Request:
             microbatches = change["microbatches"]
             parts = microbatches // self.microbatches
             graph = folder / f"{parts}.json"
-            graph.write_text(graph_json(smaller(read_graph(self.graph), parts)), encoding="utf-8")
+            graph.write_text(graph_json(with_smaller_microbatches(read_graph(self.graph), parts)), encoding="utf-8")
             title = f"1/{parts} microbatches"
         else:
             assert what == RECOMPUTE

@@ -12,8 +12,8 @@ from ..core.plan.derive import Recompute
 from ..core.plan.plan import Plan
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search import Oracle
-from ..core.search.suggestions.altered import enlarged, roomier, smaller
 from ..core.search.suggestions.changes import Asked, Problem
+from ..core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from .costs import PlanningCosts
 from .output import note
 from .plan_choices import counted_workload, sized_workload, wanted_meshes
@@ -122,12 +122,12 @@ class PlanRequest:
         """The same request with the given changes."""
         machine, mesh = self.machine, self.mesh
         if asked.devices is not None:
-            machine = enlarged(machine, asked.devices)
+            machine = with_more_devices(machine, asked.devices)
             if mesh not in (None, "auto"):
                 ((_, data),) = wanted_meshes(mesh, self.machine, free=self.free)
                 mesh = f"pp={asked.devices // data},dp={data}"
         limit = None if self.memory_limit is None else self.memory_limit + asked.extra_bytes
-        other = evolve(self, machine=roomier(machine, asked.extra_bytes), mesh=mesh, memory_limit=limit)
+        other = evolve(self, machine=with_more_memory(machine, asked.extra_bytes), mesh=mesh, memory_limit=limit)
         if asked.recompute:
             other = evolve(other, recompute=None)
         if asked.parts == 1 or self.microbatches is None:
@@ -137,5 +137,5 @@ class PlanRequest:
 
 
 def _in_parts(costs: PlanningCosts, parts: int) -> PlanningCosts:
-    by_type = {name: smaller(graph, parts) for name, graph in costs.by_type.items()}
-    return evolve(costs, graph=smaller(costs.graph, parts), by_type=by_type)
+    by_type = {name: with_smaller_microbatches(graph, parts) for name, graph in costs.by_type.items()}
+    return evolve(costs, graph=with_smaller_microbatches(costs.graph, parts), by_type=by_type)

@@ -12,7 +12,7 @@ from ..core.errors import RequestError
 from ..core.plan.plan import Plan, plan_json
 from ..core.schedules.problem import ScheduleFamily
 from ..core.schedules.registry import families, find_family
-from ..core.search.suggestions.fewer import faster_alone
+from ..core.search.suggestions.fewer_devices import faster_alone
 from ..core.search.suggestions.infeasible import NothingFits
 from ..core.trace.throughput import Work
 from .clusters import find_cluster
@@ -118,7 +118,9 @@ def plan_answer(
     request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
     """The answer for the plans that were found."""
-    from ..core.search.suggestions.unlimited import unlimited_step_s  # here: compiled code takes a second to load
+    from ..core.search.suggestions.unlimited_memory import (
+        unlimited_step_s,
+    )  # here: compiled code takes a second to load
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])

@@ -53,7 +53,7 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
     """Search with checked parameters."""
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
-    from ..core.search.orders.within import find_schedule_within
+    from ..core.search.orders.time_limit import find_schedule_within
 
     known = families().values()
     if "seconds" in given:

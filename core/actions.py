@@ -1,9 +1,8 @@
-"""Actions: the words in which schedules, plans, runtimes and traces speak.
+"""Actions: the vocabulary that schedules, plans, runtimes and traces share.
 
-An action is written ``<stage><kind><microbatch>``, e.g. ``2F0``: the grammar of
-``torch.distributed.pipelining``'s schedule files. A lowered communication also carries the stage at
-its other end: ``0SEND_F3>2`` sends stage 0's output of microbatch 3 to stage 2, where
-``2RECV_F3<0`` receives it.
+An action is written ``<stage><kind><microbatch>``, e.g. ``2F0``: the grammar of ``torch.distributed.pipelining``'s
+schedule files. A lowered send or receive also names its peer stage: ``0SEND_F3>2`` sends stage 0's output of
+microbatch 3 to stage 2, where ``2RECV_F3<0`` receives it.
 """
 
 import re
@@ -15,10 +14,10 @@ from .errors import RequestError
 
 
 class Kind(str):
-    """What an action does (the table of the design, section 3): its letters in the grammar.
+    """What an action does: its letters in the grammar.
 
-    The set of kinds is open: ``declare_kind`` adds one. There is one object for each kind, so that kinds are compared
-    by ``is``; ``Kind("F")`` is ``Kind.F``, and letters that nobody declared raise ValueError.
+    ``declare_kind`` adds a kind. There is one object for each kind, so kinds are compared by ``is``: ``Kind("F")`` is
+    ``Kind.F``. Undeclared letters raise ValueError.
 
     Attributes:
         value: the letters.
@@ -71,7 +70,7 @@ def declare_kind(letters: str, *, whole_step: bool = False) -> Kind:
         whole_step: whether its actions belong to a whole step and take no microbatch.
 
     Raises:
-        ValueError: the letters are not such, or belong to a kind that is declared otherwise.
+        ValueError: the letters contain other characters, or the kind is declared with another ``whole_step``.
     """
     if re.fullmatch("[A-Z_]+", letters) is None:
         raise ValueError(f"a kind cannot be called '{letters}': use capitals and underscores")
@@ -89,9 +88,9 @@ for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP"):
     setattr(Kind, _letters, declare_kind(_letters, whole_step=True))
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
-"""What a compute order holds."""
+"""The kinds in a compute order."""
 WORK_KINDS = COMPUTE_KINDS | {Kind.RECOMPUTE}
-"""What a lowered plan computes for a microbatch."""
+"""The kinds that compute for a microbatch in a lowered plan."""
 SEND_KINDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV_KINDS = frozenset({Kind.RECV_F, Kind.RECV_B})
 COMM_KINDS = SEND_KINDS | RECV_KINDS
@@ -99,7 +98,7 @@ COMM_KINDS = SEND_KINDS | RECV_KINDS
 
 @frozen(order=False)
 class Action:
-    """One thing that a device does.
+    """One step of a device's work.
 
     Args:
         stage: the stage it works on; for a send the sender's, for a receive the receiver's.
@@ -160,8 +159,8 @@ def parse_action(text: str) -> Action:
         wanted = ">" if kind in SEND_KINDS else "<" if kind in RECV_KINDS else None
         if match["arrow"] != wanted:
             raise RequestError(
-                f"'{text}' is not an action: a peer stage stands behind '>' in a send, behind '<' in a receive, "
-                "and nowhere else"
+                f"'{text}' is not an action: a send names its peer stage after '>', a receive after '<', and no other "
+                "kind names one"
             )
     peer = None if match["peer"] is None else int(match["peer"])
     return Action(int(match["stage"]), kind, microbatch, peer)

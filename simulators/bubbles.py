@@ -21,8 +21,8 @@ from attrs import frozen
 
 from ..core.actions import Kind
 from ..core.plan.queues import Queues
+from .delays import Delays, queue_delays, scaled
 from .times import Direction, QueueTimes, TaskTimes
-from .waiting import Delays, queue_delays, scaled
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"

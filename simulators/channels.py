@@ -1,6 +1,6 @@
 """Channels: the in-order queue of messages from one device to another.
 
-A message starts when it was sent, its receive is posted and the message in front of it has drained; latencies overlap.
+A message starts when it is sent, its receive is posted and the previous message has drained; latencies overlap.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .times import QueueTimes
 
 
 class Transfer(Flow):
-    """One message under way."""
+    """One message in flight."""
 
     __slots__ = ("arrived_s", "channel", "message", "ready_s")
 
@@ -41,10 +41,10 @@ class Channel:
     """The messages from one device to another.
 
     Args:
-        network: whose links they cross.
-        route: their way.
+        network: the network whose links they cross.
+        route: their route.
         messages: in order.
-        receiver: queue of the device that they go to.
+        receiver: compute queue of the receiving device.
         eager: a send needs no posted receive.
 
     Attributes:
@@ -66,7 +66,7 @@ class Channel:
         self.started = 0
 
     def close(self) -> None:
-        """Let go of everything, so that it is freed at once."""
+        """Drop all references, so that everything is freed at once."""
         self.transfers.clear()
 
     def issue(self) -> None:
@@ -84,7 +84,7 @@ class Channel:
             self.advance()
 
     def advance(self) -> None:
-        """Start what may start."""
+        """Start the messages that are ready."""
         network, transfers = self.network, self.transfers
         now = network.environment.now
         ready = min(self.issued, self.posted)
@@ -99,7 +99,7 @@ class Channel:
 
 
 def queue_times(channel: Channel) -> QueueTimes:
-    """What became of a channel's messages."""
+    """The times of a channel's messages."""
     transfers = channel.transfers
     return QueueTimes(
         [transfer.times for transfer in transfers],
@@ -120,10 +120,10 @@ def connect(
     awaits them.
 
     Args:
-        network: whose links they cross.
+        network: the network whose links they cross.
         cluster: its devices in the order of ranks.
         queues: the messages of every pair, in order.
-        devices: by rank, not yet begun.
+        devices: by rank, not yet started.
         eager: a send needs no posted receive.
     """
     channels = {}
@@ -136,7 +136,7 @@ def connect(
         for message in messages:
             sender[message.issued + 1].append(issue)
             awaited[message.reader] += 1
-    # What a device issues at one place comes in front of what it posts there.
+    # At one position a device issues its sends before it posts its receives.
     for (src, dst), messages in queues.items():
         post, receiver = channels[src, dst].post, devices[dst].between
         for message in messages:

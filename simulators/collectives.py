@@ -13,15 +13,15 @@ class Collective:
     """One collective.
 
     Args:
-        network: whose links it crosses.
+        network: the network whose links it crosses.
         steps: in order; the flows of a step run at the same time.
-        delay_s: how long it takes without any.
+        delay_s: its duration if it has no steps.
 
     Attributes:
         steps: the flows of each step.
-        alone_s: seconds that it takes while nothing else is on its links.
-        on_end: called when all of the last step have arrived.
-        start_s, end_s: when.
+        alone_s: its duration in seconds without contention.
+        on_end: called when all flows of the last step have arrived.
+        start_s, end_s: its times.
     """
 
     def __init__(self, network: Network, steps: Sequence[Sequence[Phase]], delay_s: float = 0.0) -> None:
@@ -43,11 +43,11 @@ class Collective:
 
     @property
     def slowest(self) -> list[FlowTimes]:
-        """Of each step the flow that arrived last."""
+        """The last flow to arrive in each step."""
         return [max(step, key=_arrival_s).times for step in self.steps]
 
     def start(self) -> None:
-        """All members are there."""
+        """Start; all members have joined."""
         self.start_s = self.network.environment.now
         if self.steps:
             self._advance()

@@ -1,4 +1,4 @@
-"""A device: one in-order queue of operations, each waiting for what it reads and for nothing else."""
+"""A device: one in-order queue of operations, each of which waits only for its inputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from simpy.events import Timeout
 
 
 class DeviceQueue:
-    """A device's compute queue. One SimPy event for an operation: its end.
+    """A device's compute queue. An operation costs one SimPy event: its end.
 
     Args:
         environment: SimPy's.
@@ -15,8 +15,8 @@ class DeviceQueue:
 
     Attributes:
         pending: per operation how many messages and reductions it still waits for.
-        between: per operation what the device issues in front of it, none of which it waits for; one more entry for
-            what stands behind the last.
+        between: per operation the calls that issue other work before it, without waiting for that; one more entry for
+            work after the last operation.
         starts, ends: times of the operations that have started and ended.
     """
 
@@ -39,16 +39,16 @@ class DeviceQueue:
         return self.position == len(self.seconds)
 
     def begin(self) -> None:
-        """Issue what stands in front of the first operation, and start it if it may."""
+        """Issue the work before the first operation, and start the operation if its inputs are there."""
         self._issue_and_start()
 
     def close(self) -> None:
-        """Let go of what it issues, so that everything is freed at once."""
+        """Drop all references, so that everything is freed at once."""
         self.between.clear()
         del self._on_end
 
     def arrived(self, operation: int) -> None:
-        """One of the things that an operation waits for is there."""
+        """One input of an operation has arrived."""
         self.pending[operation] -= 1
         if operation == self.position and self.idle and not self.pending[operation]:
             self._start()
@@ -69,6 +69,6 @@ class DeviceQueue:
         position = self.position
         for issue in self.between[position]:
             issue()
-        # A message of no delay cannot have started it meanwhile: arrivals are events, and come later.
+        # A message without delay cannot have started it meanwhile: arrivals are later events.
         if position < len(self.pending) and not self.pending[position]:
             self._start()

@@ -6,8 +6,8 @@ from attrs import frozen
 
 from ..core.cluster.cluster import Cluster
 from ..core.trace.trace import LinkTrack
+from .delays import added, lost
 from .times import Direction, FlowTimes
-from .waiting import added, lost
 
 
 @frozen
@@ -15,11 +15,11 @@ class LinkUse:
     """One direction of one link over a step.
 
     Args:
-        src, dst: names of the devices or hubs that it leads from and to.
-        bytes: what crossed it.
-        bytes_per_s: what it can move.
-        utilisation: bytes ÷ what it can move in the time of the step.
-        delay_s: how much longer transfers and collectives took, all added up, because it was full.
+        src, dst: names of the devices or hubs at its ends.
+        bytes: transferred in the step.
+        bytes_per_s: bandwidth.
+        utilisation: bytes ÷ (bandwidth × step time).
+        delay_s: sum of the extra time of transfers and collectives because it was full.
     """
 
     src: str
@@ -31,12 +31,12 @@ class LinkUse:
 
 
 def directed_links(cluster: Cluster) -> dict[Direction, float]:
-    """Both directions of every link, with what it moves in bytes/s, in the cluster's order, from a to b first."""
+    """Both directions of every link with the bandwidth in bytes/s, in the cluster's order, from a to b first."""
     return {ends: link.bytes_per_s for link in cluster.links for ends in ((link.a, link.b), (link.b, link.a))}
 
 
 def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tuple[LinkUse, ...]:
-    """Use of every link direction that something crosses, in the cluster's order, from a to b first."""
+    """Use of every link direction with traffic, in the cluster's order, from a to b first."""
     carried: dict[Direction, float] = {}
     for flow in flows:
         for direction in flow.links:
@@ -56,9 +56,9 @@ def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tu
 
 
 def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkTrack, ...]:
-    """Of every link direction that something crosses, its rate over time, in the cluster's order.
+    """Rate over time of every link direction with traffic, in the cluster's order.
 
-    A link without a limit moves all at once and has no rate: it is left out.
+    A link of infinite bandwidth transfers instantly and has no rate: it is omitted.
     """
     changes: dict[Direction, dict[float, list[float]]] = {}
     for flow in flows:
@@ -76,7 +76,7 @@ def link_rates(cluster: Cluster, flows: Iterable[FlowTimes]) -> tuple[LinkTrack,
 
 
 def _link_rate(direction: Direction, changes: Mapping[float, Sequence[float]], limit: float) -> LinkTrack:
-    """Sums of what is under way. Rounding is kept from adding up: what has come to nothing is 0."""
+    """Sums of the rates of flows in flight. Rounding errors do not accumulate: an idle link has rate 0."""
     times: list[float] = []
     rates: list[float] = []
     running: list[float] = []

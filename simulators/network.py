@@ -8,9 +8,9 @@ latency later. Latency is a pure delay: it occupies nothing. ::
           links and queue taken
 
 Messages and the phases of collectives are flows. What crosses a link in one direction shares its bandwidth max-min
-fairly, computed anew whenever a flow starts or has drained; all that starts or drains at one moment is computed
-together, so that the order of what is simultaneous changes nothing. A flow that meets nobody costs one SimPy event: its
-arrival. A staged copy moves in pieces, so it drains through both halves of its way at once.
+fairly, computed again whenever a flow starts or has drained; all starts and drains at one time are computed together,
+so that the order of simultaneous events has no effect. A flow without contention costs one SimPy event: its arrival. A
+staged copy moves in pieces, so it drains through both parts of its route at once.
 """
 
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ INFINITE = float("inf")
 
 
 class DirectedLink:
-    """One direction of a link; ``flows`` drain through it, or did when last seen.
+    """One direction of a link; ``flows`` drain through it, or have drained without an event.
 
     Args:
-        link: the cluster's.
+        link: the cluster's link.
         from_a: whether it leads from the link's a to its b.
     """
 
@@ -44,21 +44,21 @@ class DirectedLink:
         self.flows: list[Flow] = []
 
     def drop_drained(self, now: float) -> None:
-        """Forget flows that have drained: one that met nobody leaves no event behind that would do it."""
+        """Remove flows that have drained: a flow without contention has no event that would remove it."""
         self.flows = [flow for flow in self.flows if flow.drained_s > now]
 
 
 class Route:
-    """The way of a flow, or of many, one after another.
+    """The route of one or several flows.
 
     Args:
-        links: a link stands as often as it is crossed.
+        links: a link is listed as often as it is crossed.
         latency_s: seconds from the last byte's leaving to its arrival.
-        bytes_per_s: rate while nothing else is on the way.
+        bytes_per_s: rate without contention.
 
     Attributes:
-        shared: of the links, those that may hold it back because others cross them too; without those that can never
-            be full, and those that are full only when another of them is.
+        shared: the links that may slow it down because other routes cross them too; without those that can never be
+            full, and those that are full only when another of them is.
     """
 
     __slots__ = ("bytes_per_s", "crossed", "directions", "latency_s", "links", "shared")
@@ -73,10 +73,10 @@ class Route:
 
 
 class Flow(ABC):
-    """Bytes under way.
+    """Bytes in flight.
 
     Args:
-        route: its way.
+        route: its route.
         size: bytes over each path of the route.
     """
 
@@ -103,12 +103,12 @@ class Flow(ABC):
         self.start_s = 0.0
         self.since_s = 0.0
         self.drained_s = INFINITE
-        self.awaited = False  # an event marks the moment when it has drained
+        self.awaited = False  # whether it has an event for the time when it has drained
         self.pieces: list[Piece] | None = None  # None: one, at the route's rate
-        self.timer: Event | None = None  # the arrival that counts; older ones are void
+        self.timer: Event | None = None  # the valid arrival event; older ones are ignored
 
-    def drained(self) -> None:  # noqa: B027 - most flows have nothing to do then
-        """Its last byte has left; called where that moment is an event."""
+    def drained(self) -> None:  # noqa: B027 - most flows do nothing then
+        """Its last byte has left; called if that is an event."""
 
     @abstractmethod
     def arrived(self) -> None:
@@ -124,7 +124,7 @@ class Flow(ABC):
 
     @property
     def times(self) -> FlowTimes:
-        """What became of it."""
+        """Its times."""
         pieces = None if self.pieces is None else tuple(self.pieces)
         route = self.route
         return FlowTimes(route.directions, self.size, route.bytes_per_s, self.start_s, self.drained_s, pieces)
@@ -164,7 +164,7 @@ class Network:
         self._on_change = self._share
 
     def route(self, crossings: Iterable[tuple[Link, bool]], latency_s: float, bytes_per_s: float) -> Route:
-        """A way over links, each with whether it is crossed from its a to its b."""
+        """A route over links, each with whether it is crossed from its a to its b."""
         links = []
         for link, from_a in crossings:
             directed = DirectedLink(link, from_a)
@@ -174,7 +174,7 @@ class Network:
         return route
 
     def find_shared(self) -> None:
-        """Tell all routes which of their links may hold them back. Called once, when all of them are known."""
+        """Set the shared links of all routes. Called once, after all routes are known."""
         crossed: dict[DirectedLink, Counter[Route]] = {}
         for route in self.routes:
             for link in route.links:
@@ -190,13 +190,13 @@ class Network:
             route.crossed = tuple(dict.fromkeys(route.shared))
 
     def close(self) -> None:
-        """Let go of everything, so that it is freed at once: collecting the cycles would cost as much as the run."""
+        """Drop all references, so that everything is freed at once: collecting cycles would take as long as a run."""
         for link in self.links.values():
             link.flows.clear()
         del self._on_arrival, self._on_wake, self._on_change
 
     def start(self, flow: Flow) -> None:
-        """A flow sets out."""
+        """Start a flow."""
         now = self.environment.now
         route = flow.route
         flow.start_s = flow.since_s = now
@@ -218,19 +218,19 @@ class Network:
         timer.callbacks.append(self._on_arrival)
 
     def mark_drained(self, flow: Flow) -> None:
-        """Have an event at the moment when a flow has drained, because somebody waits for it."""
+        """Create an event for the time when a flow has drained."""
         if not flow.awaited:
             self._await(flow)
             self._wake_up()
 
     def _await(self, flow: Flow) -> None:
-        """From here on it is an event when the flow has drained, and its arrival comes after that."""
+        """From now on the end of draining is an event, and the arrival follows it."""
         flow.awaited = True
         flow.timer = None
         self._awaited[flow] = None
 
     def _wake_up(self) -> None:
-        """Have an event when the first of the awaited flows has drained."""
+        """Create an event for the time when the first of the awaited flows has drained."""
         first = min([flow.drained_s for flow in self._awaited], default=INFINITE)
         if first != INFINITE and (self._wake is None or first != self._wake_s):
             self._wake_s = first
@@ -265,8 +265,8 @@ class Network:
             flow.arrived()
 
     def _change(self, flows: Sequence[Flow]) -> None:
-        """Compute the rates of these flows, and of all that share links with them, once everything of now has
-        happened."""
+        """Compute the rates of these flows, and of all that share links with them, after all events of the current
+        time."""
         if flows and not self._changed:
             Timeout(self.environment, 0.0).callbacks.append(self._on_change)
         for flow in flows:
@@ -304,7 +304,7 @@ class Network:
 
 
 def _may_be_full(link: DirectedLink, routes: Counter[Route]) -> bool:
-    """Whether several routes together may ask more of a link than it moves."""
+    """Whether several routes together may exceed a link's bandwidth."""
     asked = sum(route.bytes_per_s * count for route, count in routes.items())
     return len(routes) > 1 and asked > link.bytes_per_s
 
@@ -312,8 +312,8 @@ def _may_be_full(link: DirectedLink, routes: Counter[Route]) -> bool:
 def _covers(
     other: DirectedLink, of_other: Counter[Route], link: DirectedLink, of_link: Counter[Route], first: bool
 ) -> bool:
-    """Whether a link can never be full before another is, which all its routes cross as often; of two that cover each
-    other, one that was kept first does."""
+    """Whether ``other`` is always full before ``link``, because all routes of ``link`` cross it as often; of two that
+    cover each other, the one kept first does."""
     if other.bytes_per_s > link.bytes_per_s or not of_link <= of_other:
         return False
     return first or other.bytes_per_s < link.bytes_per_s or of_link != of_other

@@ -1,12 +1,12 @@
-"""What an optimizer step waits for beside its own gradients.
+"""What an optimizer step waits for in addition to its own gradients.
 
-Clipping by the global norm and looking for overflow need something of every stage before any of them may step:
+Clipping by the global norm and the overflow check need a value of every stage before any stage may step:
 
-- ``local``: nothing is needed of other stages, and a device steps once its own gradients are there.
-- ``barrier``: every device joins in an all-reduce in front of its step, so all of them end with the slowest.
-- ``post-validation``: a device steps by what the devices in front of it in the pipeline have passed on, and passes that
-  on with its own part; the whole comes back in the next step's warm-up, where a step that should not have been taken is
-  taken back. (Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 4, "Bypassing optimizer synchronizations".)
+- ``local``: a device steps once its own gradients are complete, independent of other stages.
+- ``barrier``: every device joins an all-reduce before its step, so all wait for the slowest.
+- ``post-validation``: a device steps with the partial result of the earlier devices in the pipeline, and sends it on
+  with its own part; the full result returns in the next step's warm-up, where an invalid step is rolled back. (Zero
+  Bubble Pipeline Parallelism, arXiv 2401.10241, section 4, "Bypassing optimizer synchronizations".)
 
 So with a barrier the time from one training step to the next is the makespan, without one it is the stage span.
 """
@@ -31,8 +31,7 @@ from .device import DeviceQueue
 from .tasks import RunningTask
 
 _PASSED_ON_BYTES = 8
-"""What a device passes on in post-validation: one number in float64, the norm of what has come by, not finite where a
-gradient was not."""
+"""Message size of post-validation: one float64, the norm so far, not finite if a gradient was not."""
 
 
 class OptimizerStep(StrEnum):
@@ -44,8 +43,8 @@ class OptimizerStep(StrEnum):
 
 
 def with_sync(queues: Queues, mode: OptimizerStep, plan: Plan) -> Queues:
-    """The queues with a SYNC where, and only where, the mode is a barrier; one that the plan lacks comes before the
-    first STEP of each device."""
+    """The queues with a SYNC if and only if the mode is a barrier; if the plan has none, it is added before the first
+    STEP of each device."""
     if mode is not OptimizerStep.BARRIER:
         return queues.without(Kind.SYNC)
     if plan.sync:
@@ -74,16 +73,16 @@ def validate_afterwards(
     devices: Sequence[DeviceQueue],
     tasks: Sequence[RunningTask],
 ) -> None:
-    """Let the first STEP of each device wait for the devices before it (post-validation).
+    """Make the first STEP of each device wait for the previous devices (post-validation).
 
     Args:
         environment: SimPy's.
-        plan: where replicas begin. What is passed on stays within a replica: after the reduction over replicas all of
-            them hold the same.
+        plan: gives the devices per replica. The partial results stay within a replica: after the reduction over
+            replicas all of them hold the same gradients.
         cluster: for the time of a hop, on free links.
-        queues: of all replicas; a device without a STEP takes no part.
-        devices: their compute queues, not yet begun.
-        tasks: sums of gradients; a device's gradients are there when its own are summed.
+        queues: of all replicas; a device without a STEP does not take part.
+        devices: their compute queues, not yet started.
+        tasks: the gradient reductions; a device's gradients are complete when its own are summed.
     """
     steps = [
         _Step(device, devices[device], at, [t for t in tasks if any(item.device == device for item in t.task.items)])
@@ -104,26 +103,26 @@ class _Step:
 
     @property
     def parts(self) -> int:
-        """How often ``when_ready`` calls."""
+        """Number of calls by ``when_ready``."""
         return 1 + len(self.tasks)
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Call for each part of the device's gradients: what it computes itself, and each sum."""
+        """Call for each part of the device's gradients: its own compute, and each reduction."""
         self.queue.between[self.position].append(call)
         for running in self.tasks:
             running.on_end.append(call)
 
     def wait(self) -> None:
-        """Wait for one thing more."""
+        """Wait for one more condition."""
         self.queue.pending[self.position] += 1
 
     def release(self) -> None:
-        """That thing is there."""
+        """The condition is met."""
         self.queue.arrived(self.position)
 
 
 class _Chain:
-    """From each device to the next, behind its own gradients and what the device in front of it has passed on."""
+    """Messages from each device to the next, after its own gradients and the previous device's message."""
 
     def __init__(self, environment: Environment, cluster: Cluster, steps: Sequence[_Step]) -> None:
         self.environment, self.steps = environment, steps
@@ -136,7 +135,7 @@ class _Chain:
                 step.wait()
 
     def _part(self, place: int) -> None:
-        """A part of a device's own gradients, or the state of the devices in front of it, is there."""
+        """A part of a device's own gradients, or the previous device's message, is there."""
         self.missing[place] -= 1
         if not self.missing[place] and place < len(self.seconds):
             Timeout(self.environment, self.seconds[place]).callbacks.append(partial(self._receive, place + 1))

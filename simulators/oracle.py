@@ -8,7 +8,7 @@ from .run import simulate
 
 
 def simulated(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
-    """Run the plan in the simulator."""
+    """Score a plan by simulating it."""
     result = simulate(plan, costs, cluster)
     return Score(
         step_s=result.step_s,

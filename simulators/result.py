@@ -1,4 +1,4 @@
-"""What a simulated step did: its times at once, everything that is derived from them when it is asked for."""
+"""The result of a simulated step: its times, and derived values that are computed on first access."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -29,10 +29,10 @@ class SimulationResult:
         queues: of the lowered plan with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         queue_times: per ordered pair of devices its messages.
-        tasks: what devices did next to compute and messages: reductions, the SYNC where the plan's steps wait for each
-            other; device by device in the order issued.
-        task_flows: what the tasks sent.
-        has_memory: whether memory was asked for; without it everything about memory is empty.
+        tasks: the items of tasks other than compute and messages: reductions, and SYNC if the plan has one; device by
+            device in the order issued.
+        task_flows: flows of the tasks.
+        has_memory: whether memory was simulated; otherwise all memory values are empty.
     """
 
     plan: Plan
@@ -53,7 +53,7 @@ class SimulationResult:
 
     @cached_property
     def stage_span_s(self) -> float:
-        """The longest that one device takes from its first start to its last end.
+        """The longest time over devices from first start to last end.
 
         The time from one training step to the next where no barrier holds the devices together (Zero Bubble, arXiv
         2401.10241).
@@ -111,42 +111,42 @@ class SimulationResult:
 
     @cached_property
     def peak_memory_bytes(self) -> tuple[float, ...]:
-        """Per device the most that it holds, everything together."""
+        """Per device its peak memory, all kinds together."""
         return tuple(timeline.peak_bytes for timeline in self.timelines)
 
     @cached_property
     def peak_actions(self) -> tuple[Action | None, ...]:
-        """Per device the action that causes its peak."""
+        """Per device the action that reaches its peak."""
         return tuple(timeline.peak_action for timeline in self.timelines)
 
     @cached_property
     def peak_saved_bytes(self) -> tuple[float, ...]:
-        """Per device the most saved tensors that it holds."""
+        """Per device the peak of its saved tensors."""
         return tuple(timeline.peak_saved_bytes for timeline in self.timelines)
 
     @cached_property
     def peak_by_kind(self) -> tuple[dict[str, float], ...]:
-        """Per device the most that it holds of each kind of memory, each at its own moment."""
+        """Per device the peak of each kind of memory, each at its own time."""
         return tuple(timeline.peak_by_kind for timeline in self.timelines)
 
     @cached_property
     def memory_at_peak(self) -> tuple[dict[str, float], ...]:
-        """Per device what it holds of each kind of memory at its peak."""
+        """Per device its bytes of each kind of memory at its peak."""
         return tuple(timeline.at_peak for timeline in self.timelines)
 
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:
-        """Each direction of each link that something crossed, in the cluster's order."""
+        """Use of each link direction with traffic, in the cluster's order."""
         return link_uses(self.cluster, self.flows, self.step_s)
 
     @cached_property
     def link_rates(self) -> tuple[LinkTrack, ...]:
-        """What each of these directions moved at each moment; those without a limit are left out."""
+        """Rate over time of each of these directions; links of infinite bandwidth are omitted."""
         return link_rates(self.cluster, self.flows)
 
     @cached_property
     def flows(self) -> tuple[FlowTimes, ...]:
-        """Everything that crossed links: the messages, queue by queue, and then what tasks sent."""
+        """All flows: the messages, queue by queue, then the tasks' flows."""
         messages = (flow for times in self.queue_times.values() for flow in times.flows)
         return (*messages, *self.task_flows)
 

@@ -1,4 +1,4 @@
-"""One training step in SimPy: devices with in-order queues, links that they share, and memory."""
+"""One training step in SimPy: devices with in-order queues, shared links, and memory."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues, queues_of
-from ..core.trace.perform import Perform
+from ..core.trace.callback import ActionCallback
+from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .network import Network
 from .optimizer import OptimizerStep, validate_afterwards, with_sync
-from .performing import PerformingQueue, have_performed
 from .result import SimulationResult
 from .tasks import run_tasks, task_flows, task_times
 
@@ -35,21 +35,21 @@ def simulate(
     sharing: bool = True,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
-    perform: Perform | None = None,
+    perform: ActionCallback | None = None,
 ) -> SimulationResult:
     """Run one step of a plan, with all its replicas. All of them take a stage's times from the same costs.
 
     Args:
-        plan: what to run; ``validate`` says beforehand whether it runs to the end.
+        plan: the plan to run; ``validate`` checks beforehand whether it runs to the end.
         costs: per stage; those of the plan's prediction by default.
         cluster: devices and links, which ``plan.mesh`` numbers; the prediction's by default.
-        eager: a send needs no posted receive. The buffer of what arrives early is counted from its receive on.
-        optimizer: what an optimizer step waits for, beside its own gradients; by default what the plan says: a barrier
-            where ``plan.sync``, else nothing.
-        sharing: transfers that cross a link share it; without, each has all links of its way for itself.
+        eager: a send needs no posted receive. The buffer of an early arrival counts from its receive on.
+        optimizer: what an optimizer step waits for in addition to its own gradients; by default a barrier if
+            ``plan.sync``, else nothing.
+        sharing: transfers share the bandwidth of links; otherwise each has the full bandwidth of its route.
         memory: keep the memory timelines.
-        lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
-        perform: told of every action when it happens (see ``core/trace/perform.py``); what it raises ends the run.
+        lowered: per device its actions, in order; by default ``lower(plan)``.
+        perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
 
     Raises:
         RequestError: there are no costs or no cluster, or they do not fit the plan; the lowered lists do not match; or
@@ -60,7 +60,7 @@ def simulate(
     if optimizer is None:
         optimizer = OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
     lowered = lower(plan) if lowered is None else lowered
-    # Whoever performs actions runs much besides, and may well need the collector.
+    # A callback may allocate much and need the collector.
     with _collector_paused() if perform is None else nullcontext():
         queues = with_sync(queues_of(plan, lowered), optimizer, plan).replicated(plan.mesh.data)
         return _run(
@@ -71,7 +71,7 @@ def simulate(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Without the garbage collector: a run leaves no cycles behind, and one full collection costs as much as a run."""
+    """Without the garbage collector: a run leaves no cycles, and one full collection takes as long as a run."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -91,14 +91,14 @@ def _run(
     optimizer: OptimizerStep,
     sharing: bool,
     memory: bool,
-    performed: tuple[Perform, Sequence[Sequence[Action]]] | None,
+    performed: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
 ) -> SimulationResult:
     environment = Environment()
     durations = compute_times(queues.compute, costs)
-    performers: list[PerformingQueue] = []
+    performers: list[CallbackQueue] = []
     if performed is not None:
         performers = [
-            PerformingQueue(environment, seconds, number, queues.compute[number], performed[0])
+            CallbackQueue(environment, seconds, number, queues.compute[number], performed[0])
             for number, seconds in enumerate(durations)
         ]
     devices: Sequence[DeviceQueue] = performers or [DeviceQueue(environment, seconds) for seconds in durations]
@@ -106,7 +106,7 @@ def _run(
     channels = connect(network, cluster, queues.messages, devices, eager)
     tasks = run_tasks(network, plan, costs, cluster, queues, devices)
     if performed is not None:
-        have_performed(performers, performed[1], channels.values())
+        connect_callbacks(performers, performed[1], channels.values())
     if sharing:
         network.find_shared()
     if optimizer is OptimizerStep.POST_VALIDATION:
@@ -161,4 +161,4 @@ def _refuse(queues: Queues, devices: Sequence[DeviceQueue]) -> NoReturn:
         for number, (device, actions) in enumerate(zip(devices, queues.compute, strict=True))
         if not device.done
     ]
-    raise RequestError(f"the plan deadlocks: {', '.join(stuck)} wait for each other; panpipe validate names the cycle")
+    raise RequestError(f"the plan deadlocks: {', '.join(stuck)} wait for each other; panpipe validate shows the cycle")

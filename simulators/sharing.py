@@ -1,7 +1,7 @@
-"""Max-min fair shares: what each flow gets of the links that it crosses together with others.
+"""Max-min fair sharing of link bandwidth among flows.
 
-Progressive filling: all rates grow alike until a link is full or a flow has reached its own limit; what that stops
-keeps its rate, and the others grow on. No flow can then get more without one that has no more losing some.
+Progressive filling: all rates grow equally until a link is full or a flow reaches its own limit. The flows concerned
+keep their rate, and the others grow further. At the end no flow can gain without a loss of a flow that has no more.
 (Bertsekas and Gallager, "Data Networks", section 6.5.2.)
 """
 
@@ -17,9 +17,9 @@ def fair_rates(
     """Rate of every flow, in bytes/s, and the full link that holds it there; None where its own limit does.
 
     Args:
-        routes: per flow the links that it crosses, each in one direction; a link stands as often as it is crossed.
-        limits: per flow the rate that it cannot exceed, whoever else is there.
-        capacity: per link what it moves, in bytes/s.
+        routes: per flow the links that it crosses, each in one direction; a link is listed as often as it is crossed.
+        limits: per flow its highest rate without contention.
+        capacity: per link its bandwidth, in bytes/s.
     """
     rates = [0.0] * len(routes)
     held_by: list[Link | None] = [None] * len(routes)

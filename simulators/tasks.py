@@ -1,4 +1,4 @@
-"""Tasks: what devices do next to their compute, other than messages.
+"""Tasks: the work of devices other than compute and messages.
 
 ::
 
@@ -25,18 +25,18 @@ from ..core.plan.kinds import task_seconds
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from .collectives import Collective
+from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
 from .network import Network
 from .times import FlowTimes, TaskTimes
-from .waiting import Delays, added, lost, scaled
 
 
 class RunningTask:
     """A task in a simulated step.
 
     Args:
-        task: which.
-        collective: what it does once all have joined.
+        task: the task of the plan.
+        collective: runs once all members have joined.
         bytes: of each member's own part.
         devices: the queues of all devices, by rank, not yet begun.
         ahead: the task before it in its order.
@@ -69,7 +69,7 @@ class RunningTask:
             ahead.on_end.append(self._start)
 
     def join(self, member: int) -> None:
-        """One of the things that an item waits for, or its own issue, has happened."""
+        """A condition of an item is met: it is issued, or a task that it waits for has ended."""
         self._missing[member] -= 1
         if not self._missing[member]:
             self.joined_s[member] = self.collective.network.environment.now
@@ -77,7 +77,7 @@ class RunningTask:
             self._start()
 
     def close(self) -> None:
-        """Release references, so that everything is freed at once."""
+        """Drop all references, so that everything is freed at once."""
         self.on_end.clear()
         self.collective.close()
 
@@ -94,13 +94,13 @@ class RunningTask:
 
 
 Movement = Callable[[Task, Plan, Sequence[StageCosts], Cluster], tuple[Sequence[Sequence[Phase]], float, float]]
-"""What a task moves, step by step; the bytes of a member; and the seconds that it takes where it moves nothing."""
+"""A task's transfers, step by step; the bytes of a member; and its duration in seconds if it has no transfers."""
 
 
 def _gradients(
     task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """REDUCE_GRAD: the all-reduce that is fastest alone, in one bucket."""
+    """REDUCE_GRAD: the all-reduce that is fastest without contention, in one bucket."""
     size = costs[task.items[0].action.stage].gradient_bytes
     phases = collective_phases(cluster, [item.device for item in task.items], size)
     return [[phase] for phase in phases], size, 0.0
@@ -109,7 +109,7 @@ def _gradients(
 def _tied(
     task: Task, _: Plan, __: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """REDUCE_TIED: all send to the device of the first stage, which adds up and sends the sum back."""
+    """REDUCE_TIED: all send to the device of the first stage, which sends the sum back."""
     assert task.weight is not None
     first, size = task.items[0].device, task.weight.bytes
     stages = Counter(item.device for item in task.items if item.device != first)
@@ -131,7 +131,7 @@ def _sync(
 
 
 moved_by: dict[Kind, Movement] = {Kind.REDUCE_GRAD: _gradients, Kind.REDUCE_TIED: _tied, Kind.SYNC: _sync}
-"""The kinds whose tasks depend on links or members; every other takes the time that it declares."""
+"""The kinds whose tasks depend on links or members; every other kind has a declared duration."""
 
 
 def run_tasks(
@@ -146,10 +146,10 @@ def run_tasks(
 
     Args:
         network: whose links they cross.
-        plan, costs: what is moved.
+        plan, costs: give the sizes.
         cluster: its devices in the order of ranks.
         queues: of the lowered plan with all its replicas.
-        devices: by rank, not yet begun.
+        devices: by rank, not yet started.
     """
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
@@ -172,12 +172,12 @@ def run_tasks(
 
 
 def task_flows(tasks: Sequence[RunningTask]) -> tuple[FlowTimes, ...]:
-    """What all of them sent."""
+    """The flows of all tasks."""
     return tuple(flow.times for running in tasks for step in running.collective.steps for flow in step)
 
 
 def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
-    """When each device did what, device by device in the order issued.
+    """The times of each device's items, device by device in the order issued.
 
     An action that takes part in several tasks ends with the last of them, and has the bytes of all.
     """
@@ -196,7 +196,7 @@ def task_times(tasks: Sequence[RunningTask]) -> tuple[TaskTimes, ...]:
 
 
 def _delays(tasks: Sequence[RunningTask]) -> list[Delays]:
-    """Per task by full link how much later it ended because others shared the link: itself, and those before it."""
+    """Per task and full link the delay of its end because others shared the link, including delays of earlier tasks."""
     result: list[Delays] = []
     known: dict[int, tuple[Delays, float]] = {}
     for running in tasks:

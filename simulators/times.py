@@ -1,4 +1,4 @@
-"""When everything in a simulated step happened."""
+"""Times of a simulated step: flows, queues, tasks."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from ..core.actions import Action
 from ..core.plan.queues import Queues
 
 Direction = tuple[str, str]
-"""A link in one direction: names of the devices or hubs that it leads from and to."""
+"""A link in one direction: names of the devices or hubs at its start and end."""
 
 
 class Piece(NamedTuple):
@@ -18,7 +18,7 @@ class Piece(NamedTuple):
     Args:
         start_s, end_s: when.
         rate: bytes/s over each path of the flow.
-        held_by: the full link that holds it below the rate that it would have alone; None where none does.
+        held_by: the full link that limits its rate; None without contention.
     """
 
     start_s: float
@@ -31,10 +31,10 @@ class FlowTimes(NamedTuple):
     """Bytes that drained through links.
 
     Args:
-        links: that it crossed; one stands as often as it was crossed.
+        links: the links crossed; each is listed as often as it was crossed.
         bytes: over each path.
-        bytes_per_s: rate while nothing else is on the way.
-        start_s, drained_s: when the first byte left, and the last.
+        bytes_per_s: rate without contention.
+        start_s, drained_s: when the first and the last byte left.
         pieces: from start to end; None is one piece at ``bytes_per_s``.
     """
 
@@ -47,12 +47,12 @@ class FlowTimes(NamedTuple):
 
     @property
     def alone_s(self) -> float:
-        """Time from start to end while nothing else is on the way."""
+        """Time from start to end without contention."""
         return self.bytes / self.bytes_per_s
 
     @property
     def all_pieces(self) -> tuple[Piece, ...]:
-        """What its rate was, from start to end."""
+        """Its rate from start to end."""
         if self.pieces is not None:
             return self.pieces
         return (Piece(self.start_s, self.drained_s, self.bytes_per_s, None),)
@@ -60,14 +60,14 @@ class FlowTimes(NamedTuple):
 
 @frozen
 class TaskTimes:
-    """An item of a task next to compute: a reduction, a SYNC.
+    """An item of a task other than compute: a reduction, a SYNC.
 
     Args:
-        device, queue, action: which.
-        issued_s, end_s: when the device issued it and had what it waits for, and when it was over, in seconds.
-        start_s: when all who take part were there.
+        device, queue, action: of the item.
+        issued_s, end_s: when it was issued with all its conditions met, and when it ended, in seconds.
+        start_s: when all members had joined.
         bytes: of the device's own part.
-        contention: by full link, how much later it was over because others shared the link.
+        contention: by full link, the delay of its end because others shared the link.
     """
 
     device: int
@@ -87,7 +87,7 @@ class QueueTimes:
     Args:
         flows: in order.
         ready_s: when each was sent and its receive was posted.
-        starts, arrivals: when each left, and when all of it was there.
+        starts, arrivals: when each started, and when it had arrived.
     """
 
     flows: list[FlowTimes]
@@ -105,7 +105,7 @@ class StepTimes:
         operations: per device the starts and the ends of its operations.
         transfers: per ordered pair of devices the starts and the arrivals of its messages.
         tasks: the items of tasks, device by device in the order issued.
-        step_s: until the last device is done.
+        step_s: until the last device has finished.
     """
 
     queues: Queues

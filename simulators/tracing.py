@@ -1,4 +1,4 @@
-"""The trace of a simulated step, in the schema that every runner writes."""
+"""The trace of a simulated step, in the common schema of simulator and runtimes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,10 +24,10 @@ def build_trace(
     links: tuple[LinkTrack, ...],
     reference_s: float | None = None,
 ) -> Trace:
-    """The events of all queues in order of start, a memory sample for every change, and the use of the links.
+    """The trace: events of all queues in order of start, a memory sample for every change, and the use of the links.
 
-    ``reference_s`` is what the reference workload took when the costs were measured. What starts at one moment on one
-    queue stays in the order issued: the reductions come before the steps.
+    ``reference_s`` is the time of the reference workload when the costs were measured. Events of one queue that start
+    at the same time stay in the order issued: the reductions are before the optimizer steps.
     """
     operations = list(_operations(times))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
@@ -48,7 +48,7 @@ def _operations(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _tasks(times: StepTimes) -> Iterator[TraceEvent]:
-    """Those on the compute queue occupy it from when they are issued, as the steps wait for them, one after another."""
+    """Tasks on the compute queue occupy it from their issue, one after another, because the steps wait for them."""
     free_s: dict[int, float] = {}
     for task in times.tasks:
         if task.queue != COMPUTE_QUEUE:
@@ -67,7 +67,7 @@ def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
-    """Each kind at the start, and then whenever it has changed; several changes of one moment give one sample."""
+    """Each kind at the start, and then at each change; several changes at one time give one sample."""
     for kind, size in zip(STATE_KINDS, timeline.state, strict=True):
         yield MemorySample(device, 0.0, kind, size)
     times = timeline.times.tolist()

@@ -1,4 +1,4 @@
-"""Actions as integers, for everything that is compiled: ``4 · (stage · count + microbatch) + kind``.
+"""Actions as integers, for compiled functions: ``4 · (stage · count + microbatch) + kind``.
 
 ``count`` is the number of microbatches of a step.
 """
@@ -29,12 +29,12 @@ KIND = {code: kind for kind, code in CODE.items()}
 def encode(
     device_actions: Sequence[Sequence[Action]], stages: int, count: int, *, split: Container[int] = ()
 ) -> tuple[Integers, Integers]:
-    """Coded orders and their lengths, with room for every backward in two.
+    """Coded orders and their lengths, with capacity for every backward to be split.
 
     Args:
         device_actions: per device F, I, W and B in order.
         stages, count: how many stages and microbatches there are.
-        split: the stages whose B are written as I and W next to each other.
+        split: the stages whose B are coded as I directly followed by W.
     """
     import numpy as np
 
@@ -67,6 +67,6 @@ def decode_orders(orders: Integers, lengths: Integers, stages: int, count: int) 
 
 @lru_cache(maxsize=16)
 def _actions(stages: int, count: int) -> list[Action]:
-    """The action of every code; shared by all orders of that size."""
+    """The action of every code, cached for all orders of this size."""
     places = ((stage, microbatch) for stage in range(stages) for microbatch in range(count))
     return [Action(stage, KIND[kind], microbatch) for stage, microbatch in places for kind in range(KINDS)]

@@ -1,8 +1,8 @@
 """Longest path and memory of coded orders: the rules of ``core/evaluate/reference``, compiled.
 
 An action is a number: ``4 · (stage · count + microbatch) + kind``, with ``count`` microbatches, which an inner loop
-takes apart without a division. Messages are pure delays, one for every pair of stages that has an edge, however many
-stages it skips.
+decodes without a division. Messages are pure delays, one for every pair of stages with an edge, including edges that
+skip stages.
 """
 
 from itertools import product
@@ -34,22 +34,22 @@ SAVED_FACTORS = _saved_factors()
 """The table of `memory` for compute orders: (keeps or recomputes, start or end, kind, saved or input or kept bytes)."""
 
 MICROBATCHES_HELD: Integers = SAVED_FACTORS[0].sum(axis=(0, 2)).astype(np.int64)
-"""By how many microbatches an action changes those that its stage holds something of, by kind."""
+"""Change of the number of microbatches with saved tensors on the action's stage, by kind."""
 
 
 class StageArrays(NamedTuple):
-    """What stages cost, and what they send each other; one entry a stage unless said otherwise.
+    """Costs of stages and the edges between them; one entry per stage unless stated otherwise.
 
     Args:
         times: of F, I, W and B, (4, stages).
-        again: time of the second forward in front of I or B, for which no gradient is waited; 0 without recomputation.
+        again: time of the second forward before I or B, which does not wait for the gradient; 0 without recomputation.
         optimizer: time of the optimizer step.
         reduce: time of the gradient reduction over the data dimension.
-        state: bytes for all of training.
+        state: bytes of parameters, gradients and optimizer state.
         saved: bytes by which an action changes the saved tensors, at its start and at its end, (2, 4, stages): see
             :func:`fill_saved`.
         workspace: bytes of a running action.
-        forward_first: where the stages that a stage reads begin in the next two, (stages + 1).
+        forward_first: offsets of each reading stage into the next two, (stages + 1).
         forward_from, forward_delay: source and delay of each edge, by reading stage.
         back_first, back_from, back_delay: the same for gradients.
     """
@@ -80,12 +80,12 @@ class StageArrays(NamedTuple):
 
     @property
     def made_again(self) -> Floats:
-        """Bytes that the second forward adds to them while B or I runs."""
+        """Bytes that the second forward adds to the saved tensors while B or I runs."""
         return np.asarray(self.saved[START, BOTH])
 
 
 def make_stage_arrays(stages: int, edges: int) -> StageArrays:
-    """Arrays to be filled, of zeros, for at most that many edges."""
+    """Arrays of zeros for at most that many edges, to be filled."""
 
     def floats() -> Floats:
         return np.zeros(stages)
@@ -99,14 +99,14 @@ def make_stage_arrays(stages: int, edges: int) -> StageArrays:
     )  # fmt: skip
 
 
-class Room(NamedTuple):
-    """What a run writes to: made once for many runs (see :func:`make_room`).
+class Scratch(NamedTuple):
+    """Arrays that a run writes to, allocated once for many runs (see :func:`make_scratch`).
 
     Args:
         finish: end of every action by code.
-        cause: the action elsewhere that it waited for, or ``UNKNOWN``.
-        where: its position in its device's order.
-        place, free, left: per device: how far it is, when it is free, and the work that it has yet to do.
+        cause: per action the action on another device that it waited for, or ``UNKNOWN``.
+        where: per action its position in its device's order.
+        place, free, left: per device: its position, when it is free, and its remaining work.
         last: per stage the end of its last weight gradient.
         stage_of: stage of ``stage · count + microbatch``.
     """
@@ -121,10 +121,10 @@ class Room(NamedTuple):
     stage_of: Integers
 
 
-def make_room(stages: int, count: int, devices: int) -> Room:
-    """Room for runs of ``count`` microbatches."""
+def make_scratch(stages: int, count: int, devices: int) -> Scratch:
+    """Scratch for runs of ``count`` microbatches."""
     size = KINDS * stages * count
-    return Room(
+    return Scratch(
         np.empty(size), np.empty(size, dtype=np.int64), np.zeros(size, dtype=np.int64),
         np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices), np.zeros(stages),
         np.repeat(np.arange(stages), count),
@@ -133,9 +133,9 @@ def make_room(stages: int, count: int, devices: int) -> Room:
 
 @njit(inline="always")
 def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any, finish: Any) -> tuple[float, int]:
-    """When an action can begin on a device that is free ``now``, and the action elsewhere that it waits for.
+    """When an action can begin on a device that is free ``now``, and the action on another device that it waits for.
 
-    Negative where something that it reads has not run yet.
+    Negative if an input has not been computed yet.
     """
     at, why = now, UNKNOWN
     if kind == FORWARD:
@@ -163,7 +163,9 @@ def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any
 
 
 @njit()
-def run(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, room: Any) -> float:
+def run(
+    orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, scratch: Any
+) -> float:
     """The longest path through the orders, reductions and optimizer included.
 
     Args:
@@ -173,30 +175,30 @@ def run(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work:
         placement: device of every stage.
         costs: :class:`StageArrays`.
         work: per device the time of its actions and optimizer (see :func:`work_of`).
-        stop: give up where the step is sure to be longer than this.
-        room: :class:`Room`; ``finish``, ``cause`` and ``where`` are filled. A B also ends its I there, so that whoever
-            reads a gradient looks in one place. ``free`` comes to hold the ends of devices.
+        stop: give up once the step is certain to exceed this.
+        scratch: :class:`Scratch`; ``finish``, ``cause`` and ``where`` are filled. A B also fills its I's entries, so
+            that readers of a gradient look in one place. ``free`` then contains the ends of devices.
 
     Returns:
-        The step: the latest end of a device, whose stages' optimizer steps follow its compute, and each of them the
-        reduction of its gradients; those run one behind the other beside compute. Infinite above ``stop``; negative
-        where something waits for itself or for what nobody computes.
+        The step: the latest end of a device. A stage's optimizer step follows its device's compute and the reduction of
+        its gradients; reductions run one after another, concurrently with compute. Infinite above ``stop``; negative
+        if the orders deadlock or an input is never computed.
     """
-    finish, where, cause, free, left = room.finish, room.where, room.cause, room.free, room.left
+    finish, where, cause, free, left = scratch.finish, scratch.where, scratch.cause, scratch.free, scratch.left
     finish[:] = -1.0
-    room.place[:] = 0
+    scratch.place[:] = 0
     free[:] = 0.0
     left[:] = work
     todo = lengths.sum()
     while todo > 0:
         before = todo
         for d in range(orders.shape[0]):
-            i, now, rest = room.place[d], free[d], left[d]
+            i, now, rest = scratch.place[d], free[d], left[d]
             first = i
             while i < lengths[d]:
                 code = orders[d, i]
                 kind, place = code & 3, code >> 2
-                stage = room.stage_of[place]
+                stage = scratch.stage_of[place]
                 at, why = _begin(kind, place, stage, count, now, costs, finish)
                 if at < 0:
                     break
@@ -211,12 +213,12 @@ def run(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work:
                 i += 1
             if i > first:
                 todo -= i - first
-                room.place[d], free[d], left[d] = i, now, rest
+                scratch.place[d], free[d], left[d] = i, now, rest
                 if now + rest > stop:
                     return INFINITY
         if todo == before:
             return -1.0
-    return _end(placement, count, costs, room)
+    return _end(placement, count, costs, scratch)
 
 
 @njit()
@@ -241,32 +243,32 @@ def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> No
 
 
 @njit()
-def _end(placement: Any, count: int, costs: Any, room: Any) -> float:
-    """The end of the step; ``free``, which holds the ends of compute, comes to hold the ends of devices."""
+def _end(placement: Any, count: int, costs: Any, scratch: Any) -> float:
+    """The end of the step; ``free`` is changed from the ends of compute to the ends of devices."""
     stages, reduced = placement.shape[0], 0.0
     for stage in range(stages):
         reduced += costs.reduce[stage]
-    if reduced > 0:  # in the order of each stage's last backward on its device, one behind the other
+    if reduced > 0:  # in the order of each stage's last backward on its device, one after another
         for stage in range(stages):
             code = KINDS * (stage * count + count - 1)
-            room.last[stage] = room.where[code + (BOTH if room.finish[code + BOTH] >= 0 else WEIGHT)]
-        room.left[:] = 0.0
-        for stage in np.argsort(room.last):
+            scratch.last[stage] = scratch.where[code + (BOTH if scratch.finish[code + BOTH] >= 0 else WEIGHT)]
+        scratch.left[:] = 0.0
+        for stage in np.argsort(scratch.last):
             d, code = placement[stage], KINDS * (stage * count + count - 1)
-            whole = max(room.finish[code + WEIGHT], room.finish[code + BOTH])
-            room.left[d] = max(room.left[d], whole) + costs.reduce[stage]
-            room.last[stage] = room.left[d]
+            whole = max(scratch.finish[code + WEIGHT], scratch.finish[code + BOTH])
+            scratch.left[d] = max(scratch.left[d], whole) + costs.reduce[stage]
+            scratch.last[stage] = scratch.left[d]
     for stage in range(stages):
         d = placement[stage]
         if reduced > 0:
-            room.free[d] = max(room.free[d], room.last[stage])
-        room.free[d] += costs.optimizer[stage]
-    return float(room.free.max())
+            scratch.free[d] = max(scratch.free[d], scratch.last[stage])
+        scratch.free[d] += costs.optimizer[stage]
+    return float(scratch.free.max())
 
 
 @njit(inline="always")
 def saved_change(recomputes: bool, moment: int, kind: int, saved: float, inputs: float, kept: float) -> float:
-    """By how many bytes an action changes the saved tensors; arguments as in :func:`fill_saved`."""
+    """Change of the saved tensors by an action, in bytes; arguments as in :func:`fill_saved`."""
     row = SAVED_FACTORS[int(recomputes), moment, kind]
     return float(row[0] * saved + row[1] * inputs + row[2] * kept)
 
@@ -278,7 +280,7 @@ def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: flo
     Args:
         out: :class:`StageArrays`.
         stage: whose.
-        recomputes: whether it does.
+        recomputes: whether the stage does.
         saved, inputs, kept: bytes of a microbatch's saved tensors over its life, as in ``StageCosts``.
     """
     for moment in range(2):
@@ -288,7 +290,7 @@ def fill_saved(out: Any, stage: int, recomputes: bool, saved: float, inputs: flo
 
 @njit()
 def peak(order: Any, length: int, d: int, placement: Any, costs: Any, stage_of: Any) -> tuple[float, int]:
-    """The most bytes that device ``d`` holds in this order, and the position of the action that needs them.
+    """The peak bytes of device ``d`` in this order, and the position of the action that reaches it.
 
     State, saved tensors and the running action's workspace.
     """

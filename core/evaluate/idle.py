@@ -1,8 +1,8 @@
 """Why a step is not faster: the time in which devices do not compute, by cause.
 
-A step without any idle time would take the mean load of the devices: Σ (F, I, W) ÷ devices. What it takes beyond that
-is the idle time of a device on average. Its causes are found by taking them away one after the other, and running the
-same plan again after each; a cause is what the step loses by it, so that the causes add up to the idle time exactly::
+A step without idle time would take the mean load of the devices: Σ (F, I, W) ÷ devices. The rest of the step is the
+mean idle time of a device. Its causes are removed one after another, and the same plan is run again after each. The
+share of a cause is the time by which its removal shortens the step, so the shares sum to the idle time exactly::
 
     the step as it is
      │ update          optimizer steps, and sums of tied weights and over replicas, take no time
@@ -54,7 +54,7 @@ CAUSES = {
 }
 
 StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
-"""Seconds of a step with these costs on this cluster: the simulator's."""
+"""Seconds of a step with these costs on this cluster, by the simulator."""
 
 NOISE = 1e-9
 """Share of a step below which a difference of two steps is rounding."""
@@ -62,7 +62,7 @@ NOISE = 1e-9
 
 @frozen
 class IdleTime:
-    """The idle time of one step. Seconds are those of a device, on average over the devices.
+    """The idle time of one step. Seconds are means over the devices.
 
     Args:
         step_s: the step.
@@ -78,7 +78,7 @@ class IdleTime:
 
     @property
     def idle_s(self) -> float:
-        """What devices idle, on average."""
+        """Idle seconds, mean over the devices."""
         return self.step_s - self.compute_s
 
 
@@ -94,10 +94,10 @@ def idle_time(
     """The idle time of a plan by cause.
 
     Args:
-        plan, costs: what is explained.
+        plan, costs: of the step.
         cluster: its devices in the order of ranks (``Mesh.arrange``).
         step_time: runs a step.
-        unlimited_s: the step of the fastest known order of the same stages that lacks nothing but memory.
+        unlimited_s: the step of the fastest known order of the same stages without memory limits.
         waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
     """
     run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
@@ -130,12 +130,12 @@ def idle_time(
 
 
 def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
-    """The plan's orders where messages take no time."""
+    """The evaluation of the plan's orders with messages that take no time."""
     return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
 
 
 def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
-    """A cluster in which every two devices that talk have a path of their own, as fast as the free one between them."""
+    """A cluster with a separate path for every two devices that communicate, as fast as the uncontended one."""
     place = plan.placement
     ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
     pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]

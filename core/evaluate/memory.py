@@ -1,7 +1,7 @@
-"""The memory rule: what an action of each kind allocates and frees, when, in which memory, and how large it is.
+"""The memory rule: per kind of action what it allocates and frees, when, in which memory, and how many bytes.
 
-Everything that accounts for memory reads this table: validation, residency, the simulator's timelines, reports, and
-the searches. A microbatch's saved tensors have four sizes over its life on a stage::
+All memory accounting reads this table: validation, residency, the simulator's timelines, reports, and the searches. A
+microbatch's saved tensors have four sizes while it is on a stage::
 
                 F              RECOMPUTE           I             W
     nothing ────────▶ saved ───────────────────────────▶ kept ────────▶ nothing
@@ -44,7 +44,7 @@ class Use(StrEnum):
 
 
 class Size(StrEnum):
-    """How many bytes: a field of ``StageCosts``, or what the stage's messages add up to."""
+    """How many bytes: a field of ``StageCosts``, or a sum of the stage's messages."""
 
     SAVED = "saved_bytes"
     INPUT = "input_bytes"
@@ -55,7 +55,7 @@ class Size(StrEnum):
     READ = "read_bytes"
     """All messages that this action reads: from other devices, and from stages of its own device."""
     PASSED = "passed_bytes"
-    """All messages that this action leaves to stages of its own device."""
+    """All messages from this action to stages of its own device."""
     OFFLOADED = "offloaded_bytes"
     """The part of the saved tensors that the memory policy copies to the host."""
 
@@ -143,13 +143,13 @@ CHANGES: Mapping[Kind, tuple[Change, ...]] = {
 """The table, for stages that keep their saved tensors."""
 
 RECOMPUTING_FORWARD = (_allocates(Moment.START, Use.SAVED, Size.INPUT), *CHANGES[Kind.F][1:])
-"""F of a stage that recomputes: it keeps its inputs alone."""
+"""F of a stage that recomputes: it saves only its inputs."""
 FORWARD_ONLY = (_frees(Moment.END, Use.COMMUNICATION, Size.READ), _PASSED, *_WORKSPACE)
 """F of a plan without backwards: nothing is saved, and what F reads is freed when it ends."""
 
 
 def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False) -> tuple[Change, ...]:
-    """What an action changes.
+    """The memory changes of an action.
 
     Args:
         kind: of the action.
@@ -164,7 +164,7 @@ def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False)
 
 
 def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]:
-    """What an action of a compute order changes: orders hold no RECOMPUTE, which belongs to its B or I there."""
+    """The memory changes of an action of a compute order: the changes of RECOMPUTE are included in its B or I."""
     if recomputes and kind in (Kind.B, Kind.I):
         second = tuple(change for change in CHANGES[Kind.RECOMPUTE] if change.use is not Use.WORKSPACE)
         return (*second, *CHANGES[kind])
@@ -172,11 +172,11 @@ def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]
 
 
 def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> dict[Kind, tuple[float, float]]:
-    """Per kind of a compute order: how much its actions change the saved tensors at their start, and at their end.
+    """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes.
 
     Args:
         cost: of the actions' stage.
-        recomputes: whether it does.
+        recomputes: whether the stage does.
     """
     return {
         kind: (
@@ -188,9 +188,9 @@ def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> dict[Kind, tup
 
 
 def reserving_bytes(cost: StageCosts) -> dict[Kind, float]:
-    """The same for a scheduler that has F reserve the most that its microbatch ever holds.
+    """Like `saved_bytes` for a scheduler in which F reserves the most that its microbatch ever holds.
 
-    I may leave more than F saved.
+    After I a microbatch may hold more than after F.
 
     Args:
         cost: of the actions' stage, which does not recompute.

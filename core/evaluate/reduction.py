@@ -1,8 +1,8 @@
-"""When gradients are summed over replicas and the optimizer has stepped, where nothing contends.
+"""The end of gradient reductions and optimizer steps, without contention.
 
-The analytic side of what the simulator does: over the same devices the reductions run one after another, in the order
-in which the stages' last backwards end, each as long as its collective takes alone; a stage's optimizer step waits for
-its own, and a device steps its stages in order.
+The analytic counterpart of the simulator: over the same devices the reductions run one after another, in the order in
+which the stages' last backwards end, each for the time of its collective alone. A stage's optimizer step waits for its
+own reduction, and a device steps its stages in order.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from ..plan.plan import Plan
 _NUMBER_BYTES = 8
 
 ReductionTime = Callable[[int], float]
-"""Seconds that the reduction of a stage's gradients over its replicas takes alone."""
+"""Seconds of the reduction of a stage's gradients over its replicas, without contention."""
 
 
 def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
@@ -38,18 +38,18 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
 def sync_bytes(plan: Plan) -> int:
     """Bytes of the table that stages exchange before they step: overflows, loss scales, and a norm of each gradient.
 
-    They are float64. Norms are exchanged one by one, of a tied weight once, so that the global norm is summed up in the
-    model's order under every plan. A plan does not tell whether gradients are clipped or the loss alone is scaled, nor
-    which parameters are trained: the real table lacks the norms of those that are not. Stages without names of
-    parameters have a table without norms.
+    They are float64. Each gradient's norm is exchanged separately, once for a tied weight, so that the global norm is
+    summed in the model's order under every plan. A plan does not record whether gradients are clipped or only the loss
+    is scaled, nor which parameters are trained: the real table lacks the norms of frozen parameters. Stages without
+    parameter names have a table without norms.
     """
     names = {name for stage in plan.stages for name in stage.parameters}
     return _NUMBER_BYTES * (2 + len(names))
 
 
 def sync_time(plan: Plan, cluster: Cluster, ranks: Sequence[int]) -> float:
-    """Seconds that ranks take to agree before they step: to one of them and back, each way as long as the slowest
-    transfer between two of them."""
+    """Duration of a SYNC in seconds: to one rank and back, each way as long as the slowest transfer between two
+    ranks."""
     size = sync_bytes(plan)
     ways = (cluster.transfer_s(a, b, size) for a in ranks for b in ranks if a != b)
     return 2 * max(ways, default=0.0)
@@ -62,14 +62,14 @@ def step_ends(
     reduction: ReductionTime,
     sync_s: float = 0.0,
 ) -> list[float]:
-    """When each device along the pipeline is done with its optimizer steps, in seconds.
+    """When each device along the pipeline has finished its optimizer steps, in seconds.
 
     Args:
         plan: its compute orders.
         costs: per stage; their ``optimizer_s`` are used.
         ends: per replica and device the ends of its compute actions.
-        reduction: time of a stage's reduction; not asked for where there is one replica.
-        sync_s: how long the stages take to agree, where the plan has its steps wait for that.
+        reduction: time of a stage's reduction; not called with one replica.
+        sync_s: duration of the SYNC, if the plan has one.
     """
     gradients = _gradient_ends(plan, ends, reduction)
     if plan.sync:

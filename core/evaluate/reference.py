@@ -1,14 +1,14 @@
-"""Time and memory of compute orders by longest path, where nothing contends: the oracle of searches.
+"""Time and memory of compute orders by longest path, without contention: the oracle of searches.
 
-An action starts when its device has ended the action in front of it and everything it reads has arrived; a message
-is a pure delay. F reads the outputs of the stages before; B and I read the stage's own F and the gradients of the
-stages behind; W reads its own I. In this model the times follow from the orders alone, so one pass computes them.
+An action starts when its device has ended the previous action and all its inputs have arrived; a message is a pure
+delay. F reads the outputs of earlier stages; B and I read the stage's own F and the gradients of later stages; W reads
+its own I. In this model the times follow from the orders alone, so one pass computes them.
 
-What actions allocate and free is the table of `memory`. A device runs one action at a time, so the peak of its saved
-tensors follows from its order alone, too.
+The table in `memory` defines what actions allocate and free. A device runs one action at a time, so the peak of its
+saved tensors also follows from its order alone.
 
-A stage that recomputes runs its forward again directly in front of B or I, as soon as the device is free and without
-waiting for the gradient: B or I starts when both are there. Orders hold no RECOMPUTE; it belongs to its B or I.
+A stage that recomputes runs its forward again directly before B or I, as soon as the device is free and without waiting
+for the gradient: B or I starts when both are available. Orders hold no RECOMPUTE; it is part of its B or I.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from .memory import saved_bytes
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
-bytes, such as ``Cluster.transfer_s``. It is not asked for two stages on one device: there the delay is 0."""
+bytes, such as ``Cluster.transfer_s``. It is not called for two stages on one device: there the delay is 0."""
 
 
 _Ends = list[float | None]
@@ -32,7 +32,7 @@ _Read = tuple[_Ends, float, int]
 
 @frozen
 class Evaluation:
-    """What a compute order gives, in the units of its costs.
+    """Time and memory of a compute order, in the units of its costs.
 
     Args:
         starts, ends: per device, of each of its actions.
@@ -71,13 +71,13 @@ def evaluate(
         device_actions: per device F, I, W and B in order.
         placement: device of every stage.
         costs: per stage.
-        edges: what the stages send each other; None is a chain, each stage to the next.
+        edges: the messages between stages; None for a chain, each stage to the next.
         hop_s: delay of a message between two devices.
         recompute: the stages that recompute.
 
     Raises:
-        RequestError: an action is on another device than its stage, is no compute action, reads what no device
-            computes, or the orders deadlock (the message shows the cycle).
+        RequestError: an action is on another device than its stage, is not a compute action, has an input that no
+            device computes, or the orders deadlock (the message shows the cycle).
     """
     return Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute).evaluate(device_actions)
 
@@ -110,8 +110,8 @@ class Evaluator:
                 delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
                 self._gradient_from[edge.src].append((edge.dst, delay))
         again = [stage in frozenset(recompute) for stage in range(len(costs))]
-        # By kind and stage: the time, what the device computes before it waits, and how an action changes the saved
-        # tensors at its start and at its end.
+        # By kind and stage: the time, the recomputation before the wait, and the changes of the saved tensors at the
+        # start and at the end.
         self._time = (
             [cost.forward_s for cost in costs],
             [cost.backward_input_s for cost in costs],
@@ -158,7 +158,7 @@ class Evaluator:
                 kind = CODE.get(action.kind)
                 stage = action.stage
                 if kind is None or action.microbatch is None:
-                    raise RequestError(f"{action} stands in a compute order: it holds F, I, W and B alone")
+                    raise RequestError(f"{action} is in a compute order: it may hold only F, I, W and B; remove it")
                 if not (stage < stages and placement[stage] == device):
                     rule = f"is on device {placement[stage]}" if stage < stages else "does not exist"
                     raise RequestError(f"{action} is in the order of device {device}, and its stage {rule}: move it")
@@ -169,7 +169,7 @@ class Evaluator:
     def _run(self, codes: list[list[tuple[int, int, int]]]) -> tuple[list[list[float]], list[list[float]]]:
         """Start and end of every action.
 
-        Each device runs until it reads something that is not there yet; it is woken by the action that gives it.
+        Each device runs until an input is missing; the action that computes the input resumes it.
         """
         count = 1 + max((code[2] for order in codes for code in order), default=-1)
         reads, gives = self._tables(count)
@@ -206,9 +206,9 @@ class Evaluator:
         return starts, ends
 
     def _tables(self, count: int) -> tuple[list[list[list[_Read]]], list[list[tuple[_Ends, int]]]]:
-        """By kind and stage: what an action reads, and what it gives, as rows of end times by microbatch.
+        """By kind and stage: the inputs and the output of an action, as rows of end times by microbatch.
 
-        A row's name is twice its stage, plus 1 for gradients; that of W, which nobody reads, is −1.
+        A row's name is twice its stage, plus 1 for gradients; that of W, which no action reads, is −1.
         """
         stages = range(len(self.placement))
         outputs: list[_Ends] = [[None] * count for _ in stages]
@@ -252,7 +252,7 @@ def _deadlock(
     waiting: dict[tuple[int, int], list[int]],
     placement: tuple[int, ...],
 ) -> str:
-    """The cycle of waits: from a stuck device to the one that has yet to run what it waits for, until one recurs."""
+    """The cycle of waits: from a blocked device to the one that has not yet run its input, until one recurs."""
     wanted = {
         device: (BOTH if name % 2 else FORWARD, name // 2, microbatch)
         for (name, microbatch), devices in waiting.items()
@@ -278,7 +278,7 @@ def _deadlock(
         owner = placement[wanted[stuck][1]]
         steps.append(
             f"{_text(codes[stuck][positions[stuck]])} on device {stuck} waits for {_text(wanted[stuck])}, "
-            f"which stands behind {_text(codes[owner][positions[owner]])} on device {owner}"
+            f"which is after {_text(codes[owner][positions[owner]])} on device {owner}"
         )
     return "deadlock: " + "; ".join(steps)
 

@@ -1,8 +1,7 @@
-"""Plans derived from a plan: the same stages in the same order, for fewer microbatches, with other messages, with other
-stages that recompute; and one of the forwards alone, in an order of its own.
+"""Plans derived from a plan: for fewer microbatches, with other messages, or forward only.
 
-Leaving out the actions of some microbatches keeps a plan sound. What is left waits for a part of what it waited for
-before, and a part of what has no cycle has none; the actions of a stage still ascend by microbatch.
+A sound plan stays sound without the actions of some microbatches. The remaining dependencies are a subset of the
+original ones, and a subset of an acyclic graph is acyclic. The actions of a stage still ascend by microbatch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +18,14 @@ Recompute = str | Sequence[int]
 
 
 def first_microbatches(plan: Plan, count: int) -> Plan:
-    """The plan for its first microbatches alone; without a prediction, which was made for all of them.
+    """The plan for its first microbatches only, without its prediction, which covers all of them.
 
     Args:
         plan: a sound plan.
-        count: how many are left, from 1 to the plan's.
+        count: how many microbatches to keep, from 1 to the plan's.
 
     Raises:
-        RequestError: the plan does not have so many.
+        RequestError: the plan has fewer, or ``count`` is below 1.
     """
     if not 1 <= count <= plan.microbatches:
         raise RequestError(f"{count} microbatches of a plan for {plan.microbatches}: give 1 to {plan.microbatches}")
@@ -40,24 +39,24 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
 
 
 def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
-    """The plan with other messages between its stages, to be validated; itself where the same stages talk.
+    """The plan with other messages between its stages, not validated; the same plan if the same stages communicate.
 
     Args:
         plan: a plan.
-        edges: what the stages send each other.
+        edges: the messages between stages.
     """
     wanted = tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst)))
-    return plan if _talking(wanted) == _talking(plan.edges) else evolve(plan, edges=wanted, prediction=None)
+    return plan if _directions(wanted) == _directions(plan.edges) else evolve(plan, edges=wanted, prediction=None)
 
 
 def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None) -> None:
-    """Refuse a plan that contradicts what is asked for along with it.
+    """Refuse a plan that contradicts other arguments.
 
     Args:
-        plan: that was given.
-        microbatches: of a step; None where that was not asked for.
+        plan: the given plan.
+        microbatches: the number per step; None if not requested.
         schedule: a family's name, or ``auto`` for any.
-        recompute: the stages that do; None where that was not asked for.
+        recompute: the stages that recompute; None if not requested.
 
     Raises:
         RequestError: the first contradiction.
@@ -79,13 +78,13 @@ def _stages_text(stages: Sequence[int]) -> str:
 
 
 def synchronised(plan: Plan) -> Plan:
-    """The plan with optimizer steps that wait for all stages; without its prediction, if they did not before."""
+    """The plan with optimizer steps that wait for all stages. Its prediction is removed if they did not before."""
     return plan if plan.sync else evolve(plan, sync=True, prediction=None)
 
 
 def forward_only(plan: Plan) -> Plan:
-    """The plan of the forwards alone, as evaluation runs them: its stages where they are, nothing saved, nothing
-    reduced, nothing stepped; without a prediction.
+    """The plan of the forwards only, for evaluation: the same stages on the same devices, no saved tensors, no
+    reductions, no optimizer steps, no prediction.
 
     Args:
         plan: a sound plan. The order of each device is derived from its stages, edges and, where it has a prediction,
@@ -100,15 +99,19 @@ def forward_only(plan: Plan) -> Plan:
 
 
 def reordered(plan: Plan) -> Plan:
-    """The same of a plan that is forward only, for the messages and microbatches that it has now."""
+    """A forward-only plan with its compute order derived again from its current messages and microbatches."""
     return evolve(plan, device_actions=forward_order(plan.placement, plan.edges, plan.devices, plan.microbatches))
 
 
 def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
-    """The stages, of so many, that recompute.
+    """The numbers of the stages that recompute.
+
+    Args:
+        recompute: ``"none"``, ``"all"`` or stage numbers.
+        count: how many stages the plan has.
 
     Raises:
-        RequestError: it is not written so, or names a stage that there is not.
+        RequestError: ``recompute`` is something else, or names a stage that does not exist.
     """
     named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else list(recompute)
     if named is None or not all(type(stage) is int for stage in named):
@@ -121,5 +124,5 @@ def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
     return tuple(sorted(set(named)))
 
 
-def _talking(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:
+def _directions(edges: Iterable[StageEdge]) -> set[tuple[int, int, bool]]:
     return {(edge.src, edge.dst, edge.gradient_bytes > 0) for edge in edges}

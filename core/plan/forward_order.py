@@ -1,13 +1,13 @@
-"""The order of forwards without backwards: what each device computes when nothing has to be saved.
+"""The compute order of forwards without backwards, for evaluation.
 
-Every device takes, of the forwards whose tensors are there, that of the latest of its stages: so messages are read soon
-after they arrive, and no device that has something to do waits. Written down, that is an order like any other::
+Each device runs the forward of its latest stage whose inputs are available. So messages are read soon after they
+arrive, and no device idles while it has a forward to run. The result is a fixed order::
 
-    two devices, four stages in a V, three microbatches, a forward a tick
+    two devices, four stages in a V, three microbatches, one tick per forward
     device 0   0F0 0F1 0F2 3F0  .  3F1  .  3F2        stages 0 and 3
     device 1    .  1F0 2F0 1F1 2F1 1F2 2F2            stages 1 and 2
 
-It comes from a run that came to its end, so it has no deadlock.
+The order is recorded from a simulated run that completed, so it cannot deadlock.
 """
 
 import heapq
@@ -31,7 +31,7 @@ def forward_order(
         edges: from stages to later ones.
         devices: how many there are.
         microbatches: how many.
-        forward_s: time of a stage's F; all take as long by default. Messages take none.
+        forward_s: time of each stage's F; equal by default. Messages take no time.
     """
     stages = len(placement)
     seconds = forward_s if forward_s is not None and all(time > 0 for time in forward_s) else [1.0] * stages
@@ -48,7 +48,7 @@ def forward_order(
     running: list[tuple[float, int, int, int]] = []
 
     def starts(device: int, now_s: float) -> bool:
-        """Whether a device has something to do, which it begins."""
+        """Start the next forward of a device; return whether there was one."""
         for stage in own[device]:
             microbatch = upcoming[stage]
             if microbatch < microbatches and not missing[stage][microbatch]:

@@ -1,15 +1,15 @@
-"""Items and tasks: what the queues of a device hold, and what items of several devices do together.
+"""Items (the actions on a device's queues) and tasks (items that run together, also across devices).
 
-A device has named queues and works through each in order. Its compute queue holds F, B, I, W, RECOMPUTE and STEP. What
-is on another queue is issued between two of these, runs next to them, and is awaited by some of them::
+A device has named queues and runs each in order. Its compute queue holds F, B, I, W, RECOMPUTE and STEP. An item of
+another queue is issued between two compute items, runs concurrently with compute, and some compute items wait for it::
 
     compute queue      ─ 0F3 ─┬─ 0F4 ─ 0B1 ─┬─ 0B3 ─
                               │ issued      │ reader
     another queue             └─▶ [ task ] ─┘       one at a time, in order
 
-A *task* is what one or several items do together: a send and its receive, all members of a reduction, or one item
-alone. It starts when each of its items has been issued and has what it waits for, and the task before it in its order
-has ended; it ends for all of them at once.
+A *task* consists of one or several items: a send and its receive, all members of a reduction, or a single item. It
+starts when each of its items is issued, the tasks that the items wait for have ended, and the previous task of its
+order has ended. It ends for all its items at the same time.
 """
 
 from typing import NamedTuple
@@ -22,12 +22,12 @@ class Item(NamedTuple):
     """An action on a queue.
 
     Args:
-        device: that issues it.
+        device: the device that issues it.
         queue: name of the queue.
         action: what it does.
-        issued: compute items of the device that have ended when it is issued.
-        place: its position among everything that the device issues.
-        waits: tasks, as positions in ``Queues.tasks``, that end before it takes part in its own.
+        issued: number of the device's compute items that have ended when it is issued.
+        place: its position among all actions that the device issues.
+        waits: tasks that must end before its own task starts, as positions in ``Queues.tasks``.
     """
 
     device: int
@@ -39,16 +39,16 @@ class Item(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What items do together.
+    """One or several items that start and end together.
 
     Args:
-        kind: of its items.
-        name: for people.
-        reason: why others wait for it, for people.
-        items: who takes part; each device at most once, unless it holds several of a tied weight's stages.
+        kind: the kind of its items.
+        name: its name in messages.
+        reason: why others wait for it, for messages.
+        items: its members; each device at most once, unless it holds several of a tied weight's stages.
         readers: (device, position) of the compute items that wait for its end.
-        order: tasks of one order run one after another, as they are listed; None for one that waits for no other.
-        weight: that is summed, of a REDUCE_TIED.
+        order: tasks with the same order run one after another, as listed; None for a task without one.
+        weight: for REDUCE_TIED, the weight whose gradients are summed.
     """
 
     kind: Kind
@@ -61,15 +61,15 @@ class Task(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A task of two items, flat because there are many: one message from one device to another.
+    """A message from one device to another: a task of two items, stored flat because there are many.
 
     Args:
         send: the action that sends it.
         receive: the action that receives it.
         src, dst: the two devices.
         bytes: its size.
-        issued: the sender's compute item behind which it is sent.
-        posted: the receiver's compute item in front of which its receive is posted.
+        issued: the sender's compute item after which it is sent.
+        posted: the receiver's compute item before which its receive is posted.
         reader: the receiver's compute item that reads it.
     """
 

@@ -1,10 +1,10 @@
-"""What is known of a kind of action wherever plans are lowered, validated, simulated and traced.
+"""Declarations of action kinds, for lowering, validation, simulation and traces.
 
-A kind of the compute queue has a time (``COMPUTE_SECONDS``). Every other kind, but for sends and receives, is declared
-as a ``TaskKind``: where lowering puts its actions, and which tasks they form. Nothing else names it: validation,
-memory, the simulator, traces and the executor read queues, items and tasks. Those of a step's end are in
-``step_end.py``; ``own_queue`` declares a kind that each stage does for each microbatch next to compute. What the
-executor calls for a kind is registered with ``runtimes/engine/instructions.py``.
+A kind of the compute queue has a time (``COMPUTE_SECONDS``). Every other kind, except sends and receives, is declared
+as a ``TaskKind``: where lowering inserts its actions, and which tasks they form. No other code names it: validation,
+memory, the simulator, traces and the executor read queues, items and tasks. The kinds at the end of a step are in
+``step_end.py``. ``own_queue`` declares a kind that runs once per stage and microbatch on a queue of its own. The
+executor's function for a kind is registered in ``runtimes/engine/instructions.py``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from .items import Item, Task
 from .plan import Plan
 
 Seconds = Callable[[StageCosts], float]
-"""How long an action takes, by the costs of its stage."""
+"""Duration of an action in seconds, from the costs of its stage."""
 
 COMPUTE_SECONDS: Mapping[Kind, Seconds] = {
     Kind.F: lambda cost: cost.forward_s,
@@ -44,20 +44,19 @@ def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[fl
 
 @frozen(eq=False)
 class TaskKind:
-    """A kind whose actions are not on the compute queue, or end there when others do.
+    """A kind whose actions are on another queue than compute, or end on the compute queue together with others.
 
     Args:
         kind: its letters in the grammar.
-        queue: name of its queue; every device has one of this name.
-        insert: (plan, device) → its actions, each with the position in the compute order that it comes after; None for
-            one that comes after all compute, and before the STEPs.
+        queue: name of its queue on every device.
+        insert: (plan, device) → its actions, each with the position in the compute order that it follows; None for
+            after all compute, before the STEPs.
         tasks: (plan, compute, items, tasks of the kinds declared before) → its tasks. Raises RequestError where an item
-            is missing, or is where it must not be.
-        seconds: how long a task takes by itself; None where that depends on links and members, which the simulator
-            knows.
-        changes: of memory, at fixed places of the compute order, so that what an order holds does not depend on how
-            long a task takes: its start counts from when it is issued, its end from when its reader on the same device
-            starts.
+            is missing or misplaced.
+        seconds: duration of a task; None where it depends on links and members, which only the simulator models.
+        changes: its memory changes, at fixed positions of the compute order, so that the memory of an order does not
+            depend on the duration of tasks: the start is when it is issued, the end is when its reader on the same
+            device starts.
         fence: kinds of the compute queue whose action of the same stage and microbatch waits for its end.
         joins_replicas: whether the same items of all replicas take part in one task.
     """
@@ -76,25 +75,25 @@ _DECLARED: dict[Kind, TaskKind] = {}
 
 
 def task_kinds() -> Mapping[Kind, TaskKind]:
-    """All that are declared, in that order."""
+    """All declared kinds, in order of declaration."""
     return _DECLARED
 
 
 def task_seconds(task: Task, costs: Sequence[StageCosts]) -> float | None:
-    """How long a task takes by itself; None where that depends on links and members."""
+    """Duration of a task in seconds; None where it depends on links and members."""
     seconds = _DECLARED[task.kind].seconds
     return None if seconds is None else seconds(costs[task.items[0].action.stage])
 
 
 def declare(found: TaskKind) -> TaskKind:
-    """Add a kind, or replace one of the same letters."""
+    """Add a kind, or replace the one with the same letters."""
     _DECLARED[found.kind] = found
     return found
 
 
 @contextmanager
 def declared(found: TaskKind) -> Iterator[TaskKind]:
-    """Add a kind for as long as the context is open."""
+    """A context in which a kind is declared."""
     before = _DECLARED.get(found.kind)
     declare(found)
     try:
@@ -116,17 +115,17 @@ def own_queue(
     seconds: Seconds,
     changes: Sequence[Change] = (),
 ) -> TaskKind:
-    """A kind that stages do for each microbatch on a queue of its own, one after another.
+    """A kind that runs once per stage and microbatch on a queue of its own, one action after another.
 
     Args:
         kind: its letters.
         queue: name of the queue.
-        stages: of a plan that do it.
+        stages: plan → the stages that run it.
         after: kind of the compute item of the same stage and microbatch that it follows.
-        fence: kinds of compute items of the same stage and microbatch; the first of them waits for it. Empty where none
-            does.
-        seconds: how long it takes.
-        changes: of memory.
+        fence: kinds of compute items of the same stage and microbatch; the first of them waits for it. Empty if none
+            waits.
+        seconds: its duration.
+        changes: its memory changes.
     """
 
     def insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
@@ -141,7 +140,7 @@ def own_queue(
         for item in items:
             device, action = item.device, item.action
             if (device, action) not in wanted:
-                raise RequestError(f"device {device} issues {action}, which the plan does not ask for: remove it")
+                raise RequestError(f"device {device} issues {action}, which the plan does not need: remove it")
             wanted.remove((device, action))
             at = {each: places[device].get(Action(action.stage, each, action.microbatch)) for each in (after, *fence)}
             readers = [at[each] for each in fence]
@@ -151,13 +150,13 @@ def own_queue(
             yield Task(kind, str(action), f"needs {queue}", (item,), fenced, (queue, device))
         if wanted:
             device, action = min(wanted, key=lambda missing: (missing[0], str(missing[1])))
-            raise RequestError(f"device {device} issues no {action}, and the plan asks for it: add it")
+            raise RequestError(f"device {device} issues no {action}, which the plan needs: add it")
 
     return TaskKind(kind, queue, insert, tasks, seconds, tuple(changes), fence)
 
 
 def _check_between(item: Item, compute: Sequence[Action], after: int | None, reader: int | None) -> None:
-    """An item is issued after what it reads, and before what waits for it."""
+    """Check that an item is issued after the action that it follows, and before the one that waits for it."""
     if after is None or after >= item.issued:
         raise RequestError(f"{item.action} is issued before the action that it follows: move it after that")
     if reader is not None and reader < item.issued:

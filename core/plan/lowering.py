@@ -1,18 +1,18 @@
-"""Lowering: from each device's compute order to everything it issues.
+"""Lowering: from each device's compute order to all actions that it issues.
 
-A plan holds compute alone. Lowering puts the sends and receives, the reduction of tied weights and the optimizer steps
-around it, for every runner alike::
+A plan orders compute only. Lowering adds sends, receives, reductions and optimizer steps, the same for the simulator
+and every runtime::
 
     compute order of device 1:                      1F0                  1F1          1B0
     lowered, prefetch 1:        1RECV_F0<0 1RECV_F1<0 1F0 1SEND_F0>2 1RECV_B0<2 1F1 … 1B0 1SEND_B0>0 … 1STEP
 
 1. Only edges between stages on different devices are communicated, one message for each edge and microbatch.
-2. A send stands directly behind the action that produced it. Between two devices and in one direction there is one
-   in-order queue, so the order of the sends *is* the order of the receives.
-3. A receive stands ``prefetch`` compute actions in front of its reader, and earlier where the order of its queue asks
-   for it. It never stands behind its reader, so that lowering cannot turn a sound compute order into a deadlock.
-4. A stage that recomputes has a RECOMPUTE directly in front of each B or I, behind the receives that stand there. It
-   waits for nothing but its turn, so it fills the time in which the gradient is still to come.
+2. A send directly follows the action that computes its tensors. There is one in-order queue from one device to
+   another, so the order of the sends *is* the order of the receives.
+3. A receive is posted ``prefetch`` compute actions before its reader, and earlier where the order of its queue requires
+   it. It is never posted after its reader, so lowering cannot turn a sound compute order into a deadlock.
+4. A stage that recomputes has a RECOMPUTE directly before each B or I, after the receives at that position. It waits
+   for no message, so it runs while the gradient is still in transit.
 """
 
 import sys
@@ -32,28 +32,28 @@ Lowered = tuple[tuple[Action, ...], ...]
 
 
 def lower(plan: Plan, prefetch: int = 2) -> Lowered:
-    """Everything that each device issues, in order. Linear in the number of actions.
+    """All actions that each device issues, in order. Linear in the number of actions.
 
     Args:
-        plan: with a sound compute order.
+        plan: a plan with a sound compute order.
         prefetch: how many compute actions a receive is posted ahead of its reader; at least 0.
 
     Returns:
-        Per device along the pipeline its actions: F, B, I, W as the plan orders them, among them RECOMPUTE, SEND and
-        RECV, and REDUCE_GRAD of every stage where ``mesh.data`` is above 1; then per stage REDUCE_TIED (where it has a
-        tied weight), one SYNC for the device where the plan has its steps wait for all stages, and per stage STEP. Of a
-        plan that is forward only F, SEND_F and RECV_F, and nothing else.
+        Per device along the pipeline its actions: F, B, I, W in the plan's order, with RECOMPUTE, SEND and RECV between
+        them, and REDUCE_GRAD of every stage if ``mesh.data`` is above 1; then REDUCE_TIED per stage with a tied weight,
+        one SYNC per device if the plan's steps wait for all stages, and STEP per stage. For a forward-only plan F,
+        SEND_F and RECV_F only.
 
     Raises:
-        RequestError: ``prefetch`` is negative, the plan's memory policy asks for what lowering does not insert, or
-            nothing in the plan reads a message that it sends.
+        RequestError: ``prefetch`` is negative, the plan's memory policy needs actions that lowering does not insert, or
+            no action reads a message that the plan sends.
     """
     if prefetch < 0:
-        raise RequestError(f"prefetch is {prefetch}: a receive cannot stand behind its reader; give at least 0")
+        raise RequestError(f"prefetch is {prefetch}: a receive cannot be posted after its reader; give at least 0")
     if plan.memory.offload:
         raise RequestError(
-            f"the plan offloads stages {list(plan.memory.offload)}: its actions hold no copies to the host; use a plan "
-            "whose memory policy offloads none"
+            f"the plan offloads stages {list(plan.memory.offload)}: lowering inserts no copies to the host; use a plan "
+            "without memory.offload"
         )
     recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)
@@ -76,11 +76,11 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
 Positions = dict[tuple[int, int | None], int]
 Readers = tuple[Positions, Positions]
 Placed = dict[int, list[tuple[int, int, int, Action]]]
-"""Receives by the compute position that they stand in front of, each behind what it is sorted by."""
+"""Receives by the compute position that they precede, each with its sorting key first."""
 
 
 class _Peers:
-    """Per stage the stages on other devices that it talks to, in order."""
+    """Per stage the stages on other devices that it sends to, in order."""
 
     def __init__(self, plan: Plan) -> None:
         where = self.where = plan.placement
@@ -107,7 +107,7 @@ def _readers(actions: Iterable[Action]) -> Readers:
 
 
 def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Action]]) -> list[Action]:
-    """The sends behind one compute action; their receives are appended to the queues that they travel in."""
+    """The sends after one compute action; their receives are appended to the queues between the two devices."""
     if action.kind is Kind.W:
         return []
     stage, microbatch = action.stage, action.microbatch
@@ -122,7 +122,7 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
 
 
 def _insert(actions: Iterable[tuple[int | None, Action]], after: list[list[Action]], end: list[Action]) -> None:
-    """Put actions of a kind after compute positions, or after all of them (None)."""
+    """Insert actions of a kind after compute positions, or after all of them (None)."""
     for position, action in actions:
         if position is None:
             end.append(action)
@@ -137,7 +137,7 @@ def _place(
     prefetch: int,
     receives: Placed,
 ) -> None:
-    """Put one queue's receives in front of compute positions, as late as its order and ``prefetch`` allow."""
+    """Insert one queue's receives before compute positions, as late as its order and ``prefetch`` allow."""
     forward, backward = readers
     first_reader = sys.maxsize
     for order in range(len(messages) - 1, -1, -1):
@@ -175,5 +175,5 @@ def _merged(
 
 
 def _steps(plan: Plan, device: int) -> list[Action]:
-    """The optimizer steps, after everything else that a device does."""
+    """The optimizer steps, after all other actions of a device."""
     return [] if plan.forward_only else [Action(stage.index, Kind.STEP) for stage in plan.stages_on(device)]

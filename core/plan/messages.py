@@ -1,7 +1,6 @@
-"""Messages: each send of the lowered lists with its receive, and the compute items between which both are.
+"""Messages: matching each send of the lowered lists with its receive, and locating both in the compute queues.
 
-Everything that a device issues is between two items of its compute queue: a send after the one issued last, a receive
-before the next one::
+Each send has the last compute item issued before it, each receive the next compute item after it::
 
     issued         1RECV_F0<0   1F0   1SEND_F0>2   1RECV_B0<2   1B0
     compute item                 0                                1
@@ -31,12 +30,12 @@ def match_messages(
 
     Args:
         plan: its placement and edges.
-        sent, received: what devices issue; a send's number is that of the compute item before it.
-        forward, backward: per device where messages are made and read.
+        sent, received: the actions that devices issue; a send's number is that of the compute item before it.
+        forward, backward: per device the positions of the actions that compute and read messages.
 
     Raises:
-        RequestError: a send or receive has no counterpart, or the two ends of a queue differ in order; a message is
-            sent before it was computed, received behind its reader, twice, or not at all.
+        RequestError: a send or receive has no counterpart; the two ends of a queue differ in order; a message is sent
+            before it is computed, received after its reader, sent twice, or not sent.
     """
     queues = {
         pair: _match_queue(plan, pair, sent.get(pair, []), received.get(pair, []), (forward, backward))
@@ -56,7 +55,7 @@ def peer_device(plan: Plan, device: int, action: Action) -> int:
         )
     if placement[action.stage] != device:
         raise RequestError(
-            f"{action} is issued by device {device}, and stage {action.stage} lives on device "
+            f"{action} is issued by device {device}, and stage {action.stage} is on device "
             f"{placement[action.stage]}: move it there"
         )
     if placement[action.peer] == device:
@@ -90,25 +89,27 @@ def _match_queue(
             )
         edge = sizes.get((stage, peer) if is_forward else (peer, stage))
         if edge is None or not (is_forward or edge.gradient_bytes > 0):
-            raise RequestError(f"{send} travels along no edge of the plan: remove it and its receive")
+            raise RequestError(f"{send} has no edge in the plan: remove it and its receive")
         ready = (forward if is_forward else backward)[src].get((stage, microbatch))
         if ready is None or ready > issued:
-            raise RequestError(f"{send} stands in front of what it sends: move it behind {_maker(send)}")
+            raise RequestError(
+                f"{send} is before the action that computes its tensors: move it after {_compute_of(send)}"
+            )
         reader = (forward if is_forward else backward)[dst].get((peer, microbatch))
         if reader is None or reader < posted:
-            raise RequestError(f"{receive} stands behind what reads it: move it in front of {_maker(receive)}")
+            raise RequestError(f"{receive} is after the action that reads it: move it before {_compute_of(receive)}")
         size = edge.bytes if is_forward else edge.gradient_bytes
         messages.append(Message(send, receive, src, dst, size, issued, posted, reader))
     if len(sent) != len(received):
-        lonely = (sent if len(sent) > len(received) else received)[len(messages)][0]
+        unmatched = (sent if len(sent) > len(received) else received)[len(messages)][0]
         raise RequestError(
-            f"{lonely} has no counterpart: device {src} sends {len(sent)} messages to device {dst}, which receives "
-            f"{len(received)}; add {lonely.counterpart}, or remove it"
+            f"{unmatched} has no counterpart: device {src} sends {len(sent)} messages to device {dst}, which receives "
+            f"{len(received)}; add {unmatched.counterpart}, or remove it"
         )
     return messages
 
 
-def _maker(action: Action) -> str:
+def _compute_of(action: Action) -> str:
     kind = "F" if action.kind in (_SEND_F, _RECV_F) else "backward"
     return f"stage {action.stage}'s {kind} of microbatch {action.microbatch}"
 

@@ -1,4 +1,4 @@
-"""The plan: the only thing that planning and execution share. Documents of format ``panpipe.plan/1``.
+"""The plan: the only object that planning and execution share. Its file format is ``panpipe.plan/1``.
 
 Immutable, readable and deterministic: the planner writes plans; the simulator and every runtime read them.
 """
@@ -22,7 +22,7 @@ FORMAT = "panpipe.plan/1"
 
 @frozen
 class Stage:
-    """One stage: where it runs and what it owns.
+    """One stage: its device, operators and parameters.
 
     Args:
         index: position in the pipeline, from 0.
@@ -39,7 +39,7 @@ class Stage:
 
 @frozen
 class TiedWeight:
-    """A parameter with a replica in every stage that reads it; its gradient is the sum over them, in stage order.
+    """A parameter that several stages read, each with a copy; its gradient is the sum over the stages, in stage order.
 
     Args:
         name: the parameter's.
@@ -54,7 +54,7 @@ class TiedWeight:
 
 @frozen
 class MemoryPolicy:
-    """What saves memory: stages that recompute their forward, and stages whose saved tensors go to the host."""
+    """Memory savings: stages that recompute their forward, and stages that offload saved tensors to the host."""
 
     recompute: tuple[int, ...] = ()
     offload: tuple[int, ...] = ()
@@ -62,19 +62,19 @@ class MemoryPolicy:
 
 @frozen
 class Prediction:
-    """What was predicted for the plan, and from what.
+    """The predicted step of a plan, with the costs and cluster that it was computed from.
 
     Args:
-        costs: per stage; the profile that the prediction stands on, frozen.
-        cluster: the machine it was made for.
+        costs: per stage, from the profile.
+        cluster: the machine.
         step_s: time of one training step.
-        peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything, and saved tensors alone.
+        peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory, and saved tensors only.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
         evaluations: how many candidate plans were scored.
-        interval_s: what the noise measured while profiling implies: the median step of training is within these two
-            with a probability of 90 % on a machine as fast as it was then; None where too little was measured.
-        reference_s: seconds that the reference workload took meanwhile (``runtimes/profile/reference_workload``): what
-            it takes later ÷ this is how much slower the machine has become. None where nothing was measured.
+        interval_s: from the noise measured while profiling: the median training step is within this interval with
+            probability 90 %, if the machine is as fast as it was then; None if too little was measured.
+        reference_s: seconds of the reference workload while profiling (``runtimes/profile/reference_workload``); a
+            later time ÷ this is the slowdown of the machine. None if not measured.
     """
 
     costs: tuple[StageCosts, ...]
@@ -90,22 +90,23 @@ class Prediction:
 
 @frozen(slots=False, repr=False)
 class Plan:
-    """What runs where and in which order.
+    """A partition of the model into stages, their devices, and the compute order of each device.
 
     Args:
-        model: its name, for people.
-        graph_hash: identity of the operator graph that the stages cut.
+        model: the model's name, for display.
+        graph_hash: hash of the operator graph that the stages partition.
         mesh: pipeline × data.
-        microbatches: how many of them one step is made of.
+        microbatches: number per step.
         schedule: name of the schedule that gave the order, with its parameters.
         stages: in order.
-        edges: what the stages send each other.
-        device_actions: per device the compute order: F, I, W and B alone.
-        tied: parameters that live in more than one stage.
+        edges: the messages between stages.
+        device_actions: per device the compute order: F, I, W and B only.
+        tied: parameters that more than one stage reads.
         memory: the memory policy.
-        sync: whether optimizer steps wait for all stages: for the global norm, or for what looks for overflow.
-        prediction: made for this plan; not part of its identity.
-        forward_only: whether its orders hold F alone: nothing is saved, reduced or stepped.
+        sync: whether optimizer steps wait for all stages: for the global gradient norm, or for a gradient scaler's
+            overflow check.
+        prediction: of this plan; not part of its hash.
+        forward_only: whether its orders hold F only: no saved tensors, reductions or optimizer steps.
     """
 
     model: str
@@ -124,13 +125,13 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of the plan: everything but the prediction."""
+        """SHA-256 of the plan without its prediction."""
         identity = as_plain(self)
         del identity["prediction"]
         return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
 
     def __repr__(self) -> str:
-        """What a person looks for in it; the whole of it is `plan_json`."""
+        """A summary; `plan_json` writes the whole plan."""
         predicted = "no prediction"
         if self.prediction is not None:
             peak = max(self.prediction.peak_memory_bytes, default=0.0)
@@ -157,7 +158,7 @@ class Plan:
         """Write the plan as a file that `load`, ``panpipe.pipeline(plan=...)`` and the command line read.
 
         Raises:
-            RequestError: it cannot be written there.
+            RequestError: the file cannot be written.
         """
         write_text(path, plan_json(self))
 
@@ -166,7 +167,7 @@ class Plan:
         """Read a plan file.
 
         Raises:
-            RequestError: it cannot be read, or is no plan of this version.
+            RequestError: the file cannot be read, or is not a plan of this version.
         """
         return read_plan(path)
 
@@ -175,7 +176,7 @@ class Plan:
         return tuple(stage for stage in self.stages if stage.device == device)
 
 
-# Plans without these are written, and hashed, as they were before there were such fields.
+# Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
     Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
@@ -189,7 +190,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def parse_plan(text: str, origin: str) -> Plan:
-    """Read a plan document; ``origin`` names it in errors. It is well formed then, and yet to be validated.
+    """Read a plan document; ``origin`` names it in errors. The result is well formed but not validated.
 
     Raises:
         RequestError: it is truncated, of another format or version, or a field is missing, unknown or wrong.
@@ -198,5 +199,5 @@ def parse_plan(text: str, origin: str) -> Plan:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan file. Raises RequestError where it is not one."""
+    """Read a plan file. Raises RequestError if it is not one."""
     return parse_plan(read_text(path), str(path))

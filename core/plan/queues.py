@@ -1,7 +1,7 @@
-"""The queues of a lowered plan: what each device computes in order, and the messages and tasks next to that.
+"""The queues of a lowered plan: the compute queue of each device, the messages, and the tasks of other queues.
 
-Whoever looks at a lowered plan looks at this: validation, memory, the simulator and its trace. What an action waits for
-and what waits for it is found here, once; kinds are known by ``TaskKind`` alone (``kinds.py``).
+Validation, memory, the simulator and its trace all read this form of a plan. The dependencies of each action are found
+here, once; kinds are known by their ``TaskKind`` only (``kinds.py``).
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class Queues:
 
     Args:
         compute: per device its compute queue: F, B, I, W, RECOMPUTE and STEP, in order.
-        messages: the queue of every ordered pair of devices, in the order in which both ends have it.
-        tasks: everything else, those of one order in that order.
+        messages: the queue of every ordered pair of devices, in the order of both ends.
+        tasks: all other work; tasks with the same ``order`` are listed in that order.
     """
 
     compute: tuple[tuple[Action, ...], ...]
@@ -36,10 +36,9 @@ class Queues:
     tasks: tuple[Task, ...] = ()
 
     def replicated(self, replicas: int) -> "Queues":
-        """The same for ``replicas`` equal pipelines, device d of replica r being number ``r × devices + d``.
+        """The queues of ``replicas`` equal pipelines; device d of replica r is number ``r × devices + d``.
 
-        The replicas' queues hold the very messages of the first: their ``src`` and ``dst`` are positions along the
-        pipeline.
+        All replicas share the message objects of the first: their ``src`` and ``dst`` are positions along the pipeline.
         """
         if replicas == 1:
             return self
@@ -52,7 +51,7 @@ class Queues:
         return Queues(self.compute * replicas, messages, _replicated(self.tasks, replicas, count))
 
     def without(self, kind: Kind) -> "Queues":
-        """The same without the tasks of a kind; nobody waits for them."""
+        """The queues without the tasks of a kind; nothing waits for them any more."""
         kept = [at for at, task in enumerate(self.tasks) if task.kind is not kind]
         if len(kept) == len(self.tasks):
             return self
@@ -66,7 +65,7 @@ class Queues:
 
 
 def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task, ...]:
-    """Tasks of all replicas: replica by replica, but for those in which all of them take part."""
+    """Tasks of all replicas: one per replica, except for those that join all replicas."""
     result: list[Task] = []
     kinds = task_kinds()
     numbers: dict[tuple[int, int], int] = {}  # (replica, task of one replica) → position in the result
@@ -95,15 +94,15 @@ def _replicated(tasks: Sequence[Task], replicas: int, count: int) -> tuple[Task,
 
 
 def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
-    """Sort what devices issue into queues.
+    """Sort the actions that devices issue into queues.
 
     Args:
         plan: its placement and edges.
-        lowered: per device its actions, by ``lower`` or by hand; nothing of how ``lower`` works is taken for granted.
+        lowered: per device its actions, from ``lower`` or written by hand; no property of ``lower`` is assumed.
 
     Raises:
-        RequestError: an action stands on the wrong device; messages do not match (``match_messages``), or tasks are not
-            where they belong (``TaskKind.tasks``).
+        RequestError: an action is on the wrong device, messages do not match (``match_messages``), or tasks are
+            misplaced (``TaskKind.tasks``).
     """
     sent: Posted = {}
     received: Posted = {}
@@ -133,7 +132,7 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
             elif kind in kinds:
                 items[kind].append(Item(device, kinds[kind].queue, action, len(ops), place))
             else:
-                raise RequestError(f"device {device} issues {action}: no runner of this version knows how; remove it")
+                raise RequestError(f"device {device} issues {action}: this version cannot run it; remove it")
         compute.append(tuple(ops))
         forward.append(forward_at)
         backward.append(backward_at)

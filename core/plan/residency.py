@@ -1,4 +1,4 @@
-"""What a device holds at each moment of a step: the memory rules of the abstract machine, given when things happened.
+"""The memory of each device over a step, from the times of its operations and messages, by these rules:
 
 ==================  ===========================================================================================
 parameters,         from the start to the end
@@ -6,16 +6,16 @@ gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
                     ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
-                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` from there on
-communication       a received tensor from when its receive is posted until F starts (from then on it is one of the
-                    saved tensors; without a backward F's end frees it) or until B or I ends; a sent one from when it
-                    is sent until it has arrived; one that passes between two stages here from the end of who makes
+                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` after that
+communication       a received tensor from the posting of its receive to the start of F (then it is one of the saved
+                    tensors; without a backward, to the end of F) or to the end of B or I; a sent tensor from its send
+                    to its arrival; a tensor between two stages of this device from the end of the action that computes
                     it, as if it was received then
 workspace           while an action runs
 ==================  ===========================================================================================
 
-Of things that happen at one moment, an arrival comes first: it frees. What two stages of one device both save of a
-tensor that passes between them counts for each.
+Of events at the same time, an arrival comes first: it frees. A tensor between two stages of one device that both save
+counts twice.
 """
 
 import itertools
@@ -42,7 +42,7 @@ OperationTimes = Sequence[tuple[Sequence[float], Sequence[float]]]
 Arrivals = Mapping[tuple[int, int], Sequence[float]]
 """Per ordered pair of devices when each of its messages has arrived, in seconds."""
 Release = tuple[float, int, float]
-"""When a sent tensor has arrived, the change that sent it, and its bytes."""
+"""Arrival time of a sent tensor, the index of the change that sent it, and its bytes."""
 
 
 @frozen(eq=False)
@@ -51,10 +51,10 @@ class Timeline:
 
     Args:
         state: bytes of each of ``STATE_KINDS``, held throughout.
-        times: seconds, ascending; one entry for each change.
+        times: of each change, in seconds, ascending.
         moving: bytes of each of ``MOVING_KINDS`` from that time on, shape (3, changes).
         host: bytes of saved tensors on the device's host from that time on, shape (changes,).
-        operations: what changed it, as a number into ``actions``.
+        operations: the operation that made each change, as an index into ``actions``.
         actions: the device's operations, in order.
     """
 
@@ -67,32 +67,32 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> float:
-        """The most that the device holds, everything together."""
+        """Peak of all memory together."""
         return sum(self.state) + float(self.moving.sum(axis=0).max())
 
     @property
     def peak_action(self) -> Action | None:
-        """The action that causes the peak, the first time; None on a device that does nothing."""
+        """The action that first reaches the peak; None for a device without operations."""
         if not self.actions:
             return None
         return self.actions[int(self.operations[int(self.moving.sum(axis=0).argmax())])]
 
     @property
     def at_peak(self) -> dict[str, float]:
-        """What the device holds of each kind at its peak, the first time; it adds up to ``peak_bytes``."""
+        """Bytes of each kind when the peak is first reached; their sum is ``peak_bytes``."""
         worst = int(self.moving.sum(axis=0).argmax())
         moving = (float(size) for size in self.moving[:, worst])
         return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
 
     @property
     def peak_by_kind(self) -> dict[str, float]:
-        """The most that the device holds of each kind, each at its own moment."""
+        """Peak of each kind, each at its own time."""
         moving = (float(row.max()) for row in self.moving)
         return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
 
     @property
     def peak_saved_bytes(self) -> float:
-        """The most saved tensors that the device holds."""
+        """Peak of the saved tensors."""
         return float(self.moving[0].max())
 
 
@@ -105,8 +105,8 @@ def device_timelines(
         plan: its placement.
         costs: per stage.
         queues: of the lowered plan.
-        operation_times: when its operations ran.
-        arrivals: when its messages arrived.
+        operation_times: of its operations.
+        arrivals: of its messages.
     """
     communication, releases = _communication(plan, queues, arrivals)
     _add_passed(plan, queues, communication)
@@ -140,7 +140,7 @@ _ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {(
 
 
 def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[Kind, tuple[float, ...]]:
-    """Per kind of the compute queue: saved bytes at its start and at its end, and workspace likewise."""
+    """Per kind of the compute queue the changes of saved bytes at its start and its end, then of workspace likewise."""
     result = {}
     for kind in WORK_KINDS:
         totals = dict.fromkeys(itertools.product((Use.SAVED, Use.WORKSPACE), Moment), 0.0)
@@ -152,7 +152,7 @@ def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[
 
 
 def _add_tasks(queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:
-    """Add what tasks next to compute allocate and free, at fixed places of the compute order."""
+    """Add the memory changes of tasks on other queues, at fixed positions of the compute order."""
     kinds = task_kinds()
     for task in queues.tasks:
         for change, item in itertools.product(kinds[task.kind].changes, task.items):
@@ -164,8 +164,8 @@ def _add_tasks(queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArr
 
 
 def _communication(plan: Plan, queues: Queues, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
-    """Per device: communication bytes at each change (posts in front of the first operation, then start and end of
-    every operation, the end with what is issued behind it), and when sent tensors are given back."""
+    """Per device: communication bytes at each change (receives posted before the first operation, then start and end of
+    every operation, the end with what is issued after it), and when sent tensors are freed."""
     read = 2 if plan.forward_only else 1
     rows = [[0.0] * (2 * len(actions) + 1) for actions in queues.compute]
     releases: list[list[Release]] = [[] for _ in queues.compute]
@@ -204,11 +204,11 @@ def _timeline(
     releases: list[Release],
     actions: tuple[Action, ...],
 ) -> Timeline:
-    """Put what arrivals give back between the operations' changes, and add everything up."""
+    """Merge the releases by arrivals into the operations' changes, and sum up."""
     operations = numpy.maximum(numpy.arange(len(times)) - 1, 0) // 2
     if releases:
         at, sent_by, sizes = (numpy.array(column) for column in zip(*sorted(releases), strict=True))
-        # An arrival that takes no time still comes behind its own send.
+        # A message that takes no time still arrives after its send.
         where = numpy.maximum(numpy.searchsorted(times, at, side="left"), sent_by.astype(numpy.int64) + 1)
         order = numpy.argsort(numpy.concatenate((2 * numpy.arange(len(times)) + 1, 2 * where)), kind="stable")
         freed = numpy.zeros((4, len(at)))

@@ -1,11 +1,11 @@
-"""The kinds at the end of a step: sums of gradients over replicas and of tied weights, agreement of all stages, STEP.
+"""The kinds at the end of a step: gradient reductions over replicas and of tied weights, SYNC of all stages, STEP.
 
 ::
 
     compute           ... 1B7 │ 0B6 │ 0B7 ──┬───────────────┬────── STEP
-    REDUCE_GRAD            └─▶ [ stage 1 ]──┼─▶ [ stage 0 ]─┤         a stage's, over its replicas, in one order
+    REDUCE_GRAD            └─▶ [ stage 1 ]──┼─▶ [ stage 0 ]─┤         over a stage's replicas, in one order
     REDUCE_TIED                                             ├─▶ [ ]   over the stages that hold a weight
-    SYNC                                                    └─▶ [ ]   over all devices, when all sums are there
+    SYNC                                                    └─▶ [ ]   over all devices, after all reductions
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def _steps(compute: Compute) -> dict[int, tuple[int, int]]:
     }
 
 
-# Over replicas
+# Reduction over replicas
 
 
 def _insert_gradients(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
@@ -44,7 +44,7 @@ def _insert_gradients(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
 
 
 def _gradient_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
-    """Over a data dimension every stage has one REDUCE_GRAD, between its last backward and its STEP."""
+    """With replicas every stage has one REDUCE_GRAD, between its last backward and its STEP."""
     by_device: list[list[Item]] = [[] for _ in compute]
     for item in items:
         by_device[item.device].append(item)
@@ -72,20 +72,20 @@ def _gradient_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequ
             late = next((a for a in actions[: item.issued] if a.stage == stage and a.kind is Kind.STEP), None)
             if early is not None or late is not None:
                 raise RequestError(
-                    f"{stage}REDUCE_GRAD stands in front of {early}: move it behind"
+                    f"{stage}REDUCE_GRAD is before {early}: move it after that"
                     if early is not None
-                    else f"{stage}REDUCE_GRAD stands behind {late}: move it in front"
+                    else f"{stage}REDUCE_GRAD is after {late}: move it before that"
                 )
             readers = (steps[stage],) if stage in steps else ()
             order = (COLLECTIVE_QUEUE, device)
             yield Task(Kind.REDUCE_GRAD, str(item.action), _NEEDS_GRADIENTS, (item,), readers, order)
 
 
-# Of tied weights
+# Reduction of tied weights
 
 
 def _insert_tied(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
-    """Every sum of a tied weight comes before every STEP: two stages of one device may share one."""
+    """Every reduction of a tied weight is before every STEP: two stages of one device may share a weight."""
     tied = {stage for weight in plan.tied for stage in weight.stages}
     for stage in plan.stages_on(device) if tied and not plan.forward_only else ():
         if stage.index in tied:
@@ -93,7 +93,7 @@ def _insert_tied(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
 
 
 def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """One for each weight, over its stages; a stage's gradients are summed over replicas first."""
+    """One task per weight, over its stages; a stage's gradients are reduced over replicas first."""
     if not plan.tied:
         return
     by_stage = {item.action.stage: item for item in items}
@@ -103,7 +103,7 @@ def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
         absent = next((stage for stage in weight.stages if stage not in by_stage or stage not in steps), None)
         if absent is not None:
             raise RequestError(
-                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP behind "
+                f"stage {absent} holds the tied weight '{weight.name}' and issues no REDUCE_TIED with a STEP after "
                 "it: add them"
             )
         joins = tuple(
@@ -115,34 +115,33 @@ def _tied_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
         yield Task(Kind.REDUCE_TIED, name, "sums a tied weight with it", joins, readers, weight=weight)
 
 
-# Of all stages
+# SYNC of all stages
 
 
 def _insert_sync(plan: Plan, device: int) -> Iterator[tuple[None, Action]]:
-    """The device's SYNC has the number of its first stage, and comes after all sums: it is about whole gradients."""
+    """The device's SYNC has the number of its first stage and follows all reductions: it needs complete gradients."""
     if plan.sync and not plan.forward_only:
         for stage in plan.stages_on(device)[:1]:
             yield None, Action(stage.index, Kind.SYNC)
 
 
 def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """Where steps wait for all stages, every device with a stage has one SYNC, between all sums and its STEPs."""
+    """If steps wait for all stages, every device with a stage has one SYNC, between all reductions and its STEPs."""
     for item in items:
         where = f"device {item.device} issues {item.action}"
         if not plan.sync:
             raise RequestError(f"{where} and the plan's steps wait for no other stage (sync is false): remove it")
         if sum(other.device == item.device for other in items) > 1:
-            raise RequestError(f"{where} twice: a device agrees with the others once a step; remove one")
+            raise RequestError(f"{where} twice: a device synchronises once a step; remove one")
         step = next((a for a in compute[item.device][: item.issued] if a.kind is Kind.STEP), None)
         if step is not None:
-            raise RequestError(f"{where} behind {step}, which waits for it: move it in front")
+            raise RequestError(f"{where} after {step}, which waits for it: move it before that")
         sums = (each for task in known for each in task.items if each.device == item.device)
         late = next((each.action for each in sums if each.place > item.place), None)
         late = late or next((a for a in compute[item.device][item.issued :] if a.kind is not Kind.STEP), None)
         if late is not None:
             raise RequestError(
-                f"the SYNC of device {item.device} stands in front of {late}: it tells of whole gradients; "
-                "move it behind"
+                f"the SYNC of device {item.device} is before {late}: it needs complete gradients; move it after that"
             )
     if plan.sync:
         there = {item.device for item in items}
@@ -153,12 +152,12 @@ def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
 
 
 def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """The agreement of these devices before they step.
+    """The SYNC task of these devices.
 
     Args:
         compute: their compute queues.
-        items: one for each device that takes part.
-        known: the sums that come before.
+        items: one per participating device.
+        known: the tasks declared before, with the reductions.
     """
     reductions = [(at, task) for at, task in enumerate(known) if task.kind in (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)]
     joins, readers = [], []

@@ -1,11 +1,11 @@
 """Building blocks: one microbatch's passes in slots, repeated (Controllable Memory, arXiv 2405.15362, section 3).
 
-1. Repeat: the slot of a pass is its slot in the block plus one period for each microbatch. How long a stage's block
-   lasts from F to the end of its backward, over the period, is how many microbatches it holds: the block fixes the
-   memory before anything is scheduled.
-2. Squeeze: only the order counts, so slots in which a device would idle vanish.
-3. Re-order: slots become wishes. A run through time takes what is there in the order of its slots, and lets nothing in
-   that would hold more than the block; so warm-up and cool-down close up, and W fills what is left.
+1. Repeat: the slot of a pass is its slot in the block plus one period for each microbatch. The lifespan of a stage's
+   block, from F to the end of its backward, divided by the period is the number of microbatches that it holds: the
+   block fixes the memory before anything is scheduled.
+2. Squeeze: only the order counts, so slots in which a device would idle are removed.
+3. Re-order: slots become priorities. List scheduling runs the available action with the earliest slot, unless it would
+   hold more than the block. So warm-up and cool-down have fewer gaps, and W fills the remaining idle time.
 """
 
 import itertools
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from .instance import Instance
 
 FORMAT = "panpipe.block/1"
-BEHIND = (1.0, 3.3)
-"""How far W is due behind its I, in periods."""
+WEIGHT_DELAYS = (1.0, 3.3)
+"""How far after its I a W is due, in periods."""
 PATIENCE = ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.0, 0.0, 1.0))
-"""How far ahead a device looks before it takes F, I or W: see `decode`."""
+"""How long a device may wait for a better action before it runs F, I or W: see `decode`."""
 SLACK = (2.0, 4.0)
-"""Slots by which a stage may hold a microbatch longer than its block says."""
+"""Slots by which a stage may hold a microbatch longer than in its block."""
 SECOND_ROUND = 3
-"""Of the wishes that a first run compares, so many are tried with every patience and slack."""
+"""How many of the best priorities of the first run are tried with every patience and slack."""
 
 
 @frozen
@@ -51,7 +51,7 @@ class Block:
         whole_backward: the backward is not split.
 
     Raises:
-        RequestError: the lists do not fit together, or a pass comes before what it reads.
+        RequestError: the lists have different lengths, or a pass is not after the passes that it reads.
     """
 
     placement: tuple[int, ...]
@@ -92,15 +92,15 @@ class Block:
             for name, slot, source, before in reads:
                 if slot <= before:
                     raise RequestError(
-                        f"stage {stage}: {name} is in slot {slot} and reads what {source} makes in slot {before}: "
+                        f"stage {stage}: {name} is in slot {slot} and reads what {source} computes in slot {before}: "
                         f"give it slot {before + 1} or a later one"
                     )
 
     def check_slots(self) -> None:
-        """Refuse two passes of a device in one slot: repeated, they would run at once.
+        """Refuse two passes of a device in one slot: when repeated, they would overlap.
 
         Raises:
-            RequestError: there are such.
+            RequestError: two passes share a slot.
         """
         taken: dict[tuple[int, int], str] = {}
         for stage, device in enumerate(self.placement):
@@ -117,7 +117,7 @@ class Block:
 
     @property
     def devices(self) -> int:
-        """Devices that it is for."""
+        """Number of devices."""
         return max(self.placement) + 1
 
     def held(self) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def read_block(path: Path | str) -> Block:
     """Read a block's file.
 
     Raises:
-        RequestError: it is not there, or is no block.
+        RequestError: the file cannot be read, or is not a block.
     """
     return from_json(read_text(path), FORMAT, Block, str(path))
 
@@ -163,7 +163,7 @@ def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> S
         RequestError: there is no block, two of its passes share a slot, or it is for other devices or chunks.
     """
     if block is None:
-        raise RequestError("building-block has no block: write one to a file and give --block FILE")
+        raise RequestError("building-block needs a block: write one to a file and give --block FILE")
     block.check_slots()
     stages = len(block.placement)
     if (block.devices, stages) != (problem.devices, problem.stages):
@@ -180,7 +180,7 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
     Args:
         problem: costs and delays.
         name: of the schedule.
-        blocks: variants of one block, on one placement; the first is the block itself, which is kept to most strictly.
+        blocks: variants of one block, on one placement; the first is the block itself.
         held: per device, the (stage, microbatch) pairs that it may hold.
     """
     placement, count = blocks[0].placement, problem.microbatches
@@ -205,7 +205,7 @@ def _row(block: Block, device: int, count: int) -> list[Action]:
 
 
 def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
-    """The fastest run through time with slots as wishes."""
+    """The fastest list schedule with slots as priorities."""
     import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
 
     from ..evaluate.coding import INFINITY
@@ -213,7 +213,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     from .instance import instance
 
     task = instance(problem, blocks[0].placement)
-    # In bytes: what the block holds, and the mean of a device's stages for every pair more or less.
+    # In bytes: the memory of the block, and the mean of a device's stages for each pair more or less.
     share = np.array([task.need[own].mean() for own in task.stages_on])
     most = np.array(blocks[0].weighed(task.need.tolist())) + (np.array(held) - np.array(blocks[0].held())) * share
     limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
@@ -223,9 +223,9 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     lengths = np.zeros(problem.devices, dtype=np.int64)
     best: tuple[tuple[float, float], Schedule] | None = None
 
-    def run(wish: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...]) -> tuple[float, float]:
+    def run(priority: "tuple[Block, Floats, Floats]", slack: float, patience: tuple[float, ...]) -> tuple[float, float]:
         nonlocal best
-        block, keys, life = wish
+        block, keys, life = priority
         caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
         value = decode(
             problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits, keys,
@@ -235,32 +235,32 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
             best = value, task.schedule(name, orders, lengths)
         return value
 
-    wishes = [
-        (block, *_wishes(block, task, in_time, behind))
-        for block, in_time, behind in itertools.product(blocks, (False, True), BEHIND)
+    priorities = [
+        (block, *_priorities(block, task, in_time, delay))
+        for block, in_time, delay in itertools.product(blocks, (False, True), WEIGHT_DELAYS)
     ]
     ways = list(itertools.product(SLACK, PATIENCE))
-    for wish in sorted(wishes, key=lambda wish: run(wish, *ways[0]))[:SECOND_ROUND]:
+    for priority in sorted(priorities, key=lambda priority: run(priority, *ways[0]))[:SECOND_ROUND]:
         for slack, patience in ways[1:]:
-            run(wish, slack, patience)
+            run(priority, slack, patience)
     assert best is not None
     return best[1]
 
 
-def _wishes(block: Block, task: "Instance", in_time: bool, behind: float) -> "tuple[Floats, Floats]":
+def _priorities(block: Block, task: "Instance", in_time: bool, delay: float) -> "tuple[Floats, Floats]":
     """Keys of F, I and W of every stage and microbatch, and how many slots lie between a stage's F and I.
 
     Args:
         block: the block.
         task: the problem.
-        in_time: slots last a share of a microbatch's work, and hops take their time between them.
-        behind: how far W is due behind its I, in periods, where the block does not say.
+        in_time: slots have the duration of a share of a microbatch's work, with the hop delays between them.
+        delay: how far after its I a W is due, in periods, where the block does not define it.
     """
     import numpy as np
 
     forward, back = np.array(block.forward, dtype=float), np.array(block.input, dtype=float)
     life = np.array(block.weight or block.input, dtype=float) - forward
-    weight = np.array(block.weight, dtype=float) if block.weight else back + behind * block.period
+    weight = np.array(block.weight, dtype=float) if block.weight else back + delay * block.period
     period = float(block.period)
     if in_time:
         work = float(task.times.sum(axis=0)[task.stages_on].sum(axis=1).max())
@@ -280,4 +280,4 @@ FAMILY = ScheduleFamily(
     "building-block", building_block, "a block of slots that you write, repeated (Controllable Memory)",
     split_backward=True, candidates=_no_candidates,
 )  # fmt: skip
-"""It has no candidates: nobody but its user knows the block."""
+"""It has no candidates: only a user can give the block."""

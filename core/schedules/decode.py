@@ -1,12 +1,12 @@
 """From priorities to a compute order: list scheduling under a memory limit, compiled.
 
-Every action has a key. A device that is free runs, of what is there, the action of the smallest key; it waits for one
-that is about to arrive where that has a smaller key. Stages take microbatches in order. So every assignment of keys is
-a legal order, and a search over orders becomes one over numbers (random keys: Bean 1994).
+Every action has a key. A free device runs the available action with the smallest key, or waits for one with a smaller
+key that is about to become available. Stages run microbatches in order. So every assignment of keys is a legal order,
+and a search over orders becomes a search over numbers (random keys: Bean 1994).
 
-A forward is only begun if every microbatch on its device can still be finished oldest first (the banker's algorithm,
-Dijkstra 1965): Σ held by this one and younger ones, plus what it has yet to allocate, is within the limit. Hence no
-order deadlocks, and any limit that holds one microbatch on all of a device's stages has an order.
+A forward starts only if every microbatch on its device can still be finished, oldest first (the banker's algorithm,
+Dijkstra 1965): Σ held by a microbatch and younger ones, plus its remaining allocations, is within the limit. Hence no
+order deadlocks, and every limit that fits one microbatch on all of a device's stages has an order.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from ..evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT
 from ..numba_cache import njit
 
 TAIL = 1e-3
-"""Weight of the mean end of the devices beside the makespan, in a search: it tells orders of equal makespan apart."""
+"""Weight of the devices' mean end, added to the makespan in a search: it ranks orders of equal makespan."""
 
 
 @njit(inline="always")
@@ -79,7 +79,8 @@ def _look(
     caps: Any,
     fused: Any,
 ) -> float:
-    """When each kind's next action could start on each stage of device ``d``, into ``ready``; returns the earliest."""
+    """Fill ``ready`` with the earliest start of each kind's next action on each stage of device ``d``; return the
+    earliest of all."""
     last = begun.shape[0] - 1
     earliest = INFINITY
     for c in range(stages_on.shape[1]):
@@ -117,7 +118,7 @@ def _pick(
     keys: Any,
     patience: Any,
 ) -> tuple[float, int, int]:
-    """Start, kind and stage of the action that device ``d`` takes at ``now``, or waits for a little."""
+    """Start, kind and stage of the action that device ``d`` runs at ``now``, or waits for within its patience."""
     best, kind, place, start = INFINITY, -1, 0, now
     until = now
     for late in range(2):
@@ -183,7 +184,7 @@ def _soonest(
 
 @njit(inline="always")
 def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> Any:
-    """How long each device computes."""
+    """Compute time of each device."""
     work = np.zeros(devices)
     for s in range(placement.shape[0]):
         work[placement[s]] += count * (times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s]))
@@ -208,7 +209,7 @@ def decode(
     lengths: Any,
     stop: float = INFINITY,
 ) -> tuple[float, float]:
-    """The order that keys stand for.
+    """The order that keys define.
 
     Args:
         count: microbatches.
@@ -216,15 +217,16 @@ def decode(
         stages_on: stages of every device, (devices, chunks).
         times: of F, I and W, (3, stages); where a stage is fused its I takes the time of B.
         hops: delay of a message between stage s − 1 and s, (stages,).
-        need, kept: what F has to reserve, and what is held after I, (stages,): I may leave more than F saved.
+        need, kept: bytes that F has to reserve, and bytes held after I, (stages,): I may leave more than F saved.
         limits: per device, (devices,).
         keys: (3, stages, count); the smallest goes first.
-        patience: how far ahead a device looks before it takes F, I or W, as a share of that action's time, (3,).
+        patience: how long a device may wait for a better action before it runs F, I or W, as a share of that action's
+            time, (3,).
         caps: most microbatches that a stage holds at once, (stages,); at least 1.
         fused: whether a stage runs I and W as B, (stages,).
         orders: filled with codes (see `coding`), (devices, 3 · chunks · count).
         lengths: filled with how many actions each device has, (devices,).
-        stop: give up where the makespan and ``TAIL`` times the mean end are sure to be above this together.
+        stop: give up once makespan + ``TAIL`` · mean end is certain to exceed this.
 
     Returns:
         Makespan, and the mean over devices of the end of their last actions. Infinite where the order was given up.

@@ -1,15 +1,16 @@
 """DualPipe-V: DualPipe cut in half, on a folded model (DeepSeek-V3, arXiv 2412.19437, section 3.2; the halving is by
 Qi et al. 2025).
 
-Device d of p holds stages d and 2p − 1 − d, here a and b. It pairs a forward with a backward, whose communication one
-can hide behind the other's compute, and splits backwards only where warm-up and cool-down would leave it idle::
+Device d of p holds stages d and 2p − 1 − d, here a and b. It pairs a forward with a backward, so that the communication
+of one can overlap with the compute of the other. It splits backwards only where it would idle in warm-up and
+cool-down::
 
     warm-up     2(p − 1 − d) × Fa      d + 1 × (Fa Fb)      p − 1 − d × (Ib Wb Fb)
     steady      m − 2p + d + 1 × (Fa Bb Fb Ba)
-    cool-down   p − 1 − d × (Bb Fb Ba)      d + 1 × (Bb Ba), the second half split, W put off
-                p − 1 − d × (W Ia)      W of what is left
+    cool-down   p − 1 − d × (Bb Fb Ba)      d + 1 × (Bb Ba), the second half split, W delayed
+                p − 1 − d × (W Ia)      the remaining W
 
-With fewer than 2p microbatches, those that do not exist are left out.
+With fewer than 2p microbatches, the missing ones are omitted.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ def dualpipe_v(problem: ScheduleProblem) -> Schedule:
     """DualPipe-V.
 
     Raises:
-        RequestError: other than two stages a device.
+        RequestError: not two stages per device.
     """
     if problem.chunks != 2:
         raise RequestError(f"dualpipe-v with {problem.chunks} chunks: it folds the model once; give 2 chunks")
@@ -61,7 +62,7 @@ class _Row:
         return Action(stage, kind, microbatch)
 
     def actions(self) -> Iterator[Action]:
-        """All of them."""
+        """The device's actions in order."""
         first, second, left = self._first, self._second, self._devices - 1 - self._device
         for _ in range(2 * left):
             yield self._forward(first)

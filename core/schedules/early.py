@@ -1,9 +1,9 @@
-"""Gradients sent early: a backward in two halves that stand next to each other, so that a neighbour waits for one only.
+"""Gradients sent early: B split into I directly followed by W, so that the previous stage waits for I only.
 
-B hands the gradient of its stage's inputs over when all of it is done. I followed at once by W is the same work in the
-same place, and the gradient leaves after I. Nothing else moves; whoever waited for the gradient starts a W sooner. In
-the drain of a schedule of whole backwards, where every device waits for the one behind it, that takes a W for each hop
-off the step (the halves are those of Zero Bubble, section 2).
+B sends the gradient of its stage's inputs when it has ended. I directly followed by W is the same work at the same
+position, and the gradient is sent after I. Nothing else moves; the action that waits for the gradient can start one W
+earlier. In the cool-down of a schedule with whole backwards, each device waits for the next one, so this shortens the
+step by one W per hop (the split is that of Zero Bubble, section 2).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ Orders = tuple[tuple[Action, ...], ...]
 
 
 def early_gradients(device_actions: Orders, placement: Sequence[int], count: int) -> Orders:
-    """The orders with the last ``count`` whole backwards of each stage in halves, where the gradient leaves a device.
+    """The orders with the last ``count`` whole backwards split, for each stage that sends its gradient to a device.
 
     Args:
         device_actions: per device F, I, W and B in order.
@@ -22,7 +22,7 @@ def early_gradients(device_actions: Orders, placement: Sequence[int], count: int
         count: at least 1.
 
     Returns:
-        The same orders where there is nothing to split.
+        The same orders if there is nothing to split.
     """
     leaving = {stage for stage in range(1, len(placement)) if placement[stage - 1] != placement[stage]}
     return tuple(tuple(_halved(order, leaving, count)) for order in device_actions)

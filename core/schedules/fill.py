@@ -1,4 +1,4 @@
-"""Placing W: it fills what F and I leave idle, and is put off for as long as the memory lasts."""
+"""Placing W in the idle time that F and I leave, delayed for as long as memory allows."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ def fill_weights(
     *,
     first_fits: float = 1.0,
 ) -> tuple[tuple[Action, ...], ...]:
-    """Orders of F and I with W placed by a run through time, as ZB-1p's heuristic does (Zero Bubble, section 3.1).
+    """Orders of F and I with W placed by list scheduling, like ZB-1p's heuristic (Zero Bubble, section 3.1).
 
-    A device runs the oldest W there is where its next F would hold too much, and where the time until what its next
-    action reads arrives is enough for it. What is left comes last.
+    A device runs its oldest pending W if its next F would exceed the memory limit, or if W fits in the time until the
+    inputs of its next action arrive. The remaining W are last.
 
     Args:
         problem: costs and delays.
         placement: device of every stage.
         rows: per device F and I in order, free of deadlock.
-        limits: per device, how many saved (stage, microbatch) pairs it may hold. In bytes: what ``rows`` hold with
-            every W at once, and the mean of its stages for each pair more.
-        first_fits: share of a W's time that is enough on the first device, which then ends later than it could.
+        limits: per device, how many saved (stage, microbatch) pairs it may hold. In bytes: the memory of ``rows`` with
+            every W directly after I, and the mean of its stages for each further pair.
+        first_fits: share of a W's time that must be idle on the first device; below 1 it then ends later.
     """
     costs = costs_of(problem)
     changes = [reserving_bytes(cost) for cost in costs]
@@ -84,7 +84,7 @@ def fill_weights(
 
 
 def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:
-    """Bytes that a device may hold, which are never less than what its row does."""
+    """Bytes that a device may hold, at least those that its row holds."""
     held, most, count, fewest = 0.0, 0.0, 0, 0
     for action in row:
         sign = 1 if action.kind is Kind.F else -1
@@ -96,5 +96,5 @@ def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:
 
 
 def _enough(idle: float, time: float) -> bool:
-    """Whether W fits, but for rounding."""
+    """Whether W fits, up to rounding."""
     return idle > 0 and idle >= time * (1 - 1e-9)

@@ -1,11 +1,12 @@
 """GIS, generalised interleaved schedules (PipeOffload, arXiv 2503.01328, section 4).
 
-Interleaved 1F1B that begins its backwards earlier and splits them: with groups of g microbatches and v stages a device,
-device d of p runs ``g(v − 1) + p − d`` forwards before its first backward, where interleaved 1F1B runs about 2(p − d)
-for the last p. Each backward is I and then W, so that the gradient goes on while W runs; this is what makes up for the
-missing forwards. A device holds at most as many stages' worth as it has forwards ahead: p·v for groups of p.
+Interleaved 1F1B that begins its backwards earlier and splits them: with groups of g microbatches and v stages per
+device, device d of p runs ``g(v − 1) + p − d`` forwards before its first backward, where interleaved 1F1B runs about
+2(p − d) for the last p. Each backward is I and then W, so the gradient is sent while W runs; this compensates for the
+fewer forwards ahead. A device holds saved tensors of at most as many stages as it has forwards ahead: p·v for groups
+of p.
 
-GIS-H takes the smallest groups that leave every device work, ⌈p/2⌉: half of the memory, for a wait of
+GIS-H uses the smallest groups that keep every device busy, ⌈p/2⌉: half of the memory, for an idle time of
 ``(p − g)(v − 1)`` passes.
 """
 
@@ -23,8 +24,8 @@ def gis(problem: ScheduleProblem, *, group_size: int | None = None) -> Schedule:
     """GIS for any number of devices, chunks and microbatches.
 
     Args:
-        problem: what to build it for.
-        group_size: microbatches that go through a device's stages together; by default one for each device.
+        problem: devices, chunks and microbatches.
+        group_size: microbatches that go through a device's stages together; by default the number of devices.
 
     Raises:
         RequestError: the group size is not between half the devices, rounded up, and their number.

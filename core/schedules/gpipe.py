@@ -1,7 +1,7 @@
 """GPipe: all forwards, then all backwards (Huang et al. 2019).
 
-With several chunks a device it is the breadth-first looped pipeline (Lamy-Poirier 2022): every microbatch goes
-through a loop's stage before the device turns to its next one. Saved tensors of all microbatches are held at once.
+With several chunks per device it is the breadth-first looped pipeline (Lamy-Poirier 2022): all microbatches go through
+one stage before the device runs its next stage. The device holds saved tensors of all microbatches at once.
 """
 
 from ..actions import Kind

@@ -1,8 +1,8 @@
-"""A run through time that decides what a device does next: the heuristic behind ZB-1p and ZB-2p.
+"""Greedy list scheduling: the heuristic of ZB-1p and ZB-2p.
 
-A free device runs the I that is there; where the next F would not fit, W; else F; and W where it would idle. Two
-numbers bend these rules, both shares of an action's time (Zero Bubble, arXiv 2401.10241, section 3.1, has switches for
-the same questions):
+A free device runs an available I; else W if the next F would not fit in memory; else F; and W where it would idle. Two
+parameters relax these rules, both shares of an action's time (Zero Bubble, arXiv 2401.10241, section 3.1, has switches
+for the same):
 
 - ``overrun``: in the warm-up an F may end that much after the first I could have begun;
 - ``squeeze``: W may run over the end of a gap by that much.
@@ -23,12 +23,12 @@ _ROUNDING = 1e-9
 
 @define
 class _Device:
-    """One device's stage: its costs and how far it has come.
+    """One device's stage: its costs and progress.
 
     Args:
-        times, changes: of F, I and W: how long they take, and how they change what is reserved.
-        limit: what may be reserved.
-        first_input_s: when its first I can begin at the earliest.
+        times, changes: of F, I and W: duration, and change of the reserved memory.
+        limit: of the reserved memory.
+        first_input_s: earliest start of its first I.
         source: per kind the device that it reads from, if any.
         ends: of its F, I and W so far.
         order: codes of the kinds so far.
@@ -45,7 +45,7 @@ class _Device:
     order: list[int] = field(factory=list)
 
     def full(self) -> bool:
-        """Whether the next F would hold too much."""
+        """Whether the next F would exceed the memory limit."""
         return self.held + self.changes[FORWARD] > self.limit * (1 + _ROUNDING)
 
 
@@ -53,9 +53,9 @@ class GreedyRun:
     """One run.
 
     Args:
-        problem: one stage a device.
-        limits: of the memory of every device; each holds one microbatch at least.
-        overrun, squeeze: see above.
+        problem: with one stage per device.
+        limits: memory limit of every device; each fits at least one microbatch.
+        overrun, squeeze: see the module's docstring.
     """
 
     def __init__(self, problem: ScheduleProblem, limits: list[float], overrun: float, squeeze: float) -> None:
@@ -74,7 +74,7 @@ class GreedyRun:
         self._events = [(0.0, number) for number in range(len(self._devices))]
 
     def kinds(self) -> tuple[tuple[Kind, ...], ...]:
-        """What every device does, in order: the n-th F is that of microbatch n, and so are I and W."""
+        """Kinds of every device's actions, in order: the n-th F, I and W are those of microbatch n."""
         while self._events:
             now, number = heappop(self._events)
             if now >= self._devices[number].free_s:
@@ -104,7 +104,7 @@ class GreedyRun:
                 heappush(self._events, (min(arrivals), number))
 
     def _forward_at(self, device: _Device, now: float) -> float | None:
-        """When the next F could begin; None where that is not known or it must not."""
+        """When the next F could begin; None if not known or not allowed."""
         microbatch, time = len(device.ends[FORWARD]), device.times[FORWARD]
         if microbatch == self._count or device.full():
             return None
@@ -115,7 +115,7 @@ class GreedyRun:
         return None if late and microbatch > 0 and not device.ends[INPUT] else at
 
     def _arrival(self, device: _Device, kind: int) -> float | None:
-        """When what the next F or I reads is there; None where that is not known."""
+        """When the input of the next F or I arrives; None if not known."""
         microbatch = len(device.ends[kind])
         if kind == INPUT and microbatch >= len(device.ends[FORWARD]):
             return None

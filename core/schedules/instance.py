@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..actions import Kind
 from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
-from ..evaluate.compiled import Room, StageArrays, fill_saved, make_room, make_stage_arrays
+from ..evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
 from ..evaluate.memory import saved_bytes
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
@@ -21,13 +21,13 @@ class Instance:
     """Arrays by stage, unless said otherwise.
 
     Args:
-        problem: what they are made from.
+        problem: the problem that they represent.
         placement: device of every stage.
         stages_on: (devices, chunks).
         times: of F, I and W, (3, stages).
         backward: time of the full backward.
         hops: delay of a message from the stage before.
-        saved, kept: held after F, and after I.
+        saved, kept: bytes held after F, and after I.
         limits: per device; infinite without one.
     """
 
@@ -43,17 +43,17 @@ class Instance:
 
     @property
     def need(self) -> Floats:
-        """What F has to reserve until I is through: I may leave more than F saved."""
+        """Bytes that F has to reserve until I ends: I may leave more than F saved."""
         return np.maximum(self.saved, self.kept)
 
     @property
     def least_memory(self) -> float:
-        """The least limit that any order can keep: one microbatch on all stages of a device, its backwards fused."""
+        """The smallest limit that any order can keep: one microbatch on all stages of a device, its backwards fused."""
         return float(self.saved[self.stages_on].sum(axis=1).max())
 
     @property
     def too_large_to_split(self) -> "np.ndarray":
-        """Stages of devices whose limit does not hold one microbatch between I and W of all of them."""
+        """Stages of devices whose limit does not fit one microbatch between I and W of all their stages."""
         short = self.need[self.stages_on].sum(axis=1) > self.limits
         return np.asarray(short[self.placement], dtype=np.bool_)
 
@@ -65,15 +65,15 @@ class Instance:
         return times
 
     def fused_need(self, fused: "np.ndarray") -> Floats:
-        """What F reserves; a fused stage needs no more than it saves."""
+        """Bytes that F reserves; a fused stage needs no more than it saves."""
         return np.where(fused, self.saved, self.need)
 
     def fused_kept(self, fused: "np.ndarray") -> Floats:
-        """Held after I; a fused stage holds nothing more after its backward."""
+        """Bytes held after I; a fused stage holds nothing after its backward."""
         return np.where(fused, self.saved, self.kept)
 
     def for_orders(self) -> tuple[int, Integers, StageArrays, Floats]:
-        """What `local` reads: count, placement, costs and limits."""
+        """The arguments of `local`: count, placement, costs and limits."""
         stages = len(self.placement)
         costs = make_stage_arrays(stages, stages - 1)
         costs.times[:] = *self.times, self.backward
@@ -86,9 +86,9 @@ class Instance:
             fill_saved(costs, stage, False, self.saved[stage], 0.0, self.kept[stage])
         return self.problem.microbatches, self.placement, costs, self.limits
 
-    def room(self) -> Room:
-        """Where runs of its orders write."""
-        return make_room(len(self.placement), self.problem.microbatches, self.problem.devices)
+    def scratch(self) -> Scratch:
+        """Arrays that runs of its orders write to."""
+        return make_scratch(len(self.placement), self.problem.microbatches, self.problem.devices)
 
     def schedule(self, name: str, orders: Integers, lengths: Integers) -> Schedule:
         """The schedule of coded orders."""
@@ -122,7 +122,7 @@ def instance(problem: ScheduleProblem, placement: Sequence[int]) -> Instance:
 def codes_of(schedule: Schedule) -> tuple[Integers, Integers]:
     """The coded orders of a schedule, and their lengths.
 
-    A stage with backwards of both kinds has all of them split: its B are I followed by W.
+    In a stage with split and unsplit backwards all are split: each B becomes I followed by W.
     """
     split = {action.stage for order in schedule.device_actions for action in order if action.kind is Kind.I}
     return encode(schedule.device_actions, len(schedule.placement), schedule.microbatches, split=split)

@@ -1,12 +1,12 @@
-"""Interleaved 1F1B: 1F1B over several stages a device (Narayanan et al. 2021).
+"""Interleaved 1F1B: 1F1B with several stages per device (Narayanan et al. 2021).
 
-The microbatches go in rounds through a device's stages: a round's group of at least as many microbatches as there are
-devices passes the first stage, then the second, so that it comes round to a device's next stage just when it has
-passed this one. The bubble is 1F1B's divided by the number of chunks, for more saved tensors: device d holds at most
-``(chunks − 1)·group + 2(devices − 1 − d) + 1`` stages' worth, where ``group`` is the largest.
+The microbatches run in rounds: a group of at least as many microbatches as devices runs through a device's first stage,
+then its second, so that the first of them reaches the device's next stage when the last has left this one. The bubble
+is that of 1F1B divided by the number of chunks, at the cost of memory: device d holds saved tensors of at most
+``(chunks − 1)·group + 2(devices − 1 − d) + 1`` stages, where ``group`` is the largest.
 
 A group of exactly as many microbatches as devices leaves no time for messages: at each change of stage, forward and
-backward, the whole pipeline waits for ``devices`` hops. Larger groups hide that, for memory.
+backward, the whole pipeline waits for ``devices`` hops. Larger groups hide these at the cost of memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,22 +21,22 @@ from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 
 HIDE_HOPS_FROM_CHUNKS = 3
-"""A choice between time and memory. With two chunks groups stay as small as published, and so does the memory; from
-three on the 2(chunks − 1) waits at changes of stage are hidden, for ``(chunks − 1)(group − devices)`` stages' worth
-more. ``rounds`` and a memory limit overrule it."""
+"""A trade-off of time and memory. With two chunks the groups, and so the memory, are those of the paper. From three on
+the 2(chunks − 1) waits at changes of stage are hidden, for saved tensors of ``(chunks − 1)(group − devices)`` more
+stages. ``rounds`` and a memory limit override it."""
 
 
 def interleaved_1f1b(problem: ScheduleProblem, *, rounds: int | None = None) -> Schedule:
     """Interleaved 1F1B for any number of microbatches and chunks; with one chunk it is 1F1B.
 
     Args:
-        problem: what to build it for. Where it has a memory limit, more and smaller groups are taken until one fits.
-        rounds: groups of microbatches, as equal as can be; by default as many as hide the hops from three chunks on,
-            else as many as leave each group at least one microbatch for every device. One more than that gives groups
-            of exactly one for each and a last one of the rest: less memory, and a wait where the rest is small.
+        problem: with a memory limit, more and smaller groups are tried until the schedule fits.
+        rounds: number of groups of microbatches, as equal as possible. By default the most that hide the hops, from
+            three chunks on; else the most with at least one microbatch per device in each group. One more gives groups
+            of exactly one per device and a last one with the rest: less memory, and a wait if the rest is small.
 
     Raises:
-        RequestError: rounds below 1, or so many that groups are smaller than the number of devices.
+        RequestError: rounds below 1, or groups would be smaller than the number of devices.
     """
     most = -(-problem.microbatches // problem.devices)
     if rounds is None:
@@ -61,12 +61,12 @@ def _build(problem: ScheduleProblem, rounds: int) -> Schedule:
 
 
 def _full_rounds(problem: ScheduleProblem) -> int:
-    """The most rounds whose groups have at least one microbatch for every device."""
+    """The largest number of rounds whose groups have at least one microbatch for every device."""
     return max(problem.microbatches // problem.devices, 1)
 
 
 def _rounds_that_hide_hops(problem: ScheduleProblem) -> int:
-    """The most rounds whose groups are longer than a group's way around the devices, messages included."""
+    """The largest number of rounds whose groups take longer than one pass around the devices, messages included."""
     costs = problem.costs or (StageCosts(1, 1, 1),)
     quickest = min(min(cost.forward_s, cost.full_backward_s) for cost in costs)
     if problem.chunks < HIDE_HOPS_FROM_CHUNKS or problem.hop_s == 0 or quickest == 0:
@@ -76,7 +76,7 @@ def _rounds_that_hide_hops(problem: ScheduleProblem) -> int:
 
 
 def _first_that_fits(problem: ScheduleProblem, choices: list[int]) -> Schedule:
-    """The schedule of the first number of rounds within the memory limit; else that of the last, which holds least."""
+    """The schedule with the first number of rounds that fits the memory limit; else the last, which needs least."""
     if problem.chunks == 1 or problem.memory_limit is None:
         return _build(problem, choices[0])
     costs = problem.costs or (StageCosts(1, 1, 1, saved_bytes=1),) * problem.stages
@@ -89,7 +89,7 @@ def _first_that_fits(problem: ScheduleProblem, choices: list[int]) -> Schedule:
 
 
 def _candidates(problem: ScheduleProblem) -> Iterable[Mapping[str, Any]]:
-    """Rounds from the most down to one, halving: from least memory to best hidden messages."""
+    """Rounds from the most down to one, halving: from least memory to fewest waits for messages."""
     if problem.chunks == 1:
         return ({},)
     full = _full_rounds(problem)

@@ -1,9 +1,9 @@
-"""Local search on the orders themselves: one action of a device earlier or later, chosen on the critical path.
+"""Local search on orders: move one action of a device earlier or later, mostly on the critical path.
 
-Keys that a list scheduler decodes never let a device idle for what is not on its way yet, and some of the best orders
-do: under little memory a forward is worth putting off. An order of its own can say that. A move is legal if a stage
-still takes its microbatches in order and its F, I and W one after the other, and if the device holds no more than it
-may, which the device's order alone decides; the longest path gives the time, and whether an action waits for itself.
+A list scheduler never leaves a device idle for an action that is not about to become available. Some of the best orders
+do: with little memory it can pay to delay a forward. Explicit orders can express this. A move is legal if a stage still
+runs its microbatches in order, with F before I before W, and if the device stays within its memory limit, which depends
+on its order only. The longest path gives the time and detects deadlocks.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from .shifts import critical, draw_shift, metropolis, shift
 
 
 @njit(inline="always")
-def _value(makespan: float, room: Any) -> float:
-    """The makespan with ``TAIL`` times the mean end; infinite where there is none."""
-    return makespan + TAIL * room.free.mean() if 0 <= makespan < INFINITY else INFINITY
+def _value(makespan: float, scratch: Any) -> float:
+    """Makespan + ``TAIL`` · mean end; infinite if the order is invalid."""
+    return makespan + TAIL * scratch.free.mean() if 0 <= makespan < INFINITY else INFINITY
 
 
 @njit()
@@ -35,32 +35,32 @@ def improve(
     limits: Any,
     orders: Any,
     lengths: Any,
-    room: Any,
+    scratch: Any,
 ) -> tuple[float, int]:
     """Improve ``orders`` in place by simulated annealing.
 
     Args:
         seed: of the random numbers.
-        moves: to try.
-        warmth: the first temperature as a share of the makespan; it falls to nothing.
+        moves: how many to try.
+        warmth: the initial temperature as a share of the makespan; it falls to 0.
         target: a makespan that ends the search.
         count: microbatches.
         placement: device of every stage.
         costs: ``compiled.StageArrays``.
         limits: bytes that each device may hold.
-        orders, lengths, room: as in ``compiled.run``.
+        orders, lengths, scratch: as in ``compiled.run``.
 
     Returns:
-        The makespan of the best order, which has the least mean end among those; and how many moves were tried.
+        The makespan of the best order (with the smallest mean end among equals), and how many moves were tried.
     """
     np.random.seed(seed)
     whole, work = np.empty(placement.shape[0], dtype=np.int64), np.empty(orders.shape[0])
-    count_whole(orders, lengths, room.stage_of, whole)
+    count_whole(orders, lengths, scratch.stage_of, whole)
     work_of(count, placement, costs, whole, work)
     found = np.empty((lengths.sum(), 2), dtype=np.int64)
-    span = run(orders, lengths, count, placement, costs, work, INFINITY, room)
-    value = _value(span, room)
-    number = critical(orders, lengths, placement, room, found)
+    span = run(orders, lengths, count, placement, costs, work, INFINITY, scratch)
+    value = _value(span, scratch)
+    number = critical(orders, lengths, placement, scratch, found)
     best, best_span, best_orders = value, span, orders.copy()
     row = np.empty(orders.shape[1], dtype=np.int64)
     tried = 0
@@ -68,19 +68,19 @@ def improve(
         tried += 1
         d, start, goal = draw_shift(lengths, found, number)
         row[:] = orders[d]
-        if shift(orders[d], start, goal, room.stage_of) == start:
+        if shift(orders[d], start, goal, scratch.stage_of) == start:
             continue
         left = 1 - tried / moves
         enough = metropolis(value, warmth * best * left * left) * (1 + 1e-12)
         new = INFINITY
-        if peak(orders[d], lengths[d], d, placement, costs, room.stage_of)[0] <= limits[d]:
-            span = run(orders, lengths, count, placement, costs, work, enough, room)
-            new = _value(span, room)
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] <= limits[d]:
+            span = run(orders, lengths, count, placement, costs, work, enough, scratch)
+            new = _value(span, scratch)
         if new > enough:
             orders[d] = row
             continue
         value = new
-        number = critical(orders, lengths, placement, room, found)
+        number = critical(orders, lengths, placement, scratch, found)
         if value < best:
             best, best_span = value, span
             best_orders[:] = orders
@@ -89,14 +89,14 @@ def improve(
 
 
 @njit()
-def makespan_of(count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any, room: Any) -> float:
-    """The makespan of orders, and the end of every action into ``room``; arguments as in ``improve``.
+def makespan_of(count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any, scratch: Any) -> float:
+    """The makespan of orders, and the end of every action into ``scratch``; arguments as in ``improve``.
 
-    Infinite where something waits for itself, or a device holds more than it may.
+    Infinite if the order deadlocks or a device exceeds its memory limit.
     """
     work = np.zeros(orders.shape[0])  # only a bound before the run's end, and none is needed
     for d in range(orders.shape[0]):
-        if peak(orders[d], lengths[d], d, placement, costs, room.stage_of)[0] > limits[d]:
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
             return INFINITY
-    makespan = run(orders, lengths, count, placement, costs, work, INFINITY, room)
+    makespan = run(orders, lengths, count, placement, costs, work, INFINITY, scratch)
     return makespan if makespan >= 0 else INFINITY

@@ -1,10 +1,10 @@
 """The looped 1F1B family, with the parameters of Pfeife (ICML 2025).
 
 - loops: stages that each device holds (the problem's chunks);
-- microbatches per loop: how many microbatches go through one loop's stage before the device turns to the next loop;
+- microbatches per loop: how many microbatches go through one loop's stage before the device runs the next loop's;
 - run ahead: how many forwards each device runs before its first backward; then one backward and one forward in turn.
 
-GPipe, 1F1B and interleaved 1F1B are members of it. For two devices, two loops, four microbatches, two microbatches per
+GPipe, 1F1B and interleaved 1F1B are special cases. For two devices, two loops, four microbatches, two microbatches per
 loop and five and three forwards run ahead, written as stage and microbatch::
 
     0  F00 F01 F20 F21 F02 B20 F03 B21 F22 B00 F23 B01 B22 B23 B02 B03
@@ -32,9 +32,9 @@ def looped(
     Args:
         problem: any number of devices, microbatches and chunks (the loops).
         microbatches_per_loop: at least 1; by default the number of devices, which keeps every device busy from the
-            first loop to the second. More than there are microbatches is the same as all of them.
+            first loop to the second. A larger number than the microbatches means all of them.
         run_ahead: per device, at least 1; by default ``default_run_ahead``. In a last group that is not full the
-            missing microbatches count. More than there are forwards is the same as all of them (GPipe).
+            missing microbatches count. A larger number than the forwards means all of them (GPipe).
 
     Raises:
         RequestError: a parameter is below 1, ``run_ahead`` is not one per device, or the schedule would deadlock
@@ -42,7 +42,7 @@ def looped(
     """
     group = problem.devices if microbatches_per_loop is None else microbatches_per_loop
     if group < 1:
-        raise RequestError(f"{group} microbatches per loop: a loop takes at least 1")
+        raise RequestError(f"{group} microbatches per loop: give at least 1")
     if microbatches_per_loop is not None:
         group = min(group, problem.microbatches)
     ahead = default_run_ahead(problem, group) if run_ahead is None else tuple(run_ahead)
@@ -63,7 +63,7 @@ def looped(
 def looped_order(
     problem: ScheduleProblem, sizes: Sequence[int], ahead: Sequence[int]
 ) -> tuple[tuple[Action, ...], ...]:
-    """The compute order of every device for groups of those sizes and ``ahead`` forwards run ahead."""
+    """The compute order of every device for groups of these sizes and ``ahead`` forwards run ahead."""
     device_actions = []
     for device in range(problem.devices):
         stages = range(device, problem.stages, problem.devices)
@@ -88,13 +88,13 @@ def default_run_ahead(problem: ScheduleProblem, group: int, slope: int | None = 
 
 
 def _safe(problem: ScheduleProblem, group: int, ahead: Sequence[int]) -> bool:
-    """Whether no deadlock is possible, known by counting alone.
+    """Whether counting alone proves that there is no deadlock.
 
-    All devices run the same groups in the same order, so that positions in the order can be compared between devices.
-    A wait leads to a device before at the same position, or from a loop to the one before it, ``group`` positions
-    earlier; so for backwards, with devices behind. Waits lead back to where they began only if they gain positions,
-    and they gain only by going from forwards of a device that runs less ahead to one that runs more: that takes a
-    change of loop both among forwards and among backwards, which costs ``2 × group``.
+    All devices run the same groups in the same order, so positions in the order can be compared between devices. A
+    forward waits for the previous device at the same position, or for the previous loop ``group`` positions earlier; a
+    backward likewise for the next device. A cycle of waits must gain positions. It gains only by passing from forwards
+    of a device that runs less ahead to one that runs more ahead: that needs a change of loop both among forwards and
+    among backwards, which costs ``2 × group``.
     """
     return (
         ahead[-1] > (problem.chunks - 1) * group

@@ -1,7 +1,7 @@
 """1F1B: one forward, one backward (Narayanan et al. 2019; Fan et al. 2021).
 
-Device d runs ``devices − d`` forwards ahead of its first backward, the fewest that keep the pipeline full, and then
-one backward and one forward in turn. It holds the saved tensors of at most ``min(devices − d, microbatches)``
+Device d runs ``devices − d`` forwards before its first backward, the fewest that keep the pipeline full, and then
+alternates one backward and one forward. It holds the saved tensors of at most ``min(devices − d, microbatches)``
 microbatches. For three devices and four microbatches::
 
     0  F0 F1 F2 B0 F3 B1 B2 B3
@@ -17,10 +17,10 @@ from .problem import Schedule, ScheduleFamily, ScheduleProblem
 
 
 def one_f_one_b(problem: ScheduleProblem) -> Schedule:
-    """1F1B for one stage a device.
+    """1F1B with one stage per device.
 
     Raises:
-        RequestError: more than one chunk a device.
+        RequestError: more than one chunk per device.
     """
     if problem.chunks != 1:
         raise RequestError(

@@ -7,16 +7,16 @@ def looped_placement(devices: int, chunks: int) -> tuple[int, ...]:
 
 
 def folded_placement(devices: int, chunks: int) -> tuple[int, ...]:
-    """There and back over the devices: a V for two chunks, a W for four."""
+    """Alternating forward and backward over the devices: a V for two chunks, a W for four."""
     there = list(range(devices))
     return tuple(device for chunk in range(chunks) for device in (there if chunk % 2 == 0 else reversed(there)))
 
 
 def hooked_placement(devices: int) -> tuple[int, ...]:
-    """There and back, but for the last device and the one before it, which change places at the turn.
+    """The fold for two chunks, with the last two devices swapped in the second half.
 
-    The last two devices' passes come two by two, which leaves wider gaps: with little memory it can be faster than the
-    fold, for one hop more (found by search over all placements of four devices and two chunks).
+    The last two devices' passes are adjacent in pairs, which leaves wider gaps: with little memory it can be faster
+    than the fold, for one more hop (found by search over all placements of four devices and two chunks).
     """
     folded = list(folded_placement(devices, 2))
     folded[devices], folded[devices + 1] = folded[devices + 1], folded[devices]

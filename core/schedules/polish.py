@@ -1,4 +1,4 @@
-"""Polishing a published order for costs that its pattern was not drawn for."""
+"""Improving a published order for costs that differ from its paper's equal ones."""
 
 from attrs import evolve
 
@@ -8,20 +8,20 @@ from .scored import costs_of, score
 MOVES = 20_000
 """Moves tried of each kind of walk."""
 EFFORT = 5_000_000
-"""Most moves times actions of each: some hundredths of a second."""
+"""Upper bound of moves × actions of each walk: some hundredths of a second."""
 WORTH = 1_000
-"""Fewer moves than this find nothing in a large order."""
+"""Smallest number of moves that is worth a walk: fewer find nothing in a large order."""
 WARMTHS = (0.0, 0.0005)
-"""First temperatures of annealing, as shares of the time: straight down, and about as far as a hop weighs."""
+"""Initial temperatures of annealing, as shares of the makespan: pure descent, and about the cost of a hop."""
 
 
 def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
-    """The order with single actions moved where that shortens the makespan; no device holds more than before.
+    """Move single actions where that shortens the makespan; no device holds more than before.
 
-    An order drawn for stages of equal times and messages that take none is left as it is where they are so.
+    With stages of equal times and messages without delay the order is returned unchanged.
 
     Args:
-        problem: what the order is for.
+        problem: costs and delays.
         schedule: the order.
     """
     costs = costs_of(problem)
@@ -36,10 +36,10 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
 
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
-    best, least, room = schedule, before.makespan, task.room()
+    best, least, scratch = schedule, before.makespan, task.scratch()
     for warmth in WARMTHS:
         orders, lengths = codes_of(schedule)
-        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(), orders, lengths, room)
+        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best

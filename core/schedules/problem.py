@@ -1,4 +1,4 @@
-"""What a schedule is built for, and what building one gives."""
+"""The input of a schedule's builder (the problem) and its output (the schedule)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,15 +17,15 @@ def _costs(given: Sequence[StageCosts] | None) -> tuple[StageCosts, ...] | None:
 
 @frozen
 class ScheduleProblem:
-    """What a schedule may look at.
+    """The input of a schedule's builder.
 
     Args:
         devices: devices along the pipeline.
         microbatches: microbatches in one step.
         chunks: stages that each device holds.
-        costs: per stage (``devices × chunks`` of them), or None: then every stage costs the same.
+        costs: per stage (``devices × chunks`` of them), or None for equal stages.
         hop_s: delay of a message between two neighbouring devices, in the unit of ``costs``.
-        memory_limit: bytes (or the unit of ``costs``) of saved tensors a device may hold, or None.
+        memory_limit: bytes (or the unit of ``costs``) of saved tensors that a device may hold, or None.
 
     Raises:
         RequestError: a count is below 1, the costs are not one per stage, or a delay or limit is negative.
@@ -76,19 +76,18 @@ class Schedule:
 
 
 def source_of(kind: Kind, stage: int, stages: int) -> int | None:
-    """The stage whose output F, or whose gradient I, reads; None where it reads nothing from another stage."""
+    """The stage whose output F, or whose gradient I, reads; None if it reads nothing from another stage."""
     source = stage - 1 if kind is Kind.F else stage + 1
     return source if 0 <= source < stages else None
 
 
 Builder = Callable[..., Schedule]
-"""A schedule's builder, ``(problem, **parameters) -> Schedule``: pure, deterministic. It gives a complete order that
-cannot deadlock, and raises RequestError where the problem is one that the schedule is not made for, or a parameter is
-wrong."""
+"""A schedule's builder, ``(problem, **parameters) -> Schedule``: pure, deterministic. It returns a complete order that
+cannot deadlock, and raises RequestError if the schedule does not support the problem or a parameter is wrong."""
 
 
 def no_parameters(problem: ScheduleProblem) -> Iterable[Mapping[str, Any]]:
-    """The candidates of a family that has no parameters: one, the empty set."""
+    """The candidates of a family without parameters: one empty set."""
     return ({},)
 
 
@@ -98,13 +97,13 @@ class ScheduleFamily:
 
     Args:
         name: its published name.
-        build: makes one.
-        summary: one line for people, with its source.
+        build: the builder.
+        summary: one line for display, with its source.
         split_backward: whether it uses I and W.
-        chunks: the numbers of chunks a device that it is made for; None is any.
-        usual_chunks: the number of chunks a device where nobody says one.
-        placement: device of every stage, from devices and chunks: what a partition has to know beforehand.
-        candidates: parameter sets that a search should try for a problem; ``build`` takes each of them.
+        chunks: the supported numbers of chunks per device; None for any.
+        usual_chunks: the default number of chunks per device.
+        placement: (devices, chunks) → device of every stage; partitioning needs it before building.
+        candidates: parameter sets that a search should try for a problem; ``build`` accepts each of them.
     """
 
     name: str
@@ -117,5 +116,5 @@ class ScheduleFamily:
     candidates: Callable[[ScheduleProblem], Iterable[Mapping[str, Any]]] = no_parameters
 
     def suits(self, problem: ScheduleProblem) -> bool:
-        """Whether the family is made for that number of chunks a device."""
+        """Whether the family supports the problem's number of chunks per device."""
         return self.chunks is None or problem.chunks in self.chunks

@@ -1,4 +1,4 @@
-"""Schedules by name: those of panpipe, and those that other packages add.
+"""Schedules by name: panpipe's own, and those of other packages.
 
 A package adds one through the entry-point group ``panpipe.schedules``: the entry point names a ``ScheduleFamily``.
 """
@@ -37,8 +37,8 @@ BUILT_IN = (
 def families() -> dict[str, ScheduleFamily]:
     """All families by name: panpipe's own, then those of plug-ins.
 
-    A plug-in that cannot be loaded, is no ``ScheduleFamily``, or takes a name that is taken is left out with a warning
-    that names it and its package.
+    A plug-in that cannot be loaded, is not a ``ScheduleFamily``, or has a name in use is skipped with a warning that
+    names it and its package.
     """
     found = {family.name: family for family in BUILT_IN}
 
@@ -58,7 +58,7 @@ def find_family(name: str) -> ScheduleFamily:
     """The family of that name.
 
     Raises:
-        RequestError: there is none; the message has the nearest names.
+        RequestError: there is none; the message lists the nearest names.
     """
     known = families()
     if name not in known:

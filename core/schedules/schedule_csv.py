@@ -1,4 +1,4 @@
-"""Schedule files of ``torch.distributed.pipelining``: their CSV grammar, both ways.
+"""Reading and writing schedule files of ``torch.distributed.pipelining`` (CSV).
 
 Excel dialect, no header, row i is device i. A file is compute-only, where an empty cell is an idle slot, or lowered::
 
@@ -7,7 +7,7 @@ Excel dialect, no header, row i is device i. A file is compute-only, where an em
     action := simple | "(" simple (";" simple)* ")OVERLAP_F_B"
     simple := stage OP [microbatch]
 
-Its stages form a chain, so that a send or receive names only its own stage; the stage at the other end is added here.
+Its stages form a chain, so a send or receive names only its own stage; the peer stage is added here.
 """
 
 import csv
@@ -28,14 +28,14 @@ _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 
 @frozen
 class ScheduleFile:
-    """What a schedule file says.
+    """The contents of a schedule file.
 
     Args:
         device_actions: per device F, I, W and B in order.
-        lowered: per device those and the sends and receives in order; None where the file has none of them.
+        lowered: per device these with the sends and receives, in order; None if the file has no sends and receives.
         placement: device of every stage.
-        microbatches: how many the file has.
-        notes: a line for each thing that the file asks for and panpipe decides itself.
+        microbatches: number in the file.
+        notes: a line for each instruction in the file that panpipe replaces by its own choice.
     """
 
     device_actions: tuple[tuple[Action, ...], ...]
@@ -48,15 +48,15 @@ class ScheduleFile:
 def parse_schedule_csv(text: str, origin: str) -> ScheduleFile:
     """Read a schedule file, compute-only or lowered.
 
-    UNSHARD, RESHARD and REDUCE_GRAD are dropped, because lowering decides about parameters and reductions; the actions
-    of an overlapped group run in the order written. Both leave a note. Empty rows at the end are dropped.
+    UNSHARD, RESHARD and REDUCE_GRAD are dropped, because lowering places parameters and reductions; the actions of an
+    overlapped group run in the written order. Both add a note. Empty rows at the end are dropped.
 
     Args:
         text: the file.
-        origin: the name to use for it in errors, usually its path.
+        origin: its name in errors, usually its path.
 
     Raises:
-        RequestError: a cell is not an action, whole (the message names row, column and value, from 1), a send or
+        RequestError: a cell is not exactly an action (the message names row and column, from 1, and value), a send or
             receive leaves the chain of stages, a stage runs on two devices or on none, or there are no actions.
     """
     dropped: dict[str, int] = {}
@@ -86,11 +86,11 @@ def parse_schedule_csv(text: str, origin: str) -> ScheduleFile:
 def schedule_csv(device_actions: Sequence[Sequence[Action]], placement: Sequence[int]) -> str:
     """The compute-only file of a compute order, for a chain of stages.
 
-    Every action stands in the slot in which it would run if each took one unit of time; empty cells in front of it are
-    the slots in which its device waits. So columns are moments, and readers skip the empty cells.
+    Every action is in the slot in which it would run if each took one unit of time; empty cells are idle slots of the
+    device. So columns are time steps, and readers skip the empty cells.
 
     Raises:
-        RequestError: the order deadlocks or is no compute order.
+        RequestError: the order deadlocks or is not a compute order.
     """
     evaluator = Evaluator(placement, [StageCosts(1, 1, 1, backward_s=1)] * len(placement))
     starts = evaluator.evaluate(device_actions).starts
@@ -105,10 +105,10 @@ def schedule_csv(device_actions: Sequence[Sequence[Action]], placement: Sequence
 
 
 def lowered_csv(lowered: Sequence[Sequence[Action]]) -> str:
-    """The lowered file of compute, sends and receives in issue order. Other kinds have no word there and are left out.
+    """The lowered file of compute, sends and receives in issue order. The grammar has no other kinds; they are omitted.
 
     Raises:
-        RequestError: a send or receive is not between neighbouring stages: that grammar has a chain alone.
+        RequestError: a send or receive is not between neighbouring stages: the grammar supports only a chain.
     """
     out = io.StringIO(newline="")
     writer = csv.writer(out)
@@ -117,7 +117,7 @@ def lowered_csv(lowered: Sequence[Sequence[Action]]) -> str:
         for action in actions:
             if action.kind in COMM_KINDS and action.peer != _chain_peer(action):
                 raise RequestError(
-                    f"{action} on device {device} goes past the neighbouring stage, which this CSV grammar cannot say: "
+                    f"{action} on device {device} is not between neighbouring stages, which this CSV grammar requires: "
                     "write the plan as JSON"
                 )
             if action.kind in COMPUTE_KINDS | COMM_KINDS:
@@ -127,7 +127,7 @@ def lowered_csv(lowered: Sequence[Sequence[Action]]) -> str:
 
 
 def _parse_cell(cell: str, dropped: dict[str, int]) -> list[Action]:
-    """The actions of one cell; counts in ``dropped`` what the file asks for and panpipe decides itself."""
+    """The actions of one cell; counts dropped instructions in ``dropped``."""
     if cell == "":
         return []
     if match := _SHARDING.fullmatch(cell):
@@ -136,27 +136,27 @@ def _parse_cell(cell: str, dropped: dict[str, int]) -> list[Action]:
     if match := _GROUP.fullmatch(cell):
         dropped["OVERLAP_F_B"] = dropped.get("OVERLAP_F_B", 0) + 1
         parts = [_parse_simple(part.strip()) for part in match["parts"].split(";")]
-        stranger = next((part for part in parts if part.kind not in COMPUTE_KINDS), None)
-        if stranger is not None:
-            raise RequestError(f"'{cell}' overlaps {stranger}: a group holds F, I, W and B alone")
+        foreign = next((part for part in parts if part.kind not in COMPUTE_KINDS), None)
+        if foreign is not None:
+            raise RequestError(f"'{cell}' overlaps {foreign}: a group holds F, I, W and B only")
         return parts
     return [_parse_simple(cell)]
 
 
 def _parse_simple(text: str) -> Action:
-    """One action of the grammar, with the peer of a send or receive filled in."""
+    """One action of the grammar, with the peer of a send or receive added."""
     if not text.isascii() or any(char in text for char in "<>() ;"):
         raise RequestError(f"'{text}' is not an action of this grammar: write <stage><kind><microbatch>, such as 2F0")
     action = parse_action(text)
     if action.kind not in COMPUTE_KINDS | COMM_KINDS:
-        raise RequestError(f"'{text}' is not an action of this grammar: {action.kind.value} has no place in it")
+        raise RequestError(f"'{text}' is not an action of this grammar: it has no {action.kind.value}")
     if action.kind not in COMM_KINDS:
         return action
     return Action(action.stage, action.kind, action.microbatch, _chain_peer(action))
 
 
 def _chain_peer(action: Action) -> int:
-    """The stage at the other end of a send or receive in a chain of stages."""
+    """The peer stage of a send or receive in a chain of stages."""
     return action.stage + (1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1)
 
 
@@ -183,7 +183,7 @@ def _check_chain(rows: Sequence[Sequence[Action]], stages: int, origin: str) -> 
             if action.peer is not None and not 0 <= action.peer < stages:
                 word = f"{action.stage}{action.kind.value}{action.microbatch}"
                 raise RequestError(
-                    f"{origin}, row {row}: '{word}' has nothing at its other end: "
+                    f"{origin}, row {row}: '{word}' has no peer stage: "
                     f"the stages are a chain from 0 to {stages - 1}; remove it"
                 )
 
@@ -193,6 +193,6 @@ def _notes(dropped: dict[str, int]) -> list[str]:
         "UNSHARD": "dropped: stages hold their parameters whole",
         "RESHARD": "dropped: stages hold their parameters whole",
         "REDUCE_GRAD": "dropped: lowering places the gradient reductions",
-        "OVERLAP_F_B": "groups run in the order written, one action after the other",
+        "OVERLAP_F_B": "groups run in the written order, one action after another",
     }
     return [f"{count} {word} {reasons[word]}" for word, count in sorted(dropped.items())]

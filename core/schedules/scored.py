@@ -1,4 +1,4 @@
-"""Schedules of a problem with their time and memory."""
+"""Schedules with their evaluated time and memory."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from .problem import Schedule, ScheduleProblem
 
 @frozen
 class Scored:
-    """A schedule with what it gives.
+    """A schedule with its evaluation.
 
     Args:
-        problem: that the schedule solves.
+        problem: the problem that the schedule solves.
         schedule: the order of every device.
         result: its evaluation.
-        evaluations: orders that were evaluated to find it.
-        bound: no order is faster, where a search has proved so: its makespan is at least this.
+        evaluations: number of orders evaluated to find it.
+        bound: a proven lower bound of the makespan of any order; None if a search proved none.
     """
 
     problem: ScheduleProblem
@@ -36,7 +36,7 @@ class Scored:
 
 
 def costs_of(problem: ScheduleProblem) -> Sequence[StageCosts]:
-    """The problem's costs; without any, one unit of time for F, I and W and one of saved tensors for every stage."""
+    """The problem's costs; by default one unit of time for F, I and W and one of saved tensors for every stage."""
     return problem.costs if problem.costs is not None else [StageCosts(1, 1, 1, saved_bytes=1)] * problem.stages
 
 
@@ -48,12 +48,12 @@ def score(problem: ScheduleProblem, schedule: Schedule) -> Scored:
 
 
 def time_of(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]:
-    """Makespan, then longest stage span: what tells schedules of a problem apart."""
+    """Makespan, then longest stage span: the sorting key of schedules of a problem."""
     result = score(problem, schedule).result
     return result.makespan, result.stage_span
 
 
 def exceeds(scored: Scored) -> bool:
-    """Whether some device holds more than the limit, by more than rounding."""
+    """Whether a device exceeds the memory limit by more than rounding."""
     limit = scored.problem.memory_limit
     return limit is not None and max(scored.result.peak_memory) > limit * (1 + 1e-9)

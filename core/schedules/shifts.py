@@ -1,6 +1,6 @@
-"""Changes of one action of a coded order: draw one, make it, and find those on the longest path.
+"""Moves of one action in a coded order: drawing a move, applying it, and finding the actions on the longest path.
 
-Moves that cannot shorten the longest path are drawn seldom (van Laarhoven, Aarts and Lenstra, Job shop scheduling by
+Moves that cannot shorten the longest path are drawn rarely (van Laarhoven, Aarts and Lenstra, Job shop scheduling by
 simulated annealing, 1992).
 """
 
@@ -15,7 +15,7 @@ from ..numba_cache import njit
 
 @njit()
 def draw_shift(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
-    """A device, a position in its order, and the position that its action is to move to.
+    """A device, a position in its order, and the position that its action should move to.
 
     Args:
         lengths: how many actions each device has.
@@ -35,7 +35,7 @@ def draw_shift(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
 
 @njit()
 def shift(order: Any, start: int, goal: int, stage_of: Any) -> int:
-    """Move the action at ``start`` towards ``goal``, as far as its own stage allows; returns where it is then."""
+    """Move the action at ``start`` towards ``goal`` as far as its own stage allows; return its new position."""
     code, i = order[start], start
     kind, stage = code & 3, stage_of[code >> 2]
     step = 1 if goal > start else -1
@@ -50,29 +50,29 @@ def shift(order: Any, start: int, goal: int, stage_of: Any) -> int:
 
 @njit(inline="always")
 def _ordered(a: int, b: int) -> bool:
-    """Whether a stage runs actions of these kinds in the order of the microbatches."""
+    """Whether a stage must run actions of these two kinds in the order of the microbatches."""
     return a == b or (a == BOTH and b != FORWARD) or (b == BOTH and a != FORWARD)
 
 
 @njit()
-def critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) -> int:
+def critical(orders: Any, lengths: Any, placement: Any, scratch: Any, found: Any) -> int:
     """Positions on the longest path whose action waited for the one before it on its device, into ``found``.
 
     Args:
         orders, lengths, placement: as in ``compiled.run``.
-        room: of a run of these orders.
+        scratch: of a run of these orders.
         found: (actions, 2), filled with devices and positions.
 
     Returns:
-        How many there are.
+        Their number.
     """
-    d = int(np.argmax(room.free))
+    d = int(np.argmax(scratch.free))
     number, i = 0, lengths[d] - 1
     while i >= 0:
-        why = room.cause[orders[d, i]]
+        why = scratch.cause[orders[d, i]]
         if why != UNKNOWN:
-            d = placement[room.stage_of[why >> 2]]
-            i = room.where[why]
+            d = placement[scratch.stage_of[why >> 2]]
+            i = scratch.where[why]
         else:
             if i > 0:
                 found[number, 0], found[number, 1] = d, i
@@ -83,10 +83,10 @@ def critical(orders: Any, lengths: Any, placement: Any, room: Any, found: Any) -
 
 @njit()
 def join(order: Any, length: int, first: int, last: int) -> int:
-    """Make each I followed by its own W a B; the new length.
+    """Replace each I directly followed by its own W by a B; return the new length.
 
     Args:
-        order: of a device, changed.
+        order: of a device, changed in place.
         length: of the order.
         first, last: codes of the actions that may be joined: from the first to below the last.
     """
@@ -104,5 +104,5 @@ def join(order: Any, length: int, first: int, last: int) -> int:
 
 @njit(inline="always")
 def metropolis(value: float, temperature: float) -> float:
-    """The largest value that simulated annealing accepts after this one: the random number is drawn first."""
+    """The largest value that simulated annealing accepts after this one; the random number is drawn here."""
     return float(value - temperature * np.log(1 - np.random.random()))

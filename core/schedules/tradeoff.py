@@ -1,4 +1,4 @@
-"""Time against memory: all named schedules of a problem, and which of them no other one beats."""
+"""The trade-off of time and memory: all named schedules of a problem, and the Pareto frontier."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,10 +8,10 @@ from .scored import Scored, score
 
 
 def named_schedules(problem: ScheduleProblem, families: Iterable[ScheduleFamily]) -> Iterator[Scored]:
-    """Every family that suits the problem with every set of parameters that it offers for it, scored.
+    """Every family that supports the problem, with each of its candidate parameter sets, scored.
 
-    What a family refuses to build, for the problem or for its memory limit, is left out. Nothing else is checked: a
-    family that does not look at the limit may be above it.
+    Schedules that a family refuses to build, for the problem or its memory limit, are skipped. Nothing else is checked:
+    a family that ignores the limit may exceed it.
     """
     for family in families:
         for parameters in family.candidates(problem) if family.suits(problem) else ():
@@ -23,14 +23,14 @@ def named_schedules(problem: ScheduleProblem, families: Iterable[ScheduleFamily]
 
 
 def peak_of(scored: Scored) -> float:
-    """The most that a device holds, in one device's share of a microbatch: comparable between numbers of chunks."""
+    """The largest peak of a device, in one device's share of a microbatch: comparable between numbers of chunks."""
     return max(scored.result.peak_memory) / scored.problem.chunks
 
 
 def frontier(found: Sequence[Scored]) -> list[Scored]:
-    """Those that no other one beats in time without holding more: ascending memory, descending time.
+    """The Pareto frontier of memory and time: ascending memory, descending time.
 
-    Of equals the first one stays.
+    Of equals the first is kept.
     """
     ordered = sorted(found, key=lambda scored: (peak_of(scored), scored.result.makespan))
     kept: list[Scored] = []

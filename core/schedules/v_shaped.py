@@ -1,8 +1,9 @@
 """V-Min, V-Half and 1F1B-V: building blocks for the model folded over the devices (Controllable Memory, arXiv
 2405.15362).
 
-Device d holds stages d and 2p − 1 − d. The sooner the backward of a stage follows its forward, the less is held: V-Min
-goes one slot a stage everywhere, V-Half two on the way out. 1F1B-V leaves the backward whole, which takes two slots.
+Device d holds stages d and 2p − 1 − d. The sooner the backward of a stage follows its forward, the less memory it
+holds: V-Min takes one slot per stage everywhere, V-Half two in the first half of the forward. 1F1B-V does not split the
+backward, which takes two slots.
 """
 
 from collections.abc import Callable
@@ -20,39 +21,39 @@ Slots = tuple[int, int, int, int]
 
 
 def v_min_slots(device: int, devices: int, later: int = 0) -> Slots:
-    """V-Min's block; ``later`` puts off both backwards."""
+    """V-Min's block; ``later`` delays both backwards."""
     d, p = device, devices
     late = later + (2 if p % 3 == 0 else 0)  # else two passes of a device share a slot
     return d, 2 * p - 1 - d, 2 * p + late + d, 4 * p + late - 1 - d
 
 
 def v_half_slots(device: int, devices: int, later: int = 0) -> Slots:
-    """V-Half's block; ``later`` puts off both backwards."""
+    """V-Half's block; ``later`` delays both backwards."""
     d, p = device, devices
     late = later + (3 if p % 2 == 0 else 0)
     return 2 * d, 3 * p - 2 - d, 3 * p + late + 2 * d - 1, 6 * p + late - d - 2
 
 
 def one_f_one_b_v_slots(device: int, devices: int) -> Slots:
-    """1F1B-V's block: forward a slot a stage, backward two."""
+    """1F1B-V's block: one slot per stage forward, two backward."""
     d, p = device, devices
     return d, 2 * p - 1 - d, 2 * p + 2 * d, 6 * p - 2 - 2 * d
 
 
 def v_min(problem: ScheduleProblem) -> Schedule:
-    """V-Min: at most (p + 4) // 3 microbatches' worth on any device.
+    """V-Min: saved tensors of at most (p + 4) // 3 microbatches on any device.
 
     Raises:
-        RequestError: other than two stages a device.
+        RequestError: not two stages per device.
     """
     return _build(problem, "v-min", v_min_slots, (0, 3), (problem.devices + 4) // 3)
 
 
 def v_half(problem: ScheduleProblem) -> Schedule:
-    """V-Half: at most (p + 2) // 2 microbatches' worth on any device.
+    """V-Half: saved tensors of at most (p + 2) // 2 microbatches on any device.
 
     Raises:
-        RequestError: other than two stages a device.
+        RequestError: not two stages per device.
     """
     even = problem.devices % 2 == 0
     return _build(problem, "v-half", v_half_slots, (0, -2 if even else 1), (problem.devices + 2) // 2)
@@ -62,7 +63,7 @@ def one_f_one_b_v(problem: ScheduleProblem) -> Schedule:
     """1F1B-V: whole backwards, at most two thirds of 1F1B's microbatches on any device, rounded up.
 
     Raises:
-        RequestError: other than two stages a device.
+        RequestError: not two stages per device.
     """
     p = problem.devices
     block = _block([one_f_one_b_v_slots(d, p) for d in range(p)], whole_backward=True)

@@ -1,13 +1,13 @@
-"""ZB-V: the model folded over the devices, no device ever idle once it has begun, at 1F1B's memory (Zero Bubble
-Pipeline Parallelism, arXiv 2401.10241, section 6, and its V-shaped successor in arXiv 2405.15362).
+"""ZB-V: the model folded over the devices, without idle time after a device's first action, at 1F1B's memory (Zero
+Bubble Pipeline Parallelism, arXiv 2401.10241, section 6, and its V-shaped successor in arXiv 2405.15362).
 
 Device d of p holds stages d and 2p − 1 − d, here a and b. In microbatches of each stage, in order::
 
     warm-up     2(p − d) − 1 × Fa      d × (Fb Fa)      p − d × (Fb Ib)
-    steady      (Fa Ia Fb Ib) until all forwards are through
+    steady      (Fa Ia Fb Ib) until all forwards are done
     cool-down   d × (Ia Ib)      p − d × Ia
 
-W fills what that leaves idle. Microbatches that do not exist are left out.
+W fills the remaining idle time. Microbatches that do not exist are omitted.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import time_of
 
 OVERLAPPING = 0.6
-"""Share of a W's time that is idle, for it to be run there."""
+"""Share of a W's time that must be idle for W to run there."""
 
 
 def zb_v(problem: ScheduleProblem) -> Schedule:
-    """ZB-V: at most p microbatches' worth on any device.
+    """ZB-V: saved tensors of at most p microbatches on any device.
 
     Raises:
-        RequestError: other than two stages a device.
+        RequestError: not two stages per device.
     """
     if problem.chunks != 2:
         raise RequestError(f"zb-v with {problem.chunks} chunks: it folds the model once; give 2 chunks")
@@ -36,8 +36,8 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
     rows = [
         [a for a in _row(p, device, count) if a.microbatch is not None and a.microbatch < count] for device in range(p)
     ]
-    # Nobody waits for what the first device ends with, and it has begun first: a W that overlaps there a little may
-    # shorten the longest stage span.
+    # No device waits for the last actions of the first device, and it starts first: a W that overlaps there a little
+    # may shorten the longest stage span.
     found = [
         Schedule("zb-v", placement, count, fill_weights(problem, placement, rows, [2 * p] * p, first_fits=share))
         for share in (1.0, OVERLAPPING)

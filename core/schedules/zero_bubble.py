@@ -1,15 +1,15 @@
 """ZB-H1, ZB-H2, ZB-1p and ZB-2p: 1F1B with its backward split, so that W fills what I leaves idle (Zero Bubble
 Pipeline Parallelism, arXiv 2401.10241).
 
-The two by hand fix everything by counting. Device d of p runs some forwards ahead, then I and F in turn, and each W
-some microbatches behind its I::
+The handcrafted ZB-H1 and ZB-H2 are defined by counts. Device d of p runs some forwards ahead, then I and F in turn, and
+each W some microbatches after its I::
 
-            forwards ahead    W behind its I    held at most
+            forwards ahead    W after its I     held at most
     ZB-H1   p − d             d                 p
     ZB-H2   2(p − d) − 1      2d                2p − 1
 
-The two automatic ones take the costs and a limit, p or 2p microbatches' worth where none is given, and keep the best of
-some greedy runs through time: the shortest stage span, as the paper counts, then the shortest makespan.
+The automatic ZB-1p and ZB-2p take the costs and a memory limit (by default p or 2p microbatches) and keep the best of
+several greedy list schedules: the shortest stage span, as in the paper, then the shortest makespan.
 """
 
 import itertools
@@ -25,14 +25,14 @@ from .scored import costs_of, score
 
 _OVERRUNS = (0.0, 0.5, 0.8, 1.1)
 _SQUEEZES = (0.0, 0.02, 1.0)
-"""What is tried; see `greedy`."""
+"""The values tried; see `greedy`."""
 
 
 def zb_h1(problem: ScheduleProblem) -> Schedule:
     """ZB-H1: 1F1B's memory on every device, idle (p − 1)(F + I − W).
 
     Raises:
-        RequestError: more than one stage a device.
+        RequestError: more than one stage per device.
     """
     p = problem.devices
     return _by_hand(problem, "zb-h1", [(p - d, d) for d in range(p)])
@@ -42,28 +42,28 @@ def zb_h2(problem: ScheduleProblem) -> Schedule:
     """ZB-H2: 2p − 1 microbatches on every device, idle (p − 1)(F + I − 2W).
 
     Raises:
-        RequestError: more than one stage a device.
+        RequestError: more than one stage per device.
     """
     p = problem.devices
     return _by_hand(problem, "zb-h2", [(2 * (p - d) - 1, 2 * d) for d in range(p)])
 
 
 def zb_1p(problem: ScheduleProblem) -> Schedule:
-    """ZB-1p: the fastest found within p microbatches a device, or within ``problem.memory_limit``.
+    """ZB-1p: the fastest found within p microbatches per device, or within ``problem.memory_limit``.
 
     Raises:
-        RequestError: more than one stage a device.
-        InfeasibleError: the limit does not hold one microbatch.
+        RequestError: more than one stage per device.
+        InfeasibleError: the limit does not fit one microbatch.
     """
     return _automatic(problem, "zb-1p", problem.devices)
 
 
 def zb_2p(problem: ScheduleProblem) -> Schedule:
-    """ZB-2p: the fastest found within 2p microbatches a device, or within ``problem.memory_limit``.
+    """ZB-2p: the fastest found within 2p microbatches per device, or within ``problem.memory_limit``.
 
     Raises:
-        RequestError: more than one stage a device.
-        InfeasibleError: the limit does not hold one microbatch.
+        RequestError: more than one stage per device.
+        InfeasibleError: the limit does not fit one microbatch.
     """
     return _automatic(problem, "zb-2p", 2 * problem.devices)
 
@@ -71,8 +71,8 @@ def zb_2p(problem: ScheduleProblem) -> Schedule:
 def _by_hand(problem: ScheduleProblem, name: str, counts: list[tuple[int, int]]) -> Schedule:
     _one_stage(problem, name)
     orders = tuple(
-        tuple(_weights_behind(_row(device, problem.microbatches, ahead), behind))
-        for device, (ahead, behind) in enumerate(counts)
+        tuple(_delay_weights(_row(device, problem.microbatches, ahead), delay))
+        for device, (ahead, delay) in enumerate(counts)
     )
     return Schedule(name, looped_placement(problem.devices, 1), problem.microbatches, orders)
 
@@ -83,14 +83,14 @@ def _row(device: int, microbatches: int, ahead: int) -> tuple[Action, ...]:
     return merge(forwards, backwards, ahead, microbatches)
 
 
-def _weights_behind(row: tuple[Action, ...], behind: int) -> Iterator[Action]:
-    """The row with every W that many microbatches behind its I, and the last ones at the end."""
+def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
+    """The row with every W ``delay`` microbatches after its I, and the last ones at the end."""
     waiting: list[Action] = []
     for action in row:
         yield action
         if action.kind is Kind.I:
             waiting.append(Action(action.stage, Kind.W, action.microbatch))
-            if len(waiting) > behind:
+            if len(waiting) > delay:
                 yield waiting.pop(0)
     yield from waiting
 
@@ -112,13 +112,13 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int) -> Schedule:
 
 
 def _numbered(stage: int, kinds: Sequence[Kind]) -> tuple[Action, ...]:
-    """The actions of a stage that takes the microbatches in order."""
+    """The actions of a stage that runs the microbatches in order."""
     counts = {kind: itertools.count() for kind in (Kind.F, Kind.I, Kind.W)}
     return tuple(Action(stage, kind, next(counts[kind])) for kind in kinds)
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
-    """What each device may hold."""
+    """Memory limit of each device."""
     needs = [cost.reserved_bytes for cost in costs_of(problem)]
     if problem.memory_limit is None:
         return [usual * need for need in needs]

@@ -7,4 +7,4 @@ from .problem.assemble import assemble as assemble
 from .problem.oracle import longest_path as longest_path
 from .problem.score import Oracle as Oracle
 from .problem.score import Score as Score
-from .suggestions.even import even_plan as even_plan
+from .suggestions.even_plan import even_plan as even_plan

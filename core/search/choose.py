@@ -1,4 +1,4 @@
-"""The planner's entries: from a graph to plans, or from stages to a schedule."""
+"""Entry points of the planner: from a graph to plans, or from stages to a schedule."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,18 +11,18 @@ from ..costs.partition import device_limits
 from ..errors import RequestError
 from ..plan.plan import Plan
 from .confirm import SearchResult, confirmed
-from .problem.arrange import Replicas
+from .problem.arrangements import Replicas
 from .problem.oracle import longest_path
 from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, counted, settings_of
 from .search_options import SearchOptions, refuse_none
 
 EFFORT = 400_000_000
-"""Compute actions that a search evaluates by default: some seconds on one core, and as many again for its starts."""
+"""Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
 FIRST = 0.75
-"""Share of it for a search whose plans an oracle scores that counts more: further searches may follow."""
+"""Share of it for the first search if another oracle scores its plans: further searches may follow."""
 LEAST, MOST = 20_000, 400_000
-"""Evaluations that this comes to, at least and at most."""
+"""Bounds of the resulting number of evaluations."""
 
 
 def search_plans(
@@ -33,22 +33,22 @@ def search_plans(
     meshes: Sequence[tuple[int, int]] | None = None,
     replicas: Replicas | None = None,
 ) -> SearchResult:
-    """Choose mesh, microbatches, devices' places, cuts, schedule, recomputation and orders together: the fastest step
-    found that memory allows.
+    """Choose mesh, microbatches, device order, cuts, schedule, recomputation and compute orders together: the fastest
+    step found that fits in memory.
 
-    Deterministic for a seed and a budget: the same arguments give the same plans, unless ``seconds`` cuts the search.
+    Deterministic for a seed and a budget: the same arguments give the same plans, unless ``seconds`` ends the search.
 
     Args:
-        work: what a step works on, at which costs.
+        work: the batch of a step, and the operators' costs.
         cluster: the devices; all of them are used.
         options: how plans are searched.
         meshes: pipeline and data dimensions to choose among; by default one pipeline over all devices.
-        replicas: per replica the cluster's device at each position, where that is decided; of a workload of one kind of
-            device and one size of microbatches.
+        replicas: per replica the cluster's device at each position, if fixed; then the workload has one kind of device
+            and one microbatch size.
 
     Raises:
-        RequestError: fewer operators than stages, no microbatches, or no family is made for this problem.
-        NothingFits: nothing found fits in memory; the message names the device that binds.
+        RequestError: fewer operators than stages, no microbatches, or no family supports this problem.
+        NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
     limits = device_limits(cluster, options.memory_limit)
     wanted = [(len(cluster.devices), 1)] if meshes is None else list(meshes)
@@ -62,7 +62,7 @@ def search_plans(
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST))
-    return confirmed(settings, options.freedom(), meter, options.oracle, options.seed, options.alternatives)
+    return confirmed(settings, options.space(), meter, options.oracle, options.seed, options.alternatives)
 
 
 def plan(
@@ -125,8 +125,8 @@ def choose_schedules(
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))
     setting = one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas, options.message)
     setting = evolve(setting, fixed=fixed)
-    freedom, meter = options.freedom(len(stages) // devices), options.meter(_evaluations([setting]))
-    return confirmed([setting], freedom, meter, options.oracle, options.seed, options.alternatives)
+    space, meter = options.space(len(stages) // devices), options.meter(_evaluations([setting]))
+    return confirmed([setting], space, meter, options.oracle, options.seed, options.alternatives)
 
 
 def choose_schedule(

@@ -1,6 +1,6 @@
-"""Compile what the search runs, before somebody waits for it: half a minute of one core, once after an installation.
+"""Compile the search ahead of its first use: half a minute of one core, once after an installation.
 
-Where that was not done, planning does it, and says so, before its time begins to count.
+Otherwise the first planning compiles it and prints a line about it; that time is not counted.
 
 numba keeps the result next to the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.search.compiling``.
 """
@@ -19,7 +19,7 @@ from .search_options import SearchOptions
 
 
 def compile_search() -> None:
-    """Search a plan for a few operators, as the search for a large model is compiled for the same types."""
+    """Search a plan for a few operators: a large model's search uses functions compiled for the same types."""
     nodes = tuple(OpNode(f"operator{i}", 1.0, 1.0, 1.0, saved_bytes=1) for i in range(6))
     graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
     cluster = fully_connected(2, 1000, 1e9, 1e-6)
@@ -27,10 +27,10 @@ def compile_search() -> None:
 
 
 def compile_ahead(report: Callable[[str], object]) -> bool:
-    """Compile the search where it is not compiled on this machine; whether it was not.
+    """Compile the search unless it is already compiled on this machine; return whether it had to be.
 
     Args:
-        report: called with a line about it before.
+        report: called with a message before compiling.
     """
     if is_compiled(anneal):
         return False

@@ -1,7 +1,7 @@
-"""From a search to its result: an oracle has the last word, and is left the room that it counts beside the search.
+"""From a search to its result: the oracle's score decides, and the search reserves memory that only the oracle counts.
 
-The search counts a message as a pure delay that takes no memory. Where an oracle such as the simulator counts more, the
-best few plans are scored by it; where the leading one does not fit by its word, the search leaves room and goes on.
+The search models a message as a pure delay that takes no memory. An oracle such as the simulator models more, so it
+scores the best few plans. If the leading one does not fit by its score, the search reserves memory and continues.
 """
 
 from collections.abc import Sequence
@@ -12,36 +12,36 @@ from ..errors import RequestError
 from ..plan.plan import Plan
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
-from .finish import Candidate, predicted, refuse_above, rescored, scored
-from .problem.freedom import Freedom
+from .finalize import Candidate, predicted, refuse_above, rescored, scored
 from .problem.meter import Meter
 from .problem.oracle import longest_path
 from .problem.score import Oracle
+from .problem.search_space import SearchSpace
 from .problem.setting import Setting
 
 MESSAGES = 4
-"""Messages of a usual size that a device is counted to hold under way, where the oracle counts them and the search does
-not: two received ahead, and one sent each way."""
+"""Messages of median size that a device is assumed to hold in flight, if only the oracle counts them: two received
+ahead, and one sent each way."""
 RESCORED = 8
-"""Plans that an oracle scores which is not the one that the search works with."""
+"""Plans scored by an oracle that is not the search's own."""
 SEARCHES = 3
-"""Searches, at most, where an oracle counts memory that the search does not, such as that of messages: each further one
-leaves room for what was missing."""
-MORE_ROOM = 1.05
-"""How many times what was missing."""
+"""Largest number of searches if the oracle counts memory that the search does not, such as messages. Each further one
+reserves the missing bytes."""
+RESERVE = 1.05
+"""Reserved bytes ÷ missing bytes."""
 CONTINUED = 0.3
-"""Share of the budget of a further search: it goes on from what was found."""
+"""Share of the budget for a further search, which continues from the previous result."""
 
 
 @frozen
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        plans: with their predictions: the fastest first, then, unless it alone was asked for, those that hold less on
-            their fullest device than every faster one, each slower than the one before.
-        evaluations: places that were evaluated.
-        stopped: whether time or an interrupt cut the search short.
+        plans: with their predictions: the fastest first, then, if alternatives are requested, those whose fullest
+            device holds less than that of every faster plan, by ascending time.
+        evaluations: number of evaluated plans.
+        stopped: whether a time limit or an interrupt ended the search early.
     """
 
     plans: tuple[Plan, ...]
@@ -55,22 +55,22 @@ class SearchResult:
 
 
 def confirmed(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = True
+    settings: Sequence[Setting], space: SearchSpace, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = True
 ) -> SearchResult:
-    """The best plans of some settings, by the oracle's score; without ``alternatives`` the fastest alone.
+    """The best plans of some settings, by the oracle's score; without ``alternatives`` only the fastest.
 
     Raises:
-        RequestError: no family is made for any setting.
-        NothingFits: nothing found fits in memory; the message names the device that binds.
+        RequestError: no family supports any setting.
+        NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
-    task = _Task(freedom, meter, oracle, seed, alternatives)
+    task = _Task(space, meter, oracle, seed, alternatives)
     if not task.exact:
         settings = [evolve(setting, messages=MESSAGES) for setting in settings]
-    found = task.searched_with_room(settings)
+    found = task.searched_with_reserve(settings)
     if not (found.fits or found.stopped or meter.until_fit or task.exact):
-        # What the search counts decided where it went on; the part of it that ends with what fits may know better.
+        # The search was led by its own memory model; the shorter search for any plan that fits may find one.
         scout = evolve(meter, spent=0, until_fit=True)
-        more = evolve(task, meter=scout).searched_with_room(settings)
+        more = evolve(task, meter=scout).searched_with_reserve(settings)
         meter.spent += scout.spent
         found = evolve(found, candidates=(*found.candidates, *more.candidates))
     return found.result(meter.spent)
@@ -78,9 +78,9 @@ def confirmed(
 
 @frozen
 class _Task:
-    """What stays the same over the searches for one result; arguments as of :func:`confirmed`."""
+    """The arguments shared by the searches for one result, as in :func:`confirmed`."""
 
-    freedom: Freedom
+    space: SearchSpace
     meter: Meter
     oracle: Oracle
     seed: int
@@ -88,35 +88,35 @@ class _Task:
 
     @property
     def exact(self) -> bool:
-        """Whether the search counts as the oracle does."""
+        """Whether the oracle is the search's own model."""
         return self.oracle is longest_path
 
-    def searched_with_room(self, settings: Sequence[Setting]) -> "_Found":
-        """Search; and again where the plan that leads by what the search counts does not fit by what the oracle
-        counts."""
+    def searched_with_reserve(self, settings: Sequence[Setting]) -> "_Found":
+        """Search; repeat with reserved memory while the search's best plan fits by its own model and not by the
+        oracle's."""
         found = self.searched(settings)
-        rooms, meter = (0.0,) * len(settings[0].memory), self.meter
+        reserved, meter = (0.0,) * len(settings[0].memory), self.meter
         budget = meter.budget if meter.until_fit else int(CONTINUED * meter.budget)
         for _ in range(0 if self.exact else SEARCHES - 1):
             if found.stopped or not found.misled:
                 break
-            missing = _missing(found.leader, len(rooms))
-            rooms = tuple(had + MORE_ROOM * miss for had, miss in zip(rooms, missing, strict=True))
-            if any(map(float.__ge__, rooms, map(float, settings[0].memory))):
+            missing = _missing(found.leader, len(reserved))
+            reserved = tuple(had + RESERVE * miss for had, miss in zip(reserved, missing, strict=True))
+            if any(map(float.__ge__, reserved, map(float, settings[0].memory))):
                 break
             meter.budget = meter.spent + budget
-            roomy = [evolve(each, rooms=rooms) for each in settings]
-            begun = () if meter.until_fit else _in_settings(found.walks, found.settings, roomy)
-            more = self.searched(roomy, begun)
+            reserving = [evolve(each, reserved=reserved) for each in settings]
+            begun = () if meter.until_fit else _in_settings(found.walks, found.settings, reserving)
+            more = self.searched(reserving, begun)
             found = evolve(more, candidates=(*found.candidates, *more.candidates))
         return found
 
     def searched(self, settings: Sequence[Setting], begun: Sequence[Walk] = ()) -> "_Found":
-        """Search, and have the oracle score what is best."""
-        walks, stopped = search(settings, self.freedom, self.meter, self.seed, begun)
+        """Search, and score the best plans with the oracle."""
+        walks, stopped = search(settings, self.space, self.meter, self.seed, begun)
         if not walks:
             raise RequestError(
-                f"none of the schedules is made for {settings[0].devices} devices and {settings[0].microbatches} "
+                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
                 "microbatches: give other families or another number of microbatches"
             )
         leading = walks[0]
@@ -133,7 +133,7 @@ class _Task:
 
 
 def _in_settings(walks: Sequence[Walk], before: Sequence[Setting], now: Sequence[Setting]) -> list[Walk]:
-    """Walks from the same places in other settings."""
+    """The same walks in other settings."""
     other = {id(old): new for old, new in zip(before, now, strict=True)}
     return [evolve(walk, setting=other[id(walk.setting)], best=walk.best.copy()) for walk in walks]
 
@@ -149,12 +149,12 @@ def _missing(candidate: Candidate, devices: int) -> list[float]:
 
 @frozen
 class _Found:
-    """What a search found, by the oracle's word.
+    """The result of one search, scored by the oracle.
 
     Args:
         candidates: in no order.
-        leader: the best by what the search itself counts.
-        misled: whether that fits by what the search counts, and not by what the oracle does.
+        leader: the best by the search's own model.
+        misled: whether the leader fits by the search's model but not by the oracle's.
         stopped: see :class:`SearchResult`.
         walks, settings: of the search.
     """
@@ -168,18 +168,18 @@ class _Found:
 
     @property
     def fits(self) -> bool:
-        """Whether one of them fits."""
+        """Whether a candidate fits."""
         return any(candidate.rank[0] == 0 for candidate in self.candidates)
 
     def result(self, evaluations: int) -> SearchResult:
-        """The fastest and the frontier. Raises NothingFits where none fits."""
+        """The fastest plan and the frontier. Raises NothingFits if none fits."""
         plans = _descending(self.candidates)
         refuse_above(plans[0], evaluations)
         return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
 
 
 def _descending(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that hold less than every faster one, fastest first, by the oracle's own word."""
+    """The Pareto frontier of time and memory by the oracle's score, fastest first."""
     kept: list[Candidate] = []
     for candidate in sorted(found, key=lambda candidate: candidate.rank):
         most = max(candidate.score.peak_memory_bytes)

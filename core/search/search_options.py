@@ -1,4 +1,4 @@
-"""What a search for plans may choose, how it scores, and what it may spend."""
+"""Options of a search for plans: its choices, its oracle and its budget."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from ..costs.message_times import FREE, MessageLine
 from ..errors import RequestError
 from ..plan.derive import Recompute
 from ..schedules.problem import ScheduleFamily
-from .problem.freedom import Freedom
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS
 from .problem.oracle import longest_path
 from .problem.score import Oracle
+from .problem.search_space import SearchSpace
 
 
 def _families(families: Sequence[ScheduleFamily]) -> tuple[ScheduleFamily, ...]:
@@ -62,14 +62,14 @@ class SearchOptions:
         refuse_none(1 if self.budget is None else self.budget, "evaluations: a search")
         refuse_none(self.min_chunks, "chunks: a device")
 
-    def freedom(self, stages_a_device: int | None = None) -> Freedom:
-        """What the search may change.
+    def space(self, stages_a_device: int | None = None) -> SearchSpace:
+        """The choices of the search.
 
         Args:
             stages_a_device: if it is decided already.
         """
         chunks = (stages_a_device or self.min_chunks, stages_a_device or self.max_chunks)
-        return Freedom(self.families, self.anneal, chunks, self.recompute)
+        return SearchSpace(self.families, self.anneal, chunks, self.recompute)
 
     def meter(self, budget: int) -> Meter:
         """A meter that counts from now on.

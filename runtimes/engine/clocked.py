@@ -1,6 +1,6 @@
 """Virtual devices: the instructions of all of them in one process, each run when a clock comes to its action.
 
-The clock is whatever calls `perform` at the moments of ``core/trace/perform.py``; a simulator, for instance. What runs
+The clock is whatever calls `perform` at the moments of ``core/trace/callback.py``; a simulator, for instance. What runs
 are the very instructions that threads and ranks run, on tensors of the host::
 
     ISSUE     send, receive: the instruction runs
@@ -21,13 +21,13 @@ from ...backends.clocked import ClockedExchange
 from ...core.actions import SEND_KINDS, Action, Kind
 from ...core.capture.export.operators import Operators
 from ...core.plan.plan import Plan
-from ...core.trace.perform import Moment, Perform
+from ...core.trace.callback import ActionCallback, Moment
 from ...core.trace.trace import Trace
 from ..launch.progress import Report
 from .executor import Bound
 from .mail import Mail
 
-Clock = Callable[[Plan, Perform], Trace]
+Clock = Callable[[Plan, ActionCallback], Trace]
 """Runs a step of a plan, has every action performed in its time, and returns the trace of it."""
 
 
@@ -83,7 +83,7 @@ class ClockedWalk:
         }
 
     def perform(self, moment: Moment, device: int, action: Action, now_s: float) -> None:
-        """Do what an action does at this moment (a ``Perform``)."""
+        """Do what an action does at this moment (a ``ActionCallback``)."""
         self.now_s = now_s
         # A message that is empty for this shape of microbatch has no instruction.
         if action.microbatch is None or action not in self._known[device]:

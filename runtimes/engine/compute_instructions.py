@@ -76,9 +76,9 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
 
 def _with_room(binder: Binder, run: LinkedStage, microbatch: int, wait: Call | None) -> Call | None:
     """Waits, before what an F waits for, until its readers are not too far behind."""
-    if binder.room is None:
+    if binder.ahead_limit is None:
         return wait
-    ahead = {dst: microbatch - binder.room(run.index, dst) for dst in run.outgoing}
+    ahead = {dst: microbatch - binder.ahead_limit(run.index, dst) for dst in run.outgoing}
     left = [
         binder.message(run.index, dst, before)
         for dst, before in ahead.items()

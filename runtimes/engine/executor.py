@@ -24,7 +24,7 @@ from ...core.actions import WORK_KINDS, Action, Kind
 from ...core.capture.graph.storages import StorageMeter
 from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
-from ...core.plan.validation.progress import Room
+from ...core.plan.validation.progress import AheadLimit
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
@@ -149,7 +149,11 @@ class Executor:
         self._frame = Frame(backend, backend, queue, update, replicas=replicas)
 
     def bind(
-        self, plan: Plan, lowered: Lowered, runs: Sequence[Mapping[int, LinkedStage]], room: Room | None = None
+        self,
+        plan: Plan,
+        lowered: Lowered,
+        runs: Sequence[Mapping[int, LinkedStage]],
+        ahead_limit: AheadLimit | None = None,
     ) -> Bound:
         """Bind a plan's actions to what they work on.
 
@@ -157,9 +161,9 @@ class Executor:
             plan: the plan.
             lowered: the lowered actions of all devices.
             runs: for each microbatch, this device's stages by index.
-            room: how far stages may run ahead of their readers; None where nothing holds them up.
+            ahead_limit: how far stages may run ahead of their readers; None for no limit.
         """
-        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame, room).instructions
+        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame, ahead_limit).instructions
         update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]

@@ -17,7 +17,7 @@ from ...core.actions import Action, Kind
 from ...core.errors import RequestError
 from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
-from ...core.plan.validation.progress import Room
+from ...core.plan.validation.progress import AheadLimit
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..programs.linked_stage import LinkedStage
 from .finished_sends import finished_sends
@@ -58,7 +58,7 @@ class Binder:
         runs: for each microbatch, this device's stages by index.
         tied: reduces the gradients of tied weights.
         frame: filled in anew for every step.
-        room: how far stages may run ahead of their readers; None where nothing holds them up.
+        ahead_limit: how far stages may run ahead of their readers; None for no limit.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Binder:
         runs: Sequence[Mapping[int, LinkedStage]],
         tied: TiedReduction,
         frame: Frame,
-        room: Room | None = None,
+        ahead_limit: AheadLimit | None = None,
     ) -> None:
         self.placement = plan.placement
         self.device, self.runs, self.tied, self.frame = device, runs, tied, frame
-        self.room = room
+        self.ahead_limit = ahead_limit
         self._mail: dict[Message, Mail] = {}
         self.finished = finished_sends(plan, lowered, device)
         issued = frozenset(action for action in lowered[device] if action.kind in task_kinds())

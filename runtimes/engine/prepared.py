@@ -25,8 +25,8 @@ from ...core.costs.costs import StageEdge
 from ...core.plan.derive import first_microbatches, reordered, with_edges
 from ...core.plan.lowering import Lowered, lower
 from ...core.plan.plan import Plan
-from ...core.plan.validation.backpressure import room_for
-from ...core.plan.validation.progress import Room
+from ...core.plan.validation.backpressure import choose_ahead_limit
+from ...core.plan.validation.progress import AheadLimit
 from ...core.plan.validation.validate import validate
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.lru_cache import LruCache
@@ -54,7 +54,7 @@ class Prepared:
         runs: device → for each microbatch its stages by index.
         parts: for each microbatch loss, weight, metrics, and numbers in texts, filled up with zeros where another one
             has more of them; None for a weight that is the microbatch's share.
-        room: how far stages may run ahead of their readers; None where nothing holds them up.
+        ahead_limit: how far stages may run ahead of their readers; None for no limit.
         bound: device → its instructions; filled in by the devices.
     """
 
@@ -63,7 +63,7 @@ class Prepared:
     compiled: Sequence[Compiled]
     runs: Mapping[int, Sequence[Mapping[int, StageRun]]]
     parts: Sequence[Sequence[Part | None]]
-    room: Room | None = None
+    ahead_limit: AheadLimit | None = None
     bound: dict[int, Bound] = field(factory=dict)
 
     @cached_property
@@ -183,7 +183,7 @@ class Preparations:
             parts = {id(each): parts_of(each, place) for each in compiled}
             longest = max(map(len, parts.values()))
             rows = [parts[id(each)] + [0.0] * (longest - len(parts[id(each)])) for each in compiled]
-            prepared = Prepared(orders.plan, orders.lowered, compiled, runs, rows, orders.room)
+            prepared = Prepared(orders.plan, orders.lowered, compiled, runs, rows, orders.ahead_limit)
             self._kept.keep(key, prepared)
         return prepared, remark
 
@@ -238,12 +238,12 @@ class Orders:
     Args:
         plan: with their messages.
         lowered: without what moves nothing for them.
-        room: how far stages may run ahead of their readers; None where a backward holds them up.
+        ahead_limit: how far stages may run ahead of their readers; None for no limit.
     """
 
     plan: Plan
     lowered: Lowered
-    room: Room | None
+    ahead_limit: AheadLimit | None
 
 
 def order_of(plan: Plan, layouts: Sequence[Layout]) -> Orders:
@@ -266,7 +266,7 @@ def order_of(plan: Plan, layouts: Sequence[Layout]) -> Orders:
         validate(wanted, lowered=lowered)
     found = [messages_of(layout) for layout in layouts]
     moving = tuple(tuple(a for a in actions if _moves_something(a, found)) for actions in lowered)
-    return Orders(wanted, moving, room_for(wanted, lowered) if wanted.forward_only else None)
+    return Orders(wanted, moving, choose_ahead_limit(wanted, lowered) if wanted.forward_only else None)
 
 
 def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:

@@ -143,9 +143,9 @@ class Workers:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
             # A clock says when a message has arrived, and its sender lets go of it then.
-            room = prepared.room if self._clock is None else None
+            ahead_limit = prepared.ahead_limit if self._clock is None else None
             prepared.bound[device] = self.executor(device).bind(
-                prepared.plan, prepared.lowered, prepared.runs[device], room
+                prepared.plan, prepared.lowered, prepared.runs[device], ahead_limit
             )
         return prepared.bound[device]
 

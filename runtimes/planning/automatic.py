@@ -3,7 +3,7 @@
 1. Every device times the operators, all at once; the mean counts. What a message takes of the devices at its ends is
    measured while they compute.
 2. For each number of stages a device, cuts are searched on these times. A regular cut
-   (`core/search/suggestions/regular`) is taken where what is searched is not predicted to gain more than ``WORTH``: it
+   (`suggestions/regular_cuts`) is taken where what is searched is not predicted to gain more than ``WORTH``: it
    is the same one in the next run. More stages are not tried where devices wait for no more than ``ALIKE`` of the step:
    all that they could gain is noise.
 3. Every device compiles and times its stages of each cut: their own programs, not sums of operators. They correct the
@@ -37,7 +37,7 @@ from ...core.search.choose import plan as search_plan
 from ...core.search.confirm import SearchResult
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
-from ...core.search.suggestions.regular import longest_stage_s, regular_cut, score_of_cut
+from ...core.search.suggestions.regular_cuts import longest_stage_s, regular_cut, score_of_cut
 from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent

@@ -144,7 +144,7 @@ class _Pipeline:
         executor.backend = backend
         if (device, kinds) not in self._bound:
             half = tuple(tuple(a for a in actions if a.kind in kinds) for actions in self._orders.lowered)
-            bound = executor.bind(plan, half, self._runs[device], self._orders.room)
+            bound = executor.bind(plan, half, self._runs[device], self._orders.ahead_limit)
             self._bound[device, kinds] = bound
         return executor.run(self._bound[device, kinds], inputs, ending=Ending.KEEP).results
 

@@ -163,7 +163,7 @@ def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
         ("{", "is not a whole JSON file"),
         (plan_json(attrs.evolve(PLAN, prediction=None)), "holds no costs"),
         (plan_json(PLAN).replace('"panpipe.plan/1"', '"panpipe.plan/2"'), "this panpipe reads version 1"),
-        (plan_json(PLAN).replace('"0F3"', '"0F2"'), "0F2 stands twice"),
+        (plan_json(PLAN).replace('"0F3"', '"0F2"'), "0F2 is listed twice"),
     ],
 )
 def test_bad_plans(text, message, tmp_path, capsys):

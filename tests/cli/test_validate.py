@@ -57,7 +57,7 @@ def test_a_warning_goes_to_standard_error(write, capsys):
     path = write("schedule.csv", "0F0,0F1,0B1,0B0\n")
     assert main(["validate", path, "--json"]) == 0
     captured = capsys.readouterr()
-    assert "warning: 0B0 stands behind 0B1" in captured.err
+    assert "warning: 0B0 is after 0B1" in captured.err
     assert len(json.loads(captured.out)["warnings"]) == 1
 
 

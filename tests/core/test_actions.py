@@ -64,9 +64,9 @@ def test_nothing_else_has_a_counterpart(action):
         ("1X0", "'1X0' is not an action"),
         ("1F", "'1F' is not an action: F needs a microbatch"),
         ("1STEP0", "'1STEP0' is not an action: STEP takes no microbatch"),
-        ("1F0>2", "'1F0>2' is not an action: a peer stage stands behind"),
-        ("1SEND_F0<2", "'1SEND_F0<2' is not an action: a peer stage stands behind"),
-        ("1RECV_B0>2", "'1RECV_B0>2' is not an action: a peer stage stands behind"),
+        ("1F0>2", "'1F0>2' is not an action: a send names its peer stage after"),
+        ("1SEND_F0<2", "'1SEND_F0<2' is not an action: a send names its peer stage after"),
+        ("1RECV_B0>2", "'1RECV_B0>2' is not an action: a send names its peer stage after"),
     ],
 )
 def test_other_words_are_refused(text, message):

@@ -67,7 +67,7 @@ def test_an_own_kind_is_in_the_grammar_and_in_the_lowered_plan():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("0F0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues no 0CHECKSUM0, and the plan asks for it: add it"),
+        ("0F0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues no 0CHECKSUM0, which the plan needs: add it"),
         ("0CHECKSUM0 0F0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "0CHECKSUM0 is issued before the action that it follows"),
         ("0F0 0F1 0CHECKSUM1 0B0 0CHECKSUM0 0B1 0STEP", "0CHECKSUM0 is issued after 0B0, which waits for it"),
         ("0F0 0CHECKSUM0 0CHECKSUM0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues 0CHECKSUM0, which the plan does"),

@@ -6,8 +6,8 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.plan.plan import TiedWeight
 from panpipe.simulators.bubbles import CAUSES
+from panpipe.simulators.delays import queue_delays
 from panpipe.simulators.run import simulate
-from panpipe.simulators.waiting import queue_delays
 
 from ..support.plans import orders, plan_of
 

@@ -1,12 +1,11 @@
-"""How far a stage may run ahead of the transfers of what it makes.
+"""Backpressure: how many microbatches a stage may run ahead of the transfers of its outputs.
 
-A message that was sent stays in memory until it has arrived, and a sender learns that only by waiting for it. In
-training the gradients that come back tell, and saved tensors bound how far anybody runs ahead. Where there are forwards
-alone nothing comes back: a first stage would be through with a batch while the messages of all its microbatches lie
-there. So its F of microbatch m waits until the message of microbatch m - room has left, which costs no time as long as
-readers keep up.
+A sent message occupies memory until it has arrived, and the sender learns of the arrival only by waiting for it. In
+training, saved tensors and the gradients that come back limit how far a stage runs ahead. In a forward-only plan no
+message comes back: the first stage could finish the batch while the messages of all microbatches are in memory. So F of
+microbatch m waits until the message of microbatch m - limit has been sent. This takes no time while readers keep up.
 
-A reader that is d stages on is d - 1 microbatches behind by itself. More is added until nobody waits in a circle.
+A reader d stages later is d - 1 microbatches late anyway, so the limit grows with d. It is doubled while it deadlocks.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ from ...actions import Action
 from ...errors import RequestError
 from ..plan import Plan
 from ..queues import queues_of
-from .progress import Room, run_order, waits_of
+from .progress import AheadLimit, run_order, waits_of
 
 _AHEAD = 2
-"""Messages to the next stage that may lie there, the one in the making included."""
+"""Messages to the next stage that may be in memory, including the one being computed."""
 
 
-def room_for(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Room:
-    """How far stages may run ahead of their readers in a plan that is forward only; small, and no deadlock by it.
+def choose_ahead_limit(plan: Plan, lowered: Sequence[Sequence[Action]]) -> AheadLimit:
+    """How far stages may run ahead of their readers in a forward-only plan: small, and without a deadlock.
 
     Args:
-        plan: sound.
-        lowered: what its devices issue.
+        plan: a sound plan.
+        lowered: per device its actions.
     """
     queues = queues_of(plan, lowered)
     ahead = _AHEAD
@@ -41,5 +40,5 @@ def room_for(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Room:
     return _ahead_by(plan.microbatches)
 
 
-def _ahead_by(ahead: int) -> Room:
+def _ahead_by(ahead: int) -> AheadLimit:
     return lambda stage, reader: ahead + reader - stage - 1

@@ -1,7 +1,7 @@
-"""Whether every device has room for what the plan makes it hold.
+"""Whether the plan fits the memory of every device.
 
-What must fit is state, saved tensors and the workspace of the running action: the peak that plans predict.
-Communication buffers come on top; where they alone break the limit, that is a warning.
+State, saved tensors and the workspace of the running action must fit: the peak that plans predict. A device that
+exceeds its limit only with communication buffers gets a warning.
 """
 
 import math
@@ -24,7 +24,7 @@ def check_memory(
         Warnings.
 
     Raises:
-        InfeasibleError: a device is over its limit: which, at which action, by how much, and what would fit.
+        InfeasibleError: a device is over its limit; the message names the device, the action, the excess and a fix.
     """
     warnings = []
     for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=True)):
@@ -41,8 +41,9 @@ def check_memory(
             )
         if timeline.peak_bytes > limit:
             warnings.append(
-                f"device {device} holds {timeline.peak_bytes:.0f} bytes at {timeline.peak_action} with its buffers for "
-                f"communication and has {limit:.0f}: {timeline.peak_bytes - limit:.0f} too many, should all be in use"
+                f"device {device} holds {timeline.peak_bytes:.0f} bytes at {timeline.peak_action} with its "
+                f"communication buffers and has {limit:.0f}: {timeline.peak_bytes - limit:.0f} too many if "
+                "all buffers are in use"
             )
     return warnings
 
@@ -79,7 +80,7 @@ def _smallest_change(
 
 
 def _held(actions: Sequence[Action]) -> Counter[int]:
-    """How many microbatches each stage holds saved tensors of, while the last of these actions runs."""
+    """Per stage the number of microbatches with saved tensors while the last of these actions runs."""
     held: Counter[int] = Counter(action.stage for action in actions if action.kind is Kind.F)
     held.subtract(action.stage for action in actions[:-1] if action.kind in (Kind.B, Kind.W))
     return +held

@@ -1,19 +1,18 @@
-"""Whether a plan runs to the end: everything waits for what it needs, and nothing may wait for itself.
+"""Whether a plan runs to the end: its dependency graph must have no cycle. A cycle is a deadlock.
 
-What waits for what, between compute items, messages and tasks (``core/plan/items.py``):
+The dependencies between compute items, messages and tasks (``core/plan/items.py``):
 
-1. a compute item waits for the one before it on its device, and for what it reads;
+1. a compute item waits for the one before it on its device, and for its inputs;
 2. a message waits for its send (the compute item before that), for its receive to be posted (likewise), and for the
    message before it in its queue;
 3. a task waits for each of its items to be issued (the compute item before that), for the tasks that its items wait
    for, and for the task before it in its order; its readers wait for it;
-4. where a device may run ahead of its readers so far and no further (see `backpressure`), an F waits for the transfer
-   of what it made that many microbatches before, for each of its readers.
+4. where a limit is given on how far a stage runs ahead of its readers (see `backpressure`), F waits for the transfer of
+   the stage's output that many microbatches before, to each of its readers.
 
-All replicas run the same orders, so that one of them is enough.
+All replicas run the same orders, so one of them is checked.
 
-One pass in the order of these dependencies gives the times of a step in which no link is shared, too. A cycle is
-what a deadlock is.
+One pass in topological order also gives the times of a step in which no link is shared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,33 +28,33 @@ from ..plan import Plan
 from ..queues import Queues
 
 Node = int
-"""Compute items, messages and tasks, numbered through."""
+"""Index of a compute item, message or task in `Waits`."""
 
-Room = Callable[[int, int], int]
-"""How many microbatches a stage may be ahead of the transfers to a reader."""
+AheadLimit = Callable[[int, int], int]
+"""(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
 
 _MAKERS = (Kind.F, Kind.B, Kind.I)
-"""Operations that make what others read."""
+"""Operations whose outputs others read."""
 
-_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _ROOM = (
-    "stands behind it",
-    "reads what it makes",
-    "carries what it makes",
-    "its receive is posted behind it",
-    "comes next in the queue",
-    "must have left before more is made",
+_ORDER, _READS, _SENDS, _POSTS, _QUEUE, _AHEAD = (
+    "runs after it",
+    "reads its output",
+    "sends its output",
+    "its receive is posted after it",
+    "is next in the queue",
+    "may not run further ahead of it",
 )
 
 
 @frozen
 class Waits:
-    """Who waits for whom.
+    """The dependency graph.
 
     Args:
-        names: of every node, for people.
-        before: per node what it waits for, each with the reason.
-        first_operation: node of every device's first operation; the others follow.
-        first_message: node of every queue's first message; the others follow.
+        names: of every node, for messages.
+        before: per node the nodes that it waits for, each with the reason.
+        first_operation: node of every device's first operation; the following ones are consecutive.
+        first_message: node of every queue's first message; the following ones are consecutive.
     """
 
     names: list[str] = field(factory=list)
@@ -70,13 +69,13 @@ class Waits:
         return len(self.names) - 1
 
 
-def waits_of(plan: Plan, queues: Queues, room: Room | None = None) -> Waits:
-    """What waits for what in a lowered plan.
+def waits_of(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> Waits:
+    """The dependency graph of a lowered plan.
 
     Args:
         plan: the plan.
         queues: of the lowered plan.
-        room: stage and reader of a message → how many microbatches ahead its F may be; None where nothing holds it up.
+        limit: how many microbatches a stage may run ahead of the transfers to a reader; None for no limit.
     """
     waits = Waits()
     made: dict[tuple[int, bool, int | None], Node] = {}
@@ -97,21 +96,23 @@ def waits_of(plan: Plan, queues: Queues, room: Room | None = None) -> Waits:
                 before.append((len(waits.names) - 1, _QUEUE))
             node = waits.add(str(message.send), before)
             waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
-    if room is not None:
-        _add_room(queues, waits, room, made)
+    if limit is not None:
+        _add_ahead_limits(queues, waits, limit, made)
     _add_tasks(queues, waits)
     return waits
 
 
-def _add_room(queues: Queues, waits: Waits, room: Room, made: Mapping[tuple[int, bool, int | None], Node]) -> None:
-    """A forward waits until there is room for what it makes."""
+def _add_ahead_limits(
+    queues: Queues, waits: Waits, limit: AheadLimit, made: Mapping[tuple[int, bool, int | None], Node]
+) -> None:
+    """A forward waits until its stage is no longer too far ahead of its readers."""
     for pair, first in waits.first_message.items():
         for position, message in enumerate(queues.messages[pair]):
             stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
             if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
-                later = made.get((stage, True, microbatch + room(stage, reader)))
+                later = made.get((stage, True, microbatch + limit(stage, reader)))
                 if later is not None:
-                    waits.before[later].append((first + position, _ROOM))
+                    waits.before[later].append((first + position, _AHEAD))
 
 
 def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int | None], Node]) -> None:
@@ -143,10 +144,10 @@ def _add_tasks(queues: Queues, waits: Waits) -> None:
 
 
 def run_order(waits: Waits) -> list[Node]:
-    """All nodes, each behind what it waits for.
+    """All nodes in topological order.
 
     Raises:
-        RequestError: there is a deadlock; the message is its cycle.
+        RequestError: the plan deadlocks; the message shows the cycle.
     """
     missing = [len(before) for before in waits.before]
     after: list[list[Node]] = [[] for _ in waits.names]
@@ -170,16 +171,16 @@ def _report_cycle(waits: Waits, done: set[Node]) -> None:
         if node not in done:
             graph.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)
     edges = [(a, b, graph.edges[a, b]["reason"]) for a, b in networkx.find_cycle(graph)]
-    # Begin where the reason changes, so that a run of "stands behind it" can be told as one.
+    # Begin where the reason changes, so that consecutive "runs after it" edges are joined into one.
     first = next((i for i, edge in enumerate(edges) if edge[2] != _ORDER or edges[i - 1][2] != _ORDER), 0)
     edges = edges[first:] + edges[:first]
-    told: list[tuple[Node, Node, str]] = []
+    joined: list[tuple[Node, Node, str]] = []
     for edge in edges:
-        if told and edge[2] == _ORDER == told[-1][2]:
-            told[-1] = told[-1][0], edge[1], _ORDER
+        if joined and edge[2] == _ORDER == joined[-1][2]:
+            joined[-1] = joined[-1][0], edge[1], _ORDER
         else:
-            told.append(edge)
-    steps = [f"{waits.names[a]} waits for {waits.names[b]} ({reason})" for a, b, reason in told]
+            joined.append(edge)
+    steps = [f"{waits.names[a]} waits for {waits.names[b]} ({reason})" for a, b, reason in joined]
     raise RequestError(f"the plan deadlocks: {', '.join(steps)}; change the order of one of them")
 
 
@@ -203,10 +204,10 @@ def free_times(
     costs: Sequence[StageCosts],
     hop: Callable[[int, int], tuple[float, float]],
 ) -> FreeTimes:
-    """When everything happens while no two queues share a link. Reductions and agreements take no time here.
+    """The times of a step in which no two queues share a link. Reductions and SYNC take no time here.
 
     Args:
-        queues, waits, order: the plan, what waits for what in it, and an order for that.
+        queues, waits, order: the lowered plan, its dependency graph, and the graph's topological order.
         costs: per stage.
         hop: latency in seconds, and bytes/s, from one device to another.
     """

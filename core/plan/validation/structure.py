@@ -1,4 +1,4 @@
-"""What a plan says of itself: stages, edges, and every action once, in an order in which nothing is used too early."""
+"""Structure of a plan: its stages and edges are consistent, and each action is listed once, after those it needs."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ def check_structure(plan: Plan) -> list[str]:
     """Check placement, numbering, edges, tied weights and compute order.
 
     Returns:
-        Warnings: what is accepted and has a price.
+        Warnings: what is accepted at a cost.
 
     Raises:
         RequestError: see the messages.
@@ -50,9 +50,7 @@ def _check_shape(plan: Plan) -> None:
         )
     for position, stage in enumerate(plan.stages):
         if stage.index != position:
-            raise RequestError(
-                f"stage {stage.index} stands at position {position}: stages are numbered in order from 0"
-            )
+            raise RequestError(f"stage {stage.index} is at position {position}: stages are numbered in order from 0")
         if not 0 <= stage.device < mesh.pipeline:
             raise RequestError(
                 f"stage {position} is on device {stage.device}, and devices go from 0 to {mesh.pipeline - 1}: move it"
@@ -79,7 +77,7 @@ def _check_memory_policy(plan: Plan) -> None:
 
 
 def _check_forward_only(plan: Plan) -> None:
-    """Nothing of a plan that is forward only needs a backward."""
+    """Check that a forward-only plan has nothing that needs a backward."""
     if not plan.forward_only:
         return
     needs = {
@@ -92,8 +90,8 @@ def _check_forward_only(plan: Plan) -> None:
     name = next((name for name, found in needs.items() if found), None)
     if name is not None:
         raise RequestError(
-            f"the plan is forward only and has {name}: {', '.join(map(str, needs[name]))}; these belong to a backward, "
-            "and it has none: remove them"
+            f"the plan is forward only and has {name}: {', '.join(map(str, needs[name]))}; these belong to a backward; "
+            "remove them"
         )
 
 
@@ -103,10 +101,10 @@ def _check_edges(plan: Plan) -> None:
         name = f"edge {edge.src} → {edge.dst}"
         if not 0 <= edge.src < edge.dst < len(plan.stages):
             raise RequestError(
-                f"{name} is not from a stage to a later one of the {len(plan.stages)}: edges run forward; turn it round"
+                f"{name} is not from a stage to a later one of the {len(plan.stages)}: edges run forward; reverse it"
             )
         if (edge.src, edge.dst) in seen:
-            raise RequestError(f"{name} stands twice: all its tensors travel as one message; join them")
+            raise RequestError(f"{name} is listed twice: all its tensors are one message; merge the two")
         seen.add((edge.src, edge.dst))
         if edge.bytes < 0 or edge.gradient_bytes < 0:
             raise RequestError(f"{name} has {edge.bytes} and {edge.gradient_bytes} bytes: sizes are at least 0")
@@ -130,24 +128,24 @@ def _check_prediction(plan: Plan) -> None:
 def _check_action(plan: Plan, device: int, action: Action) -> None:
     where = f"{action} in the order of device {device}"
     if action.kind not in COMPUTE_KINDS:
-        raise RequestError(f"{where} is not compute: an order holds F, B, I and W alone; remove it")
+        raise RequestError(f"{where} is not compute: an order holds F, B, I and W only; remove it")
     if not 0 <= action.stage < len(plan.stages):
         raise RequestError(f"{where} names no stage: they go from 0 to {len(plan.stages) - 1}; remove it")
     if action.microbatch is None or not 0 <= action.microbatch < plan.microbatches:
         raise RequestError(f"{where} names no microbatch: they go from 0 to {plan.microbatches - 1}; remove it")
     if plan.placement[action.stage] != device:
         raise RequestError(
-            f"{where} is on the wrong device: stage {action.stage} lives on device {plan.placement[action.stage]}; "
+            f"{where} is on the wrong device: stage {action.stage} is on device {plan.placement[action.stage]}; "
             "move it there"
         )
 
 
 def _check_once(plan: Plan) -> None:
-    """Every stage and microbatch has one F and one full backward, or F alone where the plan is forward only."""
+    """Every stage and microbatch has one F and one full backward, or only F in a forward-only plan."""
     counts = Counter((a.stage, a.kind.value, a.microbatch) for actions in plan.device_actions for a in actions)
     twice = next((key for key, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise RequestError(f"{twice[0]}{twice[1]}{twice[2]} stands twice: every action runs once; remove one")
+        raise RequestError(f"{twice[0]}{twice[1]}{twice[2]} is listed twice: every action runs once; remove one")
     for stage in range(len(plan.stages)):
         for microbatch in range(plan.microbatches):
             has = {kind for kind in "FBIW" if (stage, kind, microbatch) in counts}
@@ -166,20 +164,20 @@ def _check_once(plan: Plan) -> None:
 
 
 def _check_order(plan: Plan, device: int) -> list[str]:
-    """F first, W behind I, and microbatches ascending."""
+    """F first, W after I, and microbatches ascending."""
     done: set[tuple[int, str, int | None]] = set()
     latest: dict[tuple[int, str], Action] = {}
     warnings: dict[tuple[int, str], str] = {}
     for action in plan.device_actions[device]:
         stage, kind, microbatch = action.stage, action.kind, action.microbatch
         if kind in _BACKWARD and (stage, "F", microbatch) not in done:
-            raise RequestError(f"{action} stands in front of {stage}F{microbatch} on device {device}: F comes first")
+            raise RequestError(f"{action} is before {stage}F{microbatch} on device {device}: F runs first; swap them")
         if kind is Kind.W and (stage, "I", microbatch) not in done:
-            raise RequestError(f"{action} stands in front of {stage}I{microbatch} on device {device}: I comes first")
+            raise RequestError(f"{action} is before {stage}I{microbatch} on device {device}: I runs first; swap them")
         done.add((stage, kind.value, microbatch))
         before = latest.get((stage, kind.value))
         if before is not None and (microbatch or 0) < (before.microbatch or 0):
-            text = f"{action} stands behind {before} on device {device}"
+            text = f"{action} is after {before} on device {device}"
             if kind is Kind.F:
                 raise RequestError(f"{text}: within a stage F ascends by microbatch; swap them")
             warnings.setdefault(

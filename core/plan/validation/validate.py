@@ -1,4 +1,4 @@
-"""Validation: before anything runs, whether a plan runs to the end and fits. A plan that validates does not hang."""
+"""Validation, before anything runs: a plan that validates is consistent, does not deadlock, and fits its devices."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ from .structure import check_structure
 
 @frozen
 class ValidationReport:
-    """A plan that validates.
+    """The result of validating a plan.
 
     Args:
-        warnings: one line each: what is accepted, and what it costs.
-        peak_memory_bytes, peak_saved_bytes: per device along the pipeline; everything with communication buffers, and
-            saved tensors alone. Empty where the plan holds no costs.
-        peak_actions: per device the action that causes the peak of everything.
+        warnings: one line each: what is accepted at a cost.
+        peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory with communication buffers, and
+            saved tensors only. Empty if the plan has no costs.
+        peak_actions: per device the action that reaches the peak of all memory.
     """
 
     warnings: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ def validate(
     """Check a plan.
 
     Args:
-        plan: what to check; of its prediction the costs and the cluster are used where it has one.
+        plan: the plan; costs and cluster are those of its prediction, if it has one.
         memory_limits: bytes for each device along the pipeline; by default the cluster's ``memory_bytes``, of the
             replica that has least.
-        lowered: what each device issues, in order; what ``lower(plan)`` gives by default.
+        lowered: per device its actions, in order; by default ``lower(plan)``.
 
     Raises:
-        RequestError: the plan is wrong or deadlocks; the message is the cycle.
-        InfeasibleError: a device does not have the memory.
+        RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
+        InfeasibleError: a device runs out of memory.
     """
     warnings = check_structure(plan)
     lowered = lower(plan) if lowered is None else lowered
@@ -75,9 +75,9 @@ def validate(
 
 
 def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Lowered lists hold the plan's compute in its order, and behind it, unless it is forward only, every stage's STEP.
+    """Check that lowered lists hold the plan's compute in its order, then, unless forward only, every stage's STEP.
 
-    Who recomputes does it once for each microbatch, between F and the backward.
+    A stage that recomputes does so once per microbatch, between F and the backward.
     """
     if len(lowered) != plan.devices:
         raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")
@@ -107,13 +107,13 @@ def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None
             if action.stage not in plan.memory.recompute or key not in forward or key in again:
                 raise RequestError(
                     f"device {device} issues {action}: a stage of the plan's memory.recompute "
-                    f"({list(plan.memory.recompute)}) recomputes once, behind its F; remove it"
+                    f"({list(plan.memory.recompute)}) recomputes once, after its F; remove it"
                 )
             again.add(key)
         elif action.kind in (Kind.B, Kind.I) and action.stage in plan.memory.recompute and key not in again:
             raise RequestError(
                 f"device {device} issues {action}, and stage {action.stage} has nothing saved for it: put "
-                f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} in front of it"
+                f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} before it"
             )
 
 

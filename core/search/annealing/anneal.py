@@ -36,72 +36,76 @@ def excess_of(place: Any, machine: Any, costs: Any, stage_of: Any, peaks: Any) -
 
 
 @njit()
-def judge(count: int, place: Any, machine: Any, bench: Any) -> tuple[float, float, float]:
+def judge(count: int, place: Any, machine: Any, buffers: Any) -> tuple[float, float, float]:
     """Step, excess and value of a place whose stages are costed; ``work`` and ``peaks`` are filled.
 
     The step is negative where the orders deadlock. The value is what annealing makes small.
     """
-    count_whole(place.orders, place.lengths, bench.room.stage_of, bench.whole)
-    work_of(count, place.placement, bench.costs, bench.whole, bench.work)
-    excess = excess_of(place, machine, bench.costs, bench.room.stage_of, bench.peaks)
-    step = run(place.orders, place.lengths, count, place.placement, bench.costs, bench.work, INFINITY, bench.room)
-    return step, excess, _value(step, excess, bench.room)
+    count_whole(place.orders, place.lengths, buffers.scratch.stage_of, buffers.whole)
+    work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
+    excess = excess_of(place, machine, buffers.costs, buffers.scratch.stage_of, buffers.peaks)
+    step = run(
+        place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, INFINITY, buffers.scratch
+    )
+    return step, excess, _value(step, excess, buffers.scratch)
 
 
 @njit()
-def _value(step: float, excess: float, room: Any) -> float:
-    return float(step * (1 + EXCESS * excess) + TAIL * room.free.mean() + (ABOVE if excess > 0 else 0.0))
+def _value(step: float, excess: float, scratch: Any) -> float:
+    return float(step * (1 + EXCESS * excess) + TAIL * scratch.free.mean() + (ABOVE if excess > 0 else 0.0))
 
 
 @njit()
 def _other_stages(
-    count: int, enough: float, graph: Any, machine: Any, place: Any, bench: Any
+    count: int, enough: float, graph: Any, machine: Any, place: Any, buffers: Any
 ) -> tuple[float, float, float]:
     """Step, excess and value of the place with the cuts and the recomputation it has now; infinite above ``enough``."""
-    cost_stages(graph, machine, place.placement, place.cuts, place.recompute, bench.costs)
-    bench.other_work[:] = bench.work
-    work_of(count, place.placement, bench.costs, bench.whole, bench.work)
-    if bench.work.max() > enough:
+    cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
+    buffers.other_work[:] = buffers.work
+    work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
+    if buffers.work.max() > enough:
         return INFINITY, 0.0, INFINITY
-    bench.other_peaks[:] = bench.peaks
+    buffers.other_peaks[:] = buffers.peaks
     for s in range(place.placement.shape[0]):
-        same = bench.cuts[s] == place.cuts[s] and bench.cuts[s + 1] == place.cuts[s + 1]
-        if not same or place.recompute[s] or bench.recompute[s]:
-            bench.other_peaks[place.placement[s]] = -1.0
+        same = buffers.cuts[s] == place.cuts[s] and buffers.cuts[s + 1] == place.cuts[s + 1]
+        if not same or place.recompute[s] or buffers.recompute[s]:
+            buffers.other_peaks[place.placement[s]] = -1.0
     excess = 0.0
     for d in range(place.orders.shape[0]):
-        if bench.other_peaks[d] < 0:
-            most = peak(place.orders[d], place.lengths[d], d, place.placement, bench.costs, bench.room.stage_of)[0]
-            bench.other_peaks[d] = most
-        excess += max(bench.other_peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
-    step, value = _timed(count, enough, excess, place, bench)
+        if buffers.other_peaks[d] < 0:
+            most = peak(place.orders[d], place.lengths[d], d, place.placement, buffers.costs, buffers.scratch.stage_of)[
+                0
+            ]
+            buffers.other_peaks[d] = most
+        excess += max(buffers.other_peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
+    step, value = _timed(count, enough, excess, place, buffers)
     return step, excess, value
 
 
 @njit()
 def _other_order(
-    count: int, enough: float, excess: float, d: int, machine: Any, place: Any, bench: Any
+    count: int, enough: float, excess: float, d: int, machine: Any, place: Any, buffers: Any
 ) -> tuple[float, float, float]:
     """Step, excess and value of the place with the order that device ``d`` has now; infinite above ``enough``."""
     limit = machine.limits[d]
-    most = peak(place.orders[d], place.lengths[d], d, place.placement, bench.costs, bench.room.stage_of)[0]
-    bench.other_peaks[:] = bench.peaks
-    bench.other_peaks[d] = most
-    excess += (max(most - limit, 0.0) - max(bench.peaks[d] - limit, 0.0)) / limit
+    most = peak(place.orders[d], place.lengths[d], d, place.placement, buffers.costs, buffers.scratch.stage_of)[0]
+    buffers.other_peaks[:] = buffers.peaks
+    buffers.other_peaks[d] = most
+    excess += (max(most - limit, 0.0) - max(buffers.peaks[d] - limit, 0.0)) / limit
     excess = excess if excess > 1e-12 else 0.0
-    step, value = _timed(count, enough, excess, place, bench)
+    step, value = _timed(count, enough, excess, place, buffers)
     return step, excess, value
 
 
 @njit()
-def _timed(count: int, enough: float, excess: float, place: Any, bench: Any) -> tuple[float, float]:
+def _timed(count: int, enough: float, excess: float, place: Any, buffers: Any) -> tuple[float, float]:
     stop = (enough - ABOVE if excess > 0 else enough) / (1 + EXCESS * excess)
-    if bench.work.max() > stop:
+    if buffers.work.max() > stop:
         return INFINITY, INFINITY
-    step = run(place.orders, place.lengths, count, place.placement, bench.costs, bench.work, stop, bench.room)
+    step = run(place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, stop, buffers.scratch)
     if step < 0:
         return INFINITY, INFINITY
-    return step, _value(step, excess, bench.room)
+    return step, _value(step, excess, buffers.scratch)
 
 
 @njit()
@@ -119,7 +123,7 @@ def anneal(
     place: Any,
     best: Any,
     best_value: float,
-    bench: Any,
+    buffers: Any,
 ) -> float:
     """Walk on from ``place``, which changes; ``best`` becomes the best place met that is better than ``best_value``.
 
@@ -134,34 +138,34 @@ def anneal(
         graph, machine: see `costing`.
         place, best: :class:`Place`.
         best_value: of ``best``; infinite takes the present place first.
-        bench: :class:`Bench`, with costs of the stages of ``place``.
+        buffers: :class:`Buffers`, with costs of the stages of ``place``.
 
     Returns:
         The value of ``best``.
     """
     np.random.seed(seed)
-    step, excess, value = judge(count, place, machine, bench)
+    step, excess, value = judge(count, place, machine, buffers)
     if step >= 0 and value < best_value:
         best_value = value
         _keep(place, best)
     scale = step
-    number = critical(place.orders, place.lengths, place.placement, bench.room, bench.found)
+    number = critical(place.orders, place.lengths, place.placement, buffers.scratch, buffers.found)
     for tried in range(1, moves):
         left = 1 - (begin + (end - begin) * tried / moves)
         enough = metropolis(value, warmth * scale * left * left) * (1 + 1e-12)
-        what = move(ways, number, place, bench)
+        what = move(ways, number, place, buffers)
         if what == NOTHING:
             continue
         if what == STAGES:
-            new_step, new_excess, new_value = _other_stages(count, enough, graph, machine, place, bench)
+            new_step, new_excess, new_value = _other_stages(count, enough, graph, machine, place, buffers)
         else:
-            new_step, new_excess, new_value = _other_order(count, enough, excess, what, machine, place, bench)
+            new_step, new_excess, new_value = _other_order(count, enough, excess, what, machine, place, buffers)
         if new_value > enough:
-            take_back(what, graph, machine, place, bench)
+            take_back(what, graph, machine, place, buffers)
             continue
         step, excess, value = new_step, new_excess, new_value
-        bench.peaks[:] = bench.other_peaks
-        number = critical(place.orders, place.lengths, place.placement, bench.room, bench.found)
+        buffers.peaks[:] = buffers.other_peaks
+        number = critical(place.orders, place.lengths, place.placement, buffers.scratch, buffers.found)
         if value < best_value:
             best_value = value
             _keep(place, best)
@@ -171,14 +175,14 @@ def anneal(
 
 
 @njit()
-def every_cut(count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, bench: Any) -> float:
+def every_cut(count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, buffers: Any) -> float:
     """Look at all cuts there are, for the orders of ``place``; arguments and result as of :func:`anneal`."""
     cuts, stages = place.cuts, place.placement.shape[0]
     nodes = cuts[stages]
     cuts[:stages] = np.arange(stages)
     while True:
-        cost_stages(graph, machine, place.placement, cuts, place.recompute, bench.costs)
-        step, _, value = judge(count, place, machine, bench)
+        cost_stages(graph, machine, place.placement, cuts, place.recompute, buffers.costs)
+        step, _, value = judge(count, place, machine, buffers)
         if step >= 0 and value < best_value:
             best_value = value
             _keep(place, best)

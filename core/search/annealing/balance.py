@@ -12,8 +12,8 @@ import numpy as np
 from ...costs.partition import Cuts
 from ...evaluate.coding import WEIGHT, Integers
 from ...numba_cache import njit
+from ..problem.looped_cuts import looped_cuts, spread
 from ..problem.setting import Setting
-from ..problem.shapes import looped_cuts, spread
 from .moves import shift_cuts
 
 MOVES = 20_000

@@ -7,12 +7,12 @@ from ...costs.partition import Cuts
 from ...evaluate.coding import INFINITY
 from ...plan.derive import Recompute, recomputed_stages
 from ...schedules.problem import ScheduleProblem
-from ..problem.freedom import Freedom
 from ..problem.options import Option, options, schedule_problem
+from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .balance import even_cuts
 from .fitting import fitting_cuts, in_flight
-from .listed import listed
+from .list_scheduled import list_scheduled
 from .walk import Walk, start_walk
 
 BUILT = 250_000
@@ -36,11 +36,11 @@ class InitialWalks:
 
     Args:
         settings: to choose among.
-        freedom: what the search may change.
+        space: what the search may change.
     """
 
-    def __init__(self, settings: Sequence[Setting], freedom: Freedom) -> None:
-        self._settings, self._freedom = settings, freedom
+    def __init__(self, settings: Sequence[Setting], space: SearchSpace) -> None:
+        self._settings, self._space = settings, space
         self._lacking: list[Setting] = []
 
     def published(self) -> Iterator[Walk]:
@@ -50,11 +50,11 @@ class InitialWalks:
             yield from self._published(setting)
 
     def _published(self, setting: Setting) -> Iterator[Walk]:
-        freedom = self._freedom
+        space = self._space
         seen: set[tuple[tuple[Action, ...], ...]] = set()
         built = fitting = 0
         large = False
-        for count, option in enumerate(_options(setting, freedom)):
+        for count, option in enumerate(_options(setting, space)):
             large = count >= LEAST_STARTS and built > BUILT / len(self._settings)
             if large:
                 break
@@ -63,9 +63,9 @@ class InitialWalks:
             schedule = option.build(problem_of(setting, placement, cuts))
             if schedule is not None and schedule.device_actions not in seen:
                 seen.add(schedule.device_actions)
-                walk = start_walk(setting, schedule, cuts, split=freedom.anneal and not setting.mixes)
-                walk.best.recompute[list(recomputed_stages(freedom.recompute or "none", len(placement)))] = True
-                yield from _fitting(walk, freedom.recompute)
+                walk = start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
+                walk.best.recompute[list(recomputed_stages(space.recompute or "none", len(placement)))] = True
+                yield from _fitting(walk, space.recompute)
                 built += walk.actions
                 fitting += walk.excess == 0
         if seen and (large or fitting < min(ENOUGH, len(seen))):
@@ -74,29 +74,29 @@ class InitialWalks:
     def own(self, budget: int) -> Iterator[Walk]:
         """Where orders may be of any kind, and few of the published ones fit or they are too large for all to be built:
         walks with orders of the search's own, for a share of so many evaluations (see `listed`)."""
-        if self._freedom.anneal:
+        if self._space.anneal:
             for setting in self._lacking:
-                yield from _own_starts(setting, self._freedom, int(LISTED * budget / len(self._settings)))
+                yield from _own_starts(setting, self._space, int(LISTED * budget / len(self._settings)))
 
 
-def _own_starts(setting: Setting, freedom: Freedom, budget: int) -> Iterator[Walk]:
+def _own_starts(setting: Setting, space: SearchSpace, budget: int) -> Iterator[Walk]:
     """Walks that begin with orders of the search's own."""
-    numbers = _chunk_numbers(setting, freedom)
+    numbers = _chunk_numbers(setting, space)
     orders = max(int(budget / DECODING / (PLACES * len(numbers))), LEAST_LISTED)
     built = 0
     for chunks in numbers:
-        for each in listed(setting, chunks, freedom.recompute, orders):
+        for each in list_scheduled(setting, chunks, space.recompute, orders):
             walk = start_walk(setting, each.schedule, each.cuts, split=not setting.mixes)
             walk.annealed, walk.best.recompute[:] = True, each.recompute
-            walk.recomputes = freedom.recompute is None and bool(each.recompute.any())
+            walk.recomputes = space.recompute is None and bool(each.recompute.any())
             built += walk.actions
             yield walk
         if built > BUILT:
             break
 
 
-def _chunk_numbers(setting: Setting, freedom: Freedom) -> range:
-    fewest, most = freedom.chunks
+def _chunk_numbers(setting: Setting, space: SearchSpace) -> range:
+    fewest, most = space.chunks
     return range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1)
 
 
@@ -128,12 +128,12 @@ def _fit(walk: Walk) -> None:
         place.cuts[:] = before
 
 
-def _options(setting: Setting, freedom: Freedom) -> Iterable[Option]:
+def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
     """Each family's first parameters for each number of stages a device come first, few stages before many."""
     found: list[tuple[int, Option]] = []
-    for chunks in _chunk_numbers(setting, freedom):
+    for chunks in _chunk_numbers(setting, space):
         counts: dict[str, int] = {}
-        for option in options(freedom.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
+        for option in options(space.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
             counts[option.family.name] = counts.get(option.family.name, -1) + 1
             found.append((counts[option.family.name], option))
     return [option for _, option in sorted(found, key=lambda item: item[0])]

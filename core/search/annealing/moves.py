@@ -30,29 +30,29 @@ class Ways(NamedTuple):
 
 
 @njit()
-def _split_or_join(d: int, orders: Any, lengths: Any, bench: Any) -> bool:
+def _split_or_join(d: int, orders: Any, lengths: Any, buffers: Any) -> bool:
     """Split a B of device ``d``, or make an I with its W behind it a B; False where it has neither."""
     order, length = orders[d], lengths[d]
     begin = np.random.randint(length)
     for step in range(length):
         i = (begin + step) % length
         code = order[i]
-        stage = bench.room.stage_of[code >> 2]
-        times = bench.costs.times[:, stage]
+        stage = buffers.scratch.stage_of[code >> 2]
+        times = buffers.costs.times[:, stage]
         more = times[INPUT] + times[WEIGHT] - times[BOTH]
         if code & 3 == BOTH:
             order[i + 2 : length + 1] = order[i + 1 : length].copy()
             order[i], order[i + 1] = code - BOTH + INPUT, code - BOTH + WEIGHT
             lengths[d] += 1
-            bench.whole[stage] -= 1
-            bench.work[d] += more
+            buffers.whole[stage] -= 1
+            buffers.work[d] += more
             return True
         if code & 3 == INPUT and i + 1 < length and order[i + 1] == code - INPUT + WEIGHT:
             order[i] = code - INPUT + BOTH
             order[i + 1 : length - 1] = order[i + 2 : length].copy()
             lengths[d] -= 1
-            bench.whole[stage] += 1
-            bench.work[d] -= more
+            buffers.whole[stage] += 1
+            buffers.work[d] -= more
             return True
     return False
 
@@ -91,38 +91,38 @@ def _move_cuts(cuts: Any) -> bool:
 
 
 @njit()
-def move(ways: Any, number: int, place: Any, bench: Any) -> int:
+def move(ways: Any, number: int, place: Any, buffers: Any) -> int:
     """Make some move; what has to be judged anew: ``STAGES``, ``NOTHING``, or a device whose order is another."""
     draw = np.random.random()
-    bench.other_work[:] = bench.work
+    buffers.other_work[:] = buffers.work
     if draw < ways.cut + ways.recompute:
-        bench.cuts[:] = place.cuts
-        bench.recompute[:] = place.recompute
+        buffers.cuts[:] = place.cuts
+        buffers.recompute[:] = place.recompute
         if draw < ways.cut:
             return STAGES if _move_cuts(place.cuts) else NOTHING
         s = np.random.randint(place.placement.shape[0])
         place.recompute[s] = not place.recompute[s]
         return STAGES
-    bench.lengths[:] = place.lengths
-    bench.other_whole[:] = bench.whole
+    buffers.lengths[:] = place.lengths
+    buffers.other_whole[:] = buffers.whole
     if draw > 1 - ways.split:
         d = np.random.randint(place.lengths.shape[0])
-        bench.row[:] = place.orders[d]
-        return d if _split_or_join(d, place.orders, place.lengths, bench) else NOTHING
-    d, start, goal = draw_shift(place.lengths, bench.found, number)
-    bench.row[:] = place.orders[d]
-    return d if shift(place.orders[d], start, goal, bench.room.stage_of) != start else NOTHING
+        buffers.row[:] = place.orders[d]
+        return d if _split_or_join(d, place.orders, place.lengths, buffers) else NOTHING
+    d, start, goal = draw_shift(place.lengths, buffers.found, number)
+    buffers.row[:] = place.orders[d]
+    return d if shift(place.orders[d], start, goal, buffers.scratch.stage_of) != start else NOTHING
 
 
 @njit()
-def take_back(what: int, graph: Any, machine: Any, place: Any, bench: Any) -> None:
+def take_back(what: int, graph: Any, machine: Any, place: Any, buffers: Any) -> None:
     """Undo the last move."""
-    bench.work[:] = bench.other_work
+    buffers.work[:] = buffers.other_work
     if what == STAGES:
-        place.cuts[:] = bench.cuts
-        place.recompute[:] = bench.recompute
-        cost_stages(graph, machine, place.placement, place.cuts, place.recompute, bench.costs)
+        place.cuts[:] = buffers.cuts
+        place.recompute[:] = buffers.recompute
+        cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
     else:
-        place.orders[what] = bench.row
-        place.lengths[:] = bench.lengths
-        bench.whole[:] = bench.other_whole
+        place.orders[what] = buffers.row
+        place.lengths[:] = buffers.lengths
+        buffers.whole[:] = buffers.other_whole

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from ...evaluate.coding import INFINITY
-from ..problem.freedom import Freedom
 from ..problem.meter import Meter, Stopped
+from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
 from .initial_walks import InitialWalks
@@ -65,7 +65,7 @@ SCOUTING = 0.5
 
 
 def search(
-    settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int = 0, begun: Sequence[Walk] = ()
+    settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int = 0, begun: Sequence[Walk] = ()
 ) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
@@ -74,7 +74,7 @@ def search(
 
     Args:
         settings: to choose among; their steps are compared as they are.
-        freedom: see :class:`Freedom`.
+        space: see :class:`SearchSpace`.
         meter: what may be spent.
         seed: of all random numbers.
         begun: walks of an earlier search, in these settings now, to go on from; none to begin with schedules.
@@ -84,17 +84,17 @@ def search(
         family is made for any setting.
     """
     if begun:
-        return _continued(list(begun), settings, freedom, meter, seed)
+        return _continued(list(begun), settings, space, meter, seed)
     walks: list[Walk] = []
     scouted: list[Walk] = []
-    starts, budget = InitialWalks(settings, freedom), meter.left
+    starts, budget = InitialWalks(settings, space), meter.left
     try:
         for walk in starts.published():
             walks.append(walk)
             meter.spend(0)  # they take time
         if walks and all(walk.excess > 0 for walk in walks):
             scouted += [walk.again() for walk in walks]
-            _scout(scouted, starts, settings, freedom, meter, seed)
+            _scout(scouted, starts, settings, space, meter, seed)
         if meter.until_fit:
             _judge_all(walks)
             return ranked(walks + scouted), False
@@ -103,7 +103,7 @@ def search(
             meter.spend(0)
         walks += _fitting(scouted)
         scouted.clear()
-        _all_rounds(walks, _rounds(settings, freedom), meter, seed)
+        _all_rounds(walks, _rounds(settings, space), meter, seed)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -112,7 +112,7 @@ def search(
 
 
 def _continued(
-    walks: list[Walk], settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
+    walks: list[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
 ) -> tuple[list[Walk], bool]:
     """Anneal on from walks whose limits changed: from those that fit now, and from fast ones that hold a little too
     much."""
@@ -120,7 +120,7 @@ def _continued(
     most, each = ANNEALINGS[0].keep, ANNEALINGS[0].each
     fast = varied(walks, most, each, key=lambda walk: walk.step_s * (1 + EXCESS * walk.excess))
     chosen = fast + [walk for walk in varied(walks, most, each) if walk not in fast]
-    first, *others = ANNEALINGS if freedom.anneal else _rounds(settings, freedom)[-1:]
+    first, *others = ANNEALINGS if space.anneal else _rounds(settings, space)[-1:]
     rounds = (evolve(first, keep=2 * most, each=2 * each), *others)
     try:
         _all_rounds(chosen, rounds, meter, seed)
@@ -144,14 +144,14 @@ def _ended(walks: list[Walk]) -> list[Walk]:
 
 
 def _scout(
-    walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], freedom: Freedom, meter: Meter, seed: int
+    walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
 ) -> None:
     """A search of few evaluations that goes on from what holds least too much, and from what is fast for what it holds
     too much, until something fits."""
     left = min(FEW, int(SCOUTING * meter.left))
     walks += starts.own(left)
     _judge_all(walks)
-    rounds = _rounds(settings, freedom)
+    rounds = _rounds(settings, space)
     for number, each in enumerate(rounds):
         if _fitting(walks):
             return
@@ -174,9 +174,9 @@ def _judge_all(walks: Sequence[Walk]) -> None:
         walk.rest()
 
 
-def _rounds(settings: Sequence[Setting], freedom: Freedom) -> tuple[Round, ...]:
+def _rounds(settings: Sequence[Setting], space: SearchSpace) -> tuple[Round, ...]:
     climbs = (START,) if all(setting.fixed is not None for setting in settings) else CLIMBS
-    return climbs + (ANNEALINGS if freedom.anneal else ())
+    return climbs + (ANNEALINGS if space.anneal else ())
 
 
 def _round(

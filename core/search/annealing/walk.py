@@ -10,14 +10,14 @@ from attrs import define, evolve, field
 from ...actions import Action
 from ...costs.partition import Cuts
 from ...evaluate.coding import FORWARD, INFINITY, decode_orders, encode
-from ...evaluate.compiled import make_room, make_stage_arrays
+from ...evaluate.compiled import make_scratch, make_stage_arrays
 from ...schedules.problem import Schedule
 from ..problem.meter import Meter
-from ..problem.place import Bench, Place, make_bench
+from ..problem.place import Buffers, Place, make_buffers
 from ..problem.setting import Setting
 from .anneal import anneal, every_cut, judge
+from .join_backwards import join_split_backwards
 from .moves import Ways
-from .tidy import join_halves
 
 SLICE = 4_000_000
 """Actions that a slice of a walk may evaluate: some hundredths of a second, in which nothing can stop it."""
@@ -48,7 +48,7 @@ class Walk:
     excess: float = INFINITY
     value: float = INFINITY
     peaks: tuple[float, ...] = ()
-    _bench: Bench | None = field(default=None, init=False)
+    _buffers: Buffers | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -75,10 +75,10 @@ class Walk:
         shifts = ways.cut + ways.recompute < 1
         while done < moves:
             now = min(each, moves - done)
-            before, bench = self.value, self._working(place)
+            before, buffers = self.value, self._working(place)
             self.value = anneal(
                 seed + done, now, done / moves, (done + now) / moves, warmth, ways, setting.bound_s,
-                setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, bench,
+                setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, buffers,
             )  # fmt: skip
             done += now
             if self.value < before:
@@ -107,22 +107,22 @@ class Walk:
 
     def judge(self) -> None:
         """What the best place gives."""
-        bench, setting = self._working(self.best), self.setting
-        self.step_s, self.excess, self.value = judge(setting.microbatches, self.best, setting.machine, bench)
-        self.peaks = tuple(bench.peaks.tolist())
+        buffers, setting = self._working(self.best), self.setting
+        self.step_s, self.excess, self.value = judge(setting.microbatches, self.best, setting.machine, buffers)
+        self.peaks = tuple(buffers.peaks.tolist())
 
-    def _working(self, place: Place) -> Bench:
-        """A bench with the costs of the place's stages."""
+    def _working(self, place: Place) -> Buffers:
+        """A buffers with the costs of the place's stages."""
         setting, stages = self.setting, len(place.placement)
-        if self._bench is None:
-            room = make_room(stages, setting.microbatches, setting.devices)
-            self._bench = make_bench(make_stage_arrays(stages, setting.edges(stages)), room, place)
-        setting.fill(place, self._bench.costs)
-        return self._bench
+        if self._buffers is None:
+            scratch = make_scratch(stages, setting.microbatches, setting.devices)
+            self._buffers = make_buffers(make_stage_arrays(stages, setting.edges(stages)), scratch, place)
+        setting.fill(place, self._buffers.costs)
+        return self._buffers
 
     def tidy(self) -> None:
         """Join halves of backwards that stand next to each other, where that is no slower."""
-        join_halves(self.setting, self.best, self._working(self.best))
+        join_split_backwards(self.setting, self.best, self._working(self.best))
         self.judge()
 
     def again(self) -> "Walk":
@@ -151,7 +151,7 @@ class Walk:
 
     def rest(self) -> None:
         """Give back what only walking needs."""
-        self._bench = None
+        self._buffers = None
 
 
 def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool) -> Walk:

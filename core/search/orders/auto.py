@@ -175,7 +175,7 @@ def _in_rhythm(found: _Found, most: int) -> tuple[_Found, int]:
 def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
     found.makespan, tried = improve(
         seed, moves, warmth, bound * (1 + 1e-12), *found.task.for_orders(), found.orders, found.lengths,
-        found.task.room(),
+        found.task.scratch(),
     )  # fmt: skip
     return tried
 
@@ -208,7 +208,7 @@ def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
     """I followed by its own W becomes B, stage by stage, where the step is not slower for it."""
     costs, hop = costs_of(task.problem), task.problem.hop_s
     stages, count = len(task.placement), task.problem.microbatches
-    given, room = task.for_orders(), task.room()
+    given, scratch = task.for_orders(), task.scratch()
     orders, lengths = encode(schedule.device_actions, stages, count)
     result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
     least = result.makespan
@@ -218,7 +218,7 @@ def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
             sizes[device] = join(row, sizes[device], KINDS * count * first, KINDS * count * last)
         if (sizes == lengths).all():
             continue
-        makespan = makespan_of(*given, rows, sizes, room)
+        makespan = makespan_of(*given, rows, sizes, scratch)
         if makespan <= least:
             orders, lengths, least = rows, sizes, makespan
     joined = decode_orders(orders, lengths, stages, count)

@@ -29,11 +29,11 @@ def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) ->
         Its makespan and orders, infinite where no rhythm fits; and how many were tried.
     """
     stages, count = len(task.placement), task.problem.microbatches
-    given, room = task.for_orders(), task.room()
+    given, scratch = task.for_orders(), task.scratch()
     best, tried = (INFINITY, orders), 0
-    if makespan_of(*given, orders, lengths, room) == INFINITY:
+    if makespan_of(*given, orders, lengths, scratch) == INFINITY:
         return *best, tried
-    ends = np.where(room.finish < 0, np.nan, room.finish).reshape(stages, count, KINDS)
+    ends = np.where(scratch.finish < 0, np.nan, scratch.finish).reshape(stages, count, KINDS)
     whole = ~np.isnan(ends[:, 0, BOTH])  # their I ends there, too
     times = np.stack([task.times[FORWARD], np.where(whole, task.backward, task.times[INPUT]), task.times[WEIGHT]])
     begins = np.moveaxis(ends, -1, 0)[:BOTH] - times[:, :, None]
@@ -42,7 +42,7 @@ def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) ->
         keys, rows = np.stack([*wishes, wishes[INPUT]], axis=-1).reshape(-1), orders.copy()
         for row, length in zip(rows, lengths, strict=True):
             row[:length] = row[:length][np.argsort(keys[row[:length]], kind="stable")]
-        value = float(makespan_of(*given, rows, lengths, room))
+        value = float(makespan_of(*given, rows, lengths, scratch))
         if value < best[0]:
             best = value, rows
     return *best, tried

@@ -1,4 +1,4 @@
-"""A graph and a cluster as the compiled search reads them: sums made once, of which stages are differences."""
+"""A graph and a cluster as arrays for the compiled search: prefix sums, whose differences are stage costs."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
-from .arrange import Replicas, reduction_rates
+from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
 OPTIMIZER, STATE, SAVED, PARAMETERS = 3, 4, 5, 6
-"""Rows of ``GraphArrays.sums`` behind those of F, I and W."""
+"""Rows of ``GraphArrays.sums`` after those of F, I and W."""
 SUMS = (
     "forward_s",
     "backward_input_s",
@@ -29,17 +29,17 @@ SUMS = (
 
 
 class GraphArrays(NamedTuple):
-    """A graph, once for each type of device where they differ.
+    """A graph, with costs for each type of device.
 
     Args:
         sums: prefix sums over the nodes, (types, 7, nodes + 1).
         largest: the largest workspace of the 2^k nodes from each on, (types, levels, nodes).
-        source: producer of each tensor that is read, ascending.
-        first: where each tensor's readers begin in the next three, (tensors + 1).
-        reader, size, back: node, bytes, and bytes of the gradient that comes back, ascending by node.
-        shared_first: where the readers of each shared parameter begin, (parameters + 1).
+        source: producer of each tensor that has readers, ascending.
+        first: offset of each tensor's readers in the next three, (tensors + 1).
+        reader, size, back: node, bytes, and bytes of the returned gradient, ascending by node.
+        shared_first: offset of the readers of each shared parameter, (parameters + 1).
         shared_reader: nodes, ascending.
-        shared_size, shared_gradient: bytes of a replica's state, and of its gradient, by parameter.
+        shared_size, shared_gradient: bytes of a copy's state, and of its gradient, by parameter.
     """
 
     sums: Floats
@@ -59,12 +59,12 @@ class MachineArrays(NamedTuple):
     """A cluster without contention, by pipeline position.
 
     Args:
-        kind: which of the graph's types each device is.
+        kind: index of each device's type in the graph's types.
         limits: bytes that each device may hold.
-        latency, rate: of every path in seconds and bytes a second, (devices, devices).
-        reduce: of the reduction of a stage's gradients over the data dimension: seconds for any, and for each byte,
+        latency, rate: of every path in seconds and bytes per second, (devices, devices).
+        reduce: fixed seconds and seconds per byte of the reduction of a stage's gradients over the data dimension,
             (2, devices).
-        message: seconds that any message takes each of its ends, and for each byte, (2).
+        message: fixed seconds and seconds per byte that a message takes on each of its two devices, (2).
     """
 
     kind: Integers
@@ -76,7 +76,7 @@ class MachineArrays(NamedTuple):
 
 
 def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = None) -> GraphArrays:
-    """The arrays of graphs that differ in costs alone, one for each type of device."""
+    """The arrays of graphs that differ only in costs, one for each type of device."""
     first = graphs[0]
     count = len(first.nodes)
     sums = np.zeros((len(graphs), len(SUMS), count + 1))
@@ -144,7 +144,7 @@ def machine_arrays(
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
 
-    Between two positions it is as far as in the replica where it is farthest.
+    The latency and rate between two positions are the worst over the replicas.
     """
     count = len(replicas[0])
     latency, rate = np.zeros((count, count)), np.full((count, count), np.inf)

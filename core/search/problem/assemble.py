@@ -1,4 +1,4 @@
-"""Put a plan together from stages and a schedule."""
+"""Build a plan from stages and a schedule."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,12 +23,12 @@ def assemble(
     """The plan, without a prediction.
 
     Args:
-        graph: what is trained.
+        graph: the model's operators.
         stages: names of the operators of each stage.
         schedule: placement and compute order.
-        parameter_sizes: bytes of each parameter; needed for those that several stages read. Where it is None, the
-            size is taken from an operator that reads that parameter alone.
-        edges: where they are known already; else they follow from the graph.
+        parameter_sizes: bytes of each parameter; needed for those that several stages read. If None, the size is that
+            of an operator that reads only this parameter.
+        edges: by default computed from the graph.
 
     Raises:
         RequestError: the schedule is for another number of stages, a node is in no stage or in two, or the size of a
@@ -37,7 +37,7 @@ def assemble(
     if len(stages) != len(schedule.placement):
         raise RequestError(
             f"schedule {schedule.name} places {len(schedule.placement)} stages and the partition has {len(stages)}: "
-            "build it for as many"
+            "build it for that many"
         )
     edges = stage_edges(graph, stages) if edges is None else edges
     parameters = [_parameters(graph, names) for names in stages]
@@ -58,10 +58,10 @@ def assemble(
 
 
 def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[TiedWeight]) -> tuple[StageCosts, ...]:
-    """Costs with the state of every replica of a tied weight.
+    """Costs with the state of every copy of a tied weight.
 
-    A graph counts a parameter at the first operator that reads it; each further stage holds a replica of it, with a
-    gradient, and with optimizer state in the graph's own proportion.
+    A graph counts a parameter at the first operator that reads it. Each further stage holds a copy of it with a
+    gradient, and with optimizer state in the graph's proportion.
     """
     if not tied:
         return costs
@@ -80,7 +80,7 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
 
 
 def replica_share(graph: OpGraph) -> float:
-    """Bytes of optimizer state for each byte of parameters, as the graph has it."""
+    """Bytes of optimizer state per byte of parameters in the graph."""
     parameters = sum(node.parameter_bytes for node in graph.nodes)
     state = sum(node.state_bytes for node in graph.nodes)
     return max(state / parameters - 2, 0.0) if parameters else 0.0
@@ -109,7 +109,7 @@ def parameter_bytes(graph: OpGraph, parameter: str, sizes: Mapping[str, int] | N
     """Bytes of a parameter that several operators read.
 
     Raises:
-        RequestError: neither ``sizes`` nor an operator that reads it alone tells.
+        RequestError: it is not in ``sizes``, and no operator reads only this parameter.
     """
     if sizes is not None and parameter in sizes:
         return sizes[parameter]

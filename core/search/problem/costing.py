@@ -1,7 +1,7 @@
-"""Costs of stages, and the edges between them, from cuts: compiled, from sums over the graph made once.
+"""Costs of stages and the edges between them, from cuts: compiled, with precomputed sums over the graph.
 
-A search looks at many thousands of cuts; a stage's times and sizes are differences of prefix sums, its workspace the
-largest of a sparse table's two overlapping halves, and an edge's bytes those of each tensor that crosses, once for each
+A search evaluates many thousands of cuts. A stage's times and sizes are differences of prefix sums; its workspace is
+the maximum of two overlapping entries of a sparse table; an edge's bytes are those of each crossing tensor, once per
 later stage that reads it. Memory is linear in operators and edges (times the logarithm of the operators).
 """
 
@@ -25,7 +25,7 @@ def fill_fixed(
     machine: MachineArrays,
     out: StageArrays,
 ) -> None:
-    """Costs and edges that are known already, into ``out``."""
+    """Fill ``out`` with given costs and edges."""
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
         out.again[s] = cost.second_forward_s if recompute[s] else 0.0
@@ -51,7 +51,7 @@ def fill_fixed(
 
 @njit()
 def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: bool) -> None:
-    """Add what a message between two stages costs both: with an output F, with a gradient I and B."""
+    """Add the time of a message on both of its stages: an output's to F, a gradient's to I and B."""
     seconds = machine.message[0] + size * machine.message[1]
     if seconds == 0:
         return
@@ -65,14 +65,14 @@ def _take(machine: Any, times: Any, one: Any, other: Any, size: Any, gradient: b
 
 @njit()
 def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: Any, out: Any) -> None:
-    """Costs and edges of the stages of some cuts.
+    """Fill ``out`` with costs and edges of the stages of some cuts.
 
     Args:
         graph: :class:`GraphArrays`.
         machine: :class:`MachineArrays`.
         placement: device of every stage.
         cuts: (stages + 1).
-        recompute: whether a stage runs its forward again in front of its backward.
+        recompute: whether a stage runs its forward again before its backward.
         out: :class:`StageArrays`, filled.
     """
     stages = placement.shape[0]
@@ -114,7 +114,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
 
 @njit()
 def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) -> Any:
-    """Edges into ``out``, by reading stage: gathered by source stage first, then sorted by counting.
+    """Fill in the edges by reading stage: collected by source stage first, then sorted by counting.
 
     Returns:
         Bytes that each stage receives.
@@ -154,7 +154,7 @@ def _edges(graph: Any, machine: Any, placement: Any, stage_of: Any, out: Any) ->
 
 @njit()
 def _by_reader(machine: Any, placement: Any, source: Any, target: Any, size: Any, back: Any, out: Any) -> Any:
-    """Sort edges by who reads them, forward and back, into ``out``; bytes that each stage receives."""
+    """Fill ``out`` with edges sorted by reader, forward and back; return the bytes that each stage receives."""
     stages = placement.shape[0]
     received = np.zeros(stages)
     out.forward_first[:] = 0

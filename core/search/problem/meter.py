@@ -1,4 +1,4 @@
-"""What a search may spend, and what it has spent: evaluations, and at most some seconds."""
+"""The budget of a search, in evaluations and optionally seconds, and its consumption."""
 
 import time
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from attrs import define, field
 
 Progress = Callable[[int, int, float], None]
-"""Told now and then: evaluations done, the budget, and the best step time that fits (infinite while none does)."""
+"""Callback with the evaluations done, the budget, and the best step time that fits (infinite while none does)."""
 
 
 class Stopped(Exception):
-    """The search has no time left, or was interrupted; what was found so far counts."""
+    """The search has no time left; its result so far is used."""
 
 
 @define
 class Meter:
-    """The count of a search's evaluations.
+    """Counts a search's evaluations.
 
     Args:
         budget: evaluations it may spend.
-        seconds: a cap on its time, counted from when the meter is made; None is none.
+        seconds: a time limit, from the creation of the meter; None for no limit.
         progress: see :data:`Progress`.
         clock: seconds from any start.
-        until_fit: whether no more is wanted than one thing that fits.
+        until_fit: whether the search ends with the first plan that fits.
         spent: evaluations so far.
         step_s: the best step time that fits.
     """
@@ -45,7 +45,7 @@ class Meter:
         return max(self.budget - self.spent, 0)
 
     def spend(self, evaluations: int, step_s: float = float("inf")) -> None:
-        """Count evaluations, the best of which that fits took ``step_s``.
+        """Count evaluations; ``step_s`` is the best step time among them that fits.
 
         Raises:
             Stopped: the time is up.

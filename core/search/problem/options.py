@@ -26,7 +26,7 @@ class Option:
         return self.family.placement(devices, self.chunks)
 
     def build(self, problem: ScheduleProblem) -> Schedule | None:
-        """The schedule, or None where the family is not made for the problem, or finds nothing within its memory."""
+        """The schedule, or None if the family does not support the problem or finds no schedule within its memory."""
         try:
             return self.family.build(problem, **self.parameters)
         except (RequestError, InfeasibleError):
@@ -34,7 +34,7 @@ class Option:
 
 
 def options(families: Iterable[ScheduleFamily], problem: ScheduleProblem) -> list[Option]:
-    """Every family that suits the problem, with every set of parameters that it offers for it."""
+    """Every family that supports the problem, with each of its candidate parameter sets."""
     return [
         Option(family, parameters, problem.chunks)
         for family in families
@@ -53,11 +53,11 @@ def schedule_problem(
     limits: Sequence[float],
     positions: Sequence[int] | None = None,
 ) -> ScheduleProblem:
-    """The problem that a builder sees for stages with known costs.
+    """The input of a schedule's builder for stages with known costs.
 
-    A hop takes the mean over the edges between devices; the memory for saved tensors is that of the device with the
-    least to spare beside its state and its largest workspace. ``positions`` are the cluster's devices along the
-    pipeline; by default all in their order.
+    The hop delay is the mean over the edges between devices. The memory for saved tensors is the smallest over devices
+    of limit − state − largest workspace. ``positions`` are the cluster's devices along the pipeline; by default all in
+    their order.
     """
     devices = range(len(cluster.devices)) if positions is None else positions
     hops = [

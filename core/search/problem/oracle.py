@@ -10,12 +10,12 @@ from .score import Score
 
 
 def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
-    """Score a plan where no two transfers contend (an :data:`~.score.Oracle`).
+    """Score a plan without contention of transfers (an :data:`~.score.Oracle`).
 
-    A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only
-    who reads it. The step ends on each device with its own optimizer time behind its last action, with no barrier;
-    over a data dimension each stage's behind the reduction of its gradients, which takes as long as it does alone.
-    Memory is the device's state, the saved tensors that it holds, and the largest workspace of the stage that runs.
+    A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only its
+    reader. On each device the optimizer runs after the last action, with no barrier; with replicas each stage's
+    optimizer also waits for the reduction of its gradients, which takes the time of its collective alone. Memory is the
+    device's state, its saved tensors, and the workspace of the running stage.
 
     Raises:
         RequestError: the plan's orders deadlock.
@@ -36,7 +36,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
 
 
 def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> list[Evaluation]:
-    """Every replica on its own devices; those whose messages take as long are evaluated once."""
+    """The evaluation of every replica on its devices; replicas with equal message times are evaluated once."""
     place = plan.placement
     pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
     pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
@@ -55,7 +55,7 @@ def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> li
 
 
 def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> float:
-    """The most that saved tensors and the running action's workspace take together."""
+    """The peak of saved tensors plus the running action's workspace."""
     actions = plan.device_actions[device]
     held = held_bytes(actions, costs, plan.memory.recompute)
     needs = (now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True))

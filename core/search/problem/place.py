@@ -1,21 +1,21 @@
-"""A place of the search, cuts and orders and what recomputes, and the bench that moves from it are judged on."""
+"""A point of the search space (cuts, orders, recomputation), and the buffers for evaluating moves from it."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from ...evaluate.coding import Floats, Integers
-from ...evaluate.compiled import Room, StageArrays
+from ...evaluate.compiled import Scratch, StageArrays
 
 
 class Place(NamedTuple):
-    """A place in the search, changed in place.
+    """A point of the search space, modified in place.
 
     Args:
         placement: device of every stage.
         cuts: (stages + 1).
         recompute: per stage.
-        orders, lengths: coded orders of every device, with room for all backwards split.
+        orders, lengths: coded orders of every device, with capacity for all backwards to be split.
     """
 
     placement: Integers
@@ -25,24 +25,24 @@ class Place(NamedTuple):
     lengths: Integers
 
     def copy(self) -> "Place":
-        """A place of its own with the same values."""
+        """A copy with its own arrays."""
         return Place(*(part.copy() for part in self))
 
 
-class Bench(NamedTuple):
-    """What a walk works with: made once for many.
+class Buffers(NamedTuple):
+    """The arrays of a walk, allocated once for all its moves.
 
     Args:
-        costs: of the stages of the present place.
-        room: for runs.
-        work, peaks: per device: time of its actions, bytes at its peak.
-        whole: per stage, how many of its backwards are not split.
-        other_work, other_peaks, other_whole, row, lengths, cuts, recompute: what a move brings or has to take back.
-        found: (actions, 2).
+        costs: of the stages of the current place.
+        scratch: for runs.
+        work, peaks: per device: time of its actions, and its peak in bytes.
+        whole: per stage, the number of its backwards that are not split.
+        other_work, other_peaks, other_whole, row, lengths, cuts, recompute: values after a move, or needed to undo it.
+        found: positions on the longest path, (actions, 2).
     """
 
     costs: StageArrays
-    room: Room
+    scratch: Scratch
     work: Floats
     peaks: Floats
     whole: Integers
@@ -56,13 +56,13 @@ class Bench(NamedTuple):
     found: Integers
 
 
-def make_bench(costs: StageArrays, room: Room, place: Place) -> Bench:
-    """A bench for places as large as this one."""
+def make_buffers(costs: StageArrays, scratch: Scratch, place: Place) -> Buffers:
+    """Buffers for places of this size."""
     devices, stages = len(place.lengths), len(place.placement)
     work, peaks, other_work, other_peaks = (np.zeros(devices) for _ in range(4))
     whole, other_whole = np.zeros((2, stages), dtype=np.int64)
     row, found = np.empty(place.orders.shape[1], dtype=np.int64), np.empty((place.orders.size, 2), dtype=np.int64)
-    return Bench(
-        costs, room, work, peaks, whole, other_work, other_peaks, other_whole, row, place.lengths.copy(),
+    return Buffers(
+        costs, scratch, work, peaks, whole, other_work, other_peaks, other_whole, row, place.lengths.copy(),
         place.cuts.copy(), place.recompute.copy(), found,
     )  # fmt: skip

@@ -11,11 +11,11 @@ from ...plan.plan import Plan
 
 @frozen
 class Score:
-    """What an oracle says of a plan.
+    """An oracle's score of a plan.
 
     Args:
         step_s: time of one step.
-        peak_memory_bytes, peak_saved_bytes: per device; everything, and saved tensors alone.
+        peak_memory_bytes, peak_saved_bytes: per device: all memory, and saved tensors only.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
     """
 
@@ -26,11 +26,11 @@ class Score:
 
 
 Oracle = Callable[[Plan, tuple[StageCosts, ...], Cluster], Score]
-"""Scores a plan that has no prediction yet, from the costs of its stages on a cluster."""
+"""Scores a plan without a prediction, from the costs of its stages on a cluster."""
 
 
 def by_position(score: Score, devices: int) -> Score:
-    """The most of every replica, of so many devices each, where an oracle tells each on its own."""
+    """The score with the peaks' maximum over replicas; ``devices`` is the number per replica."""
     peaks, saved = score.peak_memory_bytes, score.peak_saved_bytes
     return evolve(
         score,
@@ -40,7 +40,7 @@ def by_position(score: Score, devices: int) -> Score:
 
 
 def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
-    """The plan with its prediction made again from other costs; what was measured for the one before is left out."""
+    """The plan with a new prediction from other costs, without the old prediction's measured fields."""
     assert plan.prediction is not None
     score = by_position(oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster), plan.devices)
     return evolve(

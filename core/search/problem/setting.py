@@ -1,4 +1,4 @@
-"""What stays the same while cuts and orders are searched: costs, devices, microbatches."""
+"""A setting: the fixed inputs of a search for cuts and orders (costs, devices, microbatches)."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,24 +14,24 @@ from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine, with_message_times
 from ...costs.partition import stages_of
 from ...evaluate.compiled import StageArrays
-from .arrange import Replicas
+from .arrangements import Replicas
 from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
 from .costing import cost_stages, fill_fixed
+from .looped_cuts import Prefix, prefix_of
 from .place import Place
-from .shapes import Prefix, prefix_of
 
 AGAIN = 4 / 3
-"""How much longer a step is counted in which stages recompute: F is about a third of the work."""
+"""Estimated ratio of a step with recomputation to one without: F is about a third of the work."""
 
 
 @frozen
 class FixedStages:
-    """Stages that are cut and measured already.
+    """Given stages with measured costs.
 
     Args:
         stages: names of the operators of each.
-        costs: one for each.
-        edges: what they send each other.
+        costs: of each.
+        edges: the messages between them.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -48,14 +48,15 @@ class Setting:
         cluster: all devices.
         replicas: per replica of the model the cluster's device at each position of its pipeline.
         microbatches: in a step of one replica.
-        kinds: which of ``graphs`` holds for each of the cluster's devices.
+        kinds: index into ``graphs`` for each of the cluster's devices.
         memory: bytes that each of the cluster's devices may hold.
-        parameter_sizes: bytes of each parameter, where they are known.
-        fixed: stages that no search may cut otherwise.
-        messages: how many of a usual size the search leaves room for beside what it counts.
-        rooms: further bytes of each of the cluster's devices that it leaves, for what an oracle counted and it did not;
-            none where it is empty.
-        message: what a message costs its ends beside its way; costs of stages, fixed ones too, are without.
+        parameter_sizes: bytes of each parameter, if known.
+        fixed: given stages; None if the search chooses the cuts.
+        messages: number of median-size messages for which the search reserves memory.
+        reserved: further bytes reserved on each of the cluster's devices, for memory that only the oracle counts; empty
+            for none.
+        message: time that a message takes on the devices at both ends, in addition to its transfer; costs of stages,
+            fixed ones too, exclude it.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -67,7 +68,7 @@ class Setting:
     parameter_sizes: Mapping[str, int] | None = None
     fixed: FixedStages | None = None
     messages: int = 0
-    rooms: tuple[float, ...] = ()
+    reserved: tuple[float, ...] = ()
     message: MessageLine = FREE
 
     @property
@@ -82,16 +83,16 @@ class Setting:
 
     @cached_property
     def limits(self) -> tuple[float, ...]:
-        """Bytes that the search may use at each position, in every replica: what messages leave of the memory."""
+        """Bytes that the search may use at each position, in every replica: memory without the reserved bytes."""
         messages = self.messages * self._boundary_bytes if self.messages else 0.0
-        rooms = self.rooms or (0.0,) * len(self.memory)
-        left = [memory - room for memory, room in zip(self.memory, rooms, strict=True)]
+        reserved = self.reserved or (0.0,) * len(self.memory)
+        left = [memory - size for memory, size in zip(self.memory, reserved, strict=True)]
         least = least_by_position(left, self.replicas)
         return tuple(max(limit - messages, 1.0) for limit in least)
 
     @cached_property
     def slowest(self) -> tuple[int, ...]:
-        """Which of the graphs holds at each position: that of the slowest device there of any replica."""
+        """Index of the graph at each position: that of the slowest device there over the replicas."""
         whole = [prefix_of(graph)[-1] for graph in self.graphs]
         return tuple(
             max((self.kinds[device] for device in same), key=lambda kind: whole[kind])
@@ -115,14 +116,14 @@ class Setting:
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
-        """How fast each position's device is, compared to the first kind of device."""
+        """Speed of each position's device relative to the first kind of device."""
         whole = [prefix_of(graph)[-1] for graph in self.graphs]
         return tuple(whole[0] / whole[kind] if whole[kind] else 1.0 for kind in self.slowest)
 
     def staged(
         self, cuts: Sequence[int], placement: Sequence[int]
     ) -> tuple[tuple[tuple[str, ...], ...], tuple[StageCosts, ...], tuple[StageEdge, ...]]:
-        """Operators, costs and edges of the stages of some cuts; a tied weight's replicas not counted."""
+        """Operators, costs and edges of the stages of some cuts, without the copies of tied weights."""
         fixed = self.fixed
         stages = stages_of(self.graph, cuts) if fixed is None else fixed.stages
         costs = self.costs_of(stages, placement) if fixed is None else fixed.costs
@@ -137,7 +138,7 @@ class Setting:
         return tuple(tables[self.slowest[device]][stage] for stage, device in enumerate(placement))
 
     def edges(self, stages: int) -> int:
-        """The most edges that so many stages may have."""
+        """Upper bound of the edges between ``stages`` stages."""
         most = len(self.arrays.reader) if self.fixed is None else len(self.fixed.edges)
         return min(most, stages * (stages - 1) // 2)
 
@@ -150,9 +151,9 @@ class Setting:
 
     @cached_property
     def estimate(self) -> tuple[bool, float]:
-        """Whether memory is short whatever the schedule, and about how long a step takes: for what to search first.
+        """Whether memory is too small for any schedule, and an estimate of the step time: the order of searching.
 
-        1F1B with two stages a device, even cuts, and the reduction of gradients behind it all.
+        Computed for 1F1B with two stages per device, even cuts, and the gradient reductions at the end.
         """
         totals, devices, limit = self.arrays.sums[:, :, -1], self.devices, sum(self.limits)
         compute = totals[:, :3].sum(axis=1)
@@ -170,7 +171,7 @@ class Setting:
 
     @cached_property
     def _boundary_bytes(self) -> float:
-        """The median over all places between two operators of the bytes of the tensors that cross it."""
+        """Bytes of the tensors that cross a cut, median over all positions."""
         change = np.zeros(len(self.graph.nodes))
         arrays = self.arrays
         for tensor, source in enumerate(arrays.source):
@@ -181,14 +182,14 @@ class Setting:
 
     @cached_property
     def mixes(self) -> bool:
-        """Whether a whole backward can be better than its halves next to each other: the gradient leaves later then."""
+        """Whether B can be faster than I directly followed by W; with B the gradient is sent later."""
         return self.fixed is not None and any(
             cost.full_backward_s < cost.backward_input_s + cost.backward_weight_s for cost in self.fixed.costs
         )
 
     @cached_property
     def bound_s(self) -> float:
-        """No step is shorter: the work of all devices together, or one microbatch on the way there and back."""
+        """A lower bound of the step: the total work over all devices, or one microbatch's forward and backward."""
         if self.fixed is not None:
             return 0.0
         sums = self.arrays.sums[:, :, -1]
@@ -207,7 +208,7 @@ def one_setting(
     replicas: Replicas | None = None,
     message: MessageLine = FREE,
 ) -> Setting:
-    """All devices of one kind, and where they stand; by default in their order in one pipeline.
+    """The setting for devices of one kind; by default all in their order in one pipeline.
 
     Args:
         graph: the operators.
@@ -215,7 +216,7 @@ def one_setting(
         microbatches: in a step of one replica.
         limits, sizes: see :class:`Setting`.
         replicas: per replica the cluster's device at each position.
-        message: what a message costs its ends.
+        message: time that a message takes on the devices at both ends.
     """
     count = len(cluster.devices)
     places = replicas or (tuple(range(count)),)

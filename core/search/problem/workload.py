@@ -1,4 +1,4 @@
-"""What a step works on, and the ways to spread it over a cluster: replicas, sizes of microbatches, devices' places."""
+"""The workload of a step, and the settings that distribute it over a cluster: replicas, microbatch sizes, devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,25 +8,25 @@ from ...cluster.catalog.find import required_type
 from ...cluster.cluster import Cluster
 from ...costs.graph import OpGraph
 from ...errors import RequestError
-from .arrange import arrangements
+from .arrangements import arrangements
 from .setting import Setting
 
 CostsOf = Callable[[int], tuple[OpGraph, ...]]
-"""The operators with their costs for a microbatch of so many samples, on each kind of device."""
+"""Samples per microbatch → the operators with their costs on each kind of device."""
 SETTINGS = 6
-"""Settings that a search goes into; those of the least estimates."""
+"""Number of settings that are searched: those with the smallest estimates."""
 
 
 @frozen
 class Workload:
-    """A step of training, whatever it runs on.
+    """A training step, independent of the cluster's links.
 
     Args:
-        costs: see :data:`CostsOf`. They are asked for once for each size.
+        costs: see :data:`CostsOf`; called once for each size.
         batch: samples of a step, over all replicas.
         sizes: samples of a microbatch, to choose among.
-        kinds: which of the costs hold for each of the cluster's devices.
-        parameter_sizes: bytes of each parameter, where they are known.
+        kinds: index into the costs for each of the cluster's devices.
+        parameter_sizes: bytes of each parameter, if known.
     """
 
     costs: CostsOf
@@ -39,12 +39,12 @@ class Workload:
 def counted(
     graph: OpGraph, cluster: Cluster, microbatches: int, parameter_sizes: Mapping[str, int] | None = None
 ) -> Workload:
-    """A step of so many microbatches of one size, with costs that are the same on every device."""
+    """A step of ``microbatches`` microbatches of one size, with equal costs on every device."""
     return Workload(lambda _: (graph,), microbatches, (1,), (0,) * len(cluster.devices), parameter_sizes)
 
 
 def kinds_of(types: Sequence[str], cluster: Cluster) -> tuple[int, ...]:
-    """Which of the costs hold for each device of a cluster, where they are given by type of device.
+    """Index into the costs for each device of a cluster, if they are given by type of device.
 
     Raises:
         RequestError: there are several, and a device has no type.
@@ -55,7 +55,7 @@ def kinds_of(types: Sequence[str], cluster: Cluster) -> tuple[int, ...]:
 
 
 def meshes(devices: int) -> list[tuple[int, int]]:
-    """Every way to part devices into replicas of a pipeline: its length and their number, the longest first."""
+    """Every (pipeline length, number of replicas) for a number of devices, the longest pipeline first."""
     return [(pipeline, devices // pipeline) for pipeline in range(devices, 0, -1) if devices % pipeline == 0]
 
 
@@ -66,17 +66,17 @@ def settings_of(
     wanted: Sequence[tuple[int, int]],
     chunks: int = 1,
 ) -> list[Setting]:
-    """The settings that are worth a search, the most promising first.
+    """The settings to search, the most promising first.
 
     Args:
-        work: what a step works on.
+        work: the workload.
         cluster: the devices.
         memory: bytes that each of them may hold.
         wanted: pipeline and data dimensions to choose among (see :func:`meshes`).
-        chunks: fewest stages a device.
+        chunks: fewest stages per device.
 
     Raises:
-        RequestError: no size of microbatches parts the batch among the replicas, or a pipeline is longer than the
+        RequestError: no microbatch size divides the batch among the replicas, or a pipeline is longer than the
             graph has operators.
     """
     graphs = {size: work.costs(size) for size in work.sizes}

@@ -10,7 +10,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.coding import CODE, INFINITY, KINDS, encode
-from panpipe.core.evaluate.compiled import count_whole, make_room, make_stage_arrays, peak, run, work_of
+from panpipe.core.evaluate.compiled import count_whole, make_scratch, make_stage_arrays, peak, run, work_of
 from panpipe.core.evaluate.memory import held_bytes
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.search.problem.arrays import MachineArrays
@@ -70,7 +70,7 @@ class Case:
         )  # fmt: skip
 
     def compiled(self, stop=INFINITY):
-        """Step, room, peaks with their positions."""
+        """Step, scratch, peaks with their positions."""
         none = np.zeros(self.devices)
         machine = MachineArrays(
             none.astype(np.int64), none, self.latency, np.full((self.devices,) * 2, np.inf),
@@ -80,15 +80,15 @@ class Case:
         costs = make_stage_arrays(self.stages, len(self.edges))
         fill_fixed(self.costs, self.edges, placement, np.array(self.recompute), machine, costs)
         orders, lengths = encode(self.rows, self.stages, self.count)
-        room = make_room(self.stages, self.count, self.devices)
+        scratch = make_scratch(self.stages, self.count, self.devices)
         whole, work = np.zeros(self.stages, dtype=np.int64), np.zeros(self.devices)
-        count_whole(orders, lengths, room.stage_of, whole)
+        count_whole(orders, lengths, scratch.stage_of, whole)
         work_of(self.count, placement, costs, whole, work)
-        step = run(orders, lengths, self.count, placement, costs, work, stop, room)
+        step = run(orders, lengths, self.count, placement, costs, work, stop, scratch)
         peaks = [
-            peak(orders[d], lengths[d], d, placement, costs, room.stage_of) for d in range(self.devices)
+            peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of) for d in range(self.devices)
         ]  # fmt: skip
-        return step, room, peaks
+        return step, scratch, peaks
 
     def code(self, action: Action) -> int:
         return KINDS * (action.stage * self.count + action.microbatch) + CODE[action.kind]
@@ -99,10 +99,10 @@ class Case:
 def test_compiled_evaluation_equals_the_reference_exactly(seed):
     case = Case(seed)
     expected = case.reference()
-    step, room, peaks = case.compiled()
+    step, scratch, peaks = case.compiled()
     assert step == expected.makespan
     for row, ends in zip(case.rows, expected.ends, strict=True):
-        assert [room.finish[case.code(action)] for action in row] == list(ends)
+        assert [scratch.finish[case.code(action)] for action in row] == list(ends)
     assert tuple(peaks) == tuple(zip(expected.peak_memory, expected.peak_position, strict=True))
     assert case.compiled(stop=0.9 * step)[0] == INFINITY
 

@@ -101,15 +101,15 @@ def test_no_actions_take_no_time():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1"), "deadlock: 0B0 on device 0 waits for 1B0, which stands behind 1F1 on "
-         "device 1; 1F1 on device 1 waits for 0F1, which stands behind 0B0 on device 0"),
-        (("0B0 0F0",), "deadlock: 0B0 on device 0 waits for 0F0, which stands behind 0B0 on device 0"),
+        (("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1"), "deadlock: 0B0 on device 0 waits for 1B0, which is after 1F1 on "
+         "device 1; 1F1 on device 1 waits for 0F1, which is after 0B0 on device 0"),
+        (("0B0 0F0",), "deadlock: 0B0 on device 0 waits for 0F0, which is after 0B0 on device 0"),
         (("0F0 0W0 0I0",), "deadlock: 0W0 on device 0 waits for 0B0"),
         (("0F0", "1F1"), "1F1 on device 1 reads 0F1, which no device computes: add it to device 0"),
         (("0F0 1F0",), "1F0 is in the order of device 0, and its stage is on device 1"),
         (("7F0",), "7F0 is in the order of device 0, and its stage does not exist"),
-        (("0F0 0SEND_F0",), "0SEND_F0 stands in a compute order"),
-        (("0STEP",), "0STEP stands in a compute order"),
+        (("0F0 0SEND_F0",), "0SEND_F0 is in a compute order"),
+        (("0STEP",), "0STEP is in a compute order"),
     ],
 )  # fmt: skip
 def test_orders_that_cannot_run(rows, message):

@@ -117,7 +117,7 @@ def test_negative_prefetch_is_refused():
 
 
 def test_offload_is_refused():
-    with pytest.raises(RequestError, match=r"offloads stages \[1\].*memory policy"):
+    with pytest.raises(RequestError, match=r"offloads stages \[1\].*memory.offload"):
         lower(attrs.evolve(scheduled("1f1b", 2, 2), memory=MemoryPolicy(offload=(1,))))
 
 

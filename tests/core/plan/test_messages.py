@@ -39,17 +39,21 @@ def test_positions_between_operations():
             SECOND.replace("1RECV_F1<0 ", "").replace("1RECV_F0<0", "1RECV_F1<0 1RECV_F0<0"),
             r"message 0 from device 0 to 1 is 0SEND_F0>1 at the sender and 1RECV_F1<0 at the receiver",
         ),
-        ("0SEND_F0>1 " + FIRST.replace("0SEND_F0>1 ", ""), SECOND, r"0SEND_F0>1 stands in front of what it sends"),
+        (
+            "0SEND_F0>1 " + FIRST.replace("0SEND_F0>1 ", ""),
+            SECOND,
+            r"0SEND_F0>1 is before the action that computes its tensors",
+        ),
         (
             FIRST,
             SECOND.replace("1RECV_F1<0 1F1", "1F1 1RECV_F1<0"),
-            r"1RECV_F1<0 stands behind what reads it: move it in front of stage 1's F of microbatch 1",
+            r"1RECV_F1<0 is after the action that reads it: move it before stage 1's F of microbatch 1",
         ),
         (FIRST.replace("0F0 ", "0F0 0SEND_F0 "), SECOND, r"0SEND_F0 on device 0 names no pair of stages"),
         (FIRST.replace("0F0 ", "0F0 0SEND_F0>7 "), SECOND, r"0SEND_F0>7 on device 0 names no pair of stages"),
-        (FIRST.replace("0F0 ", "0F0 1SEND_B0>0 "), SECOND, r"1SEND_B0>0 is issued by device 0, and stage 1 lives on"),
+        (FIRST.replace("0F0 ", "0F0 1SEND_B0>0 "), SECOND, r"1SEND_B0>0 is issued by device 0, and stage 1 is on"),
         (FIRST.replace("0F0 ", "0F0 0SEND_F0>0 "), SECOND, r"stages of one device do not communicate"),
-        (FIRST.replace("0STEP", "0OFFLOAD0"), SECOND, r"device 0 issues 0OFFLOAD0: no runner"),
+        (FIRST.replace("0STEP", "0OFFLOAD0"), SECOND, r"device 0 issues 0OFFLOAD0: this version cannot run it"),
         (
             FIRST.replace("0SEND_F1>1 ", "").replace("0RECV_B1<1 ", ""),
             SECOND.replace("1RECV_F1<0 ", "").replace("1SEND_B1>0 ", ""),
@@ -63,7 +67,7 @@ def test_positions_between_operations():
         (
             FIRST.replace("0B0 ", "0B0 0SEND_B0>1 "),
             SECOND.replace("1STEP", "1RECV_B0<0 1STEP"),
-            r"0SEND_B0>1 travels along no edge",
+            r"0SEND_B0>1 has no edge in the plan",
         ),
     ],
 )
@@ -99,8 +103,8 @@ def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
         (PLAN, REDUCED[0], r"device 0 issues 0REDUCE_GRAD and the plan has one replica: .*; remove it"),
         (REPLICAS, FIRST, r"device 0 issues REDUCE_GRAD of stages \[\] and holds \[0\]: .* each stage reduces once"),
         (REPLICAS, REDUCED[0] + " 0REDUCE_GRAD", r"of stages \[0, 0\] and holds \[0\]"),
-        (REPLICAS, FIRST.replace("0B1", "0REDUCE_GRAD 0B1"), "0REDUCE_GRAD stands in front of 0B1: move it behind"),
-        (REPLICAS, FIRST + " 0REDUCE_GRAD", "0REDUCE_GRAD stands behind 0STEP: move it in front"),
+        (REPLICAS, FIRST.replace("0B1", "0REDUCE_GRAD 0B1"), "0REDUCE_GRAD is before 0B1: move it after that"),
+        (REPLICAS, FIRST + " 0REDUCE_GRAD", "0REDUCE_GRAD is after 0STEP: move it before that"),
     ],
 )
 def test_gradients_that_are_reduced_elsewhere_are_refused(plan, first, message):

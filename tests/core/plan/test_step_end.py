@@ -49,10 +49,10 @@ def edited(change) -> tuple:
     ("change", "said"),
     [
         (lambda one: one.pop(-3), "device 0 issues no SYNC, and the plan's steps wait for all stages"),
-        (lambda one: one.append(one.pop(-3)), "device 0 issues 0SYNC behind 0STEP, which waits for it"),
+        (lambda one: one.append(one.pop(-3)), "device 0 issues 0SYNC after 0STEP, which waits for it"),
         (lambda one: one.insert(-3, one[-3]), "device 0 issues 0SYNC twice"),
-        (lambda one: one.insert(0, one.pop(-3)), "the SYNC of device 0 stands in front of 0REDUCE_TIED"),
-        (lambda one: one.insert(-4, one.pop(-3)), "stands in front of 0REDUCE_TIED"),
+        (lambda one: one.insert(0, one.pop(-3)), "the SYNC of device 0 is before 0REDUCE_TIED"),
+        (lambda one: one.insert(-4, one.pop(-3)), "is before 0REDUCE_TIED"),
     ],
 )
 def test_a_sync_elsewhere_is_refused(change, said):

@@ -63,9 +63,9 @@ def test_a_block_is_read_as_it_was_written(tmp_path):
     ("change", "message"),
     [
         ({"period": 0}, "the period is 0: it is at least 1"),
-        ({"forward": (0, 0)}, "stage 1: F is in slot 0 and reads what stage 0's F makes in slot 0: give it slot 1"),
-        ({"input": (3, 3), "weight": ()}, "stage 0: I is in slot 3 and reads what stage 1's I makes in slot 3"),
-        ({"weight": (5, 5)}, "stage 0: W is in slot 5 and reads what I makes in slot 5"),
+        ({"forward": (0, 0)}, "stage 1: F is in slot 0 and reads what stage 0's F computes in slot 0: give it slot 1"),
+        ({"input": (3, 3), "weight": ()}, "stage 0: I is in slot 3 and reads what stage 1's I computes in slot 3"),
+        ({"weight": (5, 5)}, "stage 0: W is in slot 5 and reads what I computes in slot 5"),
         ({"forward": (0,)}, "forward has 1 slots and there are 2 stages"),
         ({"placement": (0, 2)}, "is not one device for every stage"),
         ({"whole_backward": True}, "slots of W and a whole backward"),

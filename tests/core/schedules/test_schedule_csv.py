@@ -139,17 +139,17 @@ def test_what_is_written_is_read(name, devices, microbatches, chunks):
         ("0F\n", "x.csv, row 1, column 1: '0F' is not an action: F needs a microbatch"),
         ("0F0>1\n", "'0F0>1' is not an action of this grammar"),
         ("0F٣\n", "is not an action of this grammar"),
-        ("0STEP\n", "'0STEP' is not an action of this grammar: STEP has no place in it"),
+        ("0STEP\n", "'0STEP' is not an action of this grammar: it has no STEP"),
         ("0UNSHARD3\n", "x.csv, row 1, column 1: '0UNSHARD3' is not an action"),
-        ("(0F1;0SEND_F0)OVERLAP_F_B\n", "a group holds F, I, W and B alone"),
+        ("(0F1;0SEND_F0)OVERLAP_F_B\n", "a group holds F, I, W and B only"),
         ("(0F1;0B0)OVERLAP_F_Bx\n", "x.csv, row 1, column 1: '(0F1;0B0)OVERLAP_F_Bx' is not an action"),
         ("(0F1\n", "x.csv, row 1, column 1: '(0F1' is not an action"),
         ("", "x.csv holds no actions"),
         (",,\n", "x.csv holds no actions"),
         ("0F0\n0B0\n", "x.csv, row 2: 0B0 runs stage 0, which row 1 runs, too"),
         ("0F0\n2F0\n", "x.csv has stage 2 and no stage 1"),
-        ("0F0,0SEND_F0\n", "x.csv, row 1: '0SEND_F0' has nothing at its other end"),
-        ("0RECV_F0,0F0\n1F0\n", "x.csv, row 1: '0RECV_F0' has nothing at its other end"),
+        ("0F0,0SEND_F0\n", "x.csv, row 1: '0SEND_F0' has no peer stage"),
+        ("0RECV_F0,0F0\n1F0\n", "x.csv, row 1: '0RECV_F0' has no peer stage"),
     ],
 )
 def test_wrong_files_are_refused(text, message):
@@ -159,5 +159,5 @@ def test_wrong_files_are_refused(text, message):
 
 
 def test_a_skip_edge_cannot_be_written():
-    with pytest.raises(RequestError, match="0SEND_F0>2 on device 0 goes past the neighbouring stage"):
+    with pytest.raises(RequestError, match="0SEND_F0>2 on device 0 is not between neighbouring stages"):
         lowered_csv([[Action(0, Kind.F, 0), Action(0, Kind.SEND_F, 0, 2)]])

@@ -18,7 +18,7 @@ from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search import Score, longest_path
 from panpipe.core.search.choose import choose_schedule, plan, search_plans
 from panpipe.core.search.problem.assemble import assemble
-from panpipe.core.search.problem.shapes import evened, looped_cuts, prefix_of
+from panpipe.core.search.problem.looped_cuts import evened, looped_cuts, prefix_of
 from panpipe.core.search.problem.workload import counted
 from panpipe.core.search.search_options import SearchOptions
 

@@ -32,10 +32,10 @@ BAD_PLANS = {
     r"0 microbatches": attrs.evolve(PLAN, microbatches=0),
     r"no stages": attrs.evolve(PLAN, stages=()),
     r"orders the actions of 2 devices and its mesh has 3": attrs.evolve(PLAN, mesh=Mesh(3)),
-    r"stage 4 stands at position 1": attrs.evolve(PLAN, stages=(PLAN.stages[0], Stage(4, 1, ("a",)))),
+    r"stage 4 is at position 1": attrs.evolve(PLAN, stages=(PLAN.stages[0], Stage(4, 1, ("a",)))),
     r"stage 1 is on device 7": attrs.evolve(PLAN, stages=(PLAN.stages[0], Stage(1, 7, ("a",)))),
     r"edge 1 → 0 is not from a stage to a later one": attrs.evolve(PLAN, edges=(StageEdge(1, 0, 1, 1),)),
-    r"edge 0 → 1 stands twice": attrs.evolve(PLAN, edges=PLAN.edges * 2),
+    r"edge 0 → 1 is listed twice": attrs.evolve(PLAN, edges=PLAN.edges * 2),
     r"edge 0 → 1 has -1 and 0 bytes": attrs.evolve(PLAN, edges=(StageEdge(0, 1, -1, 0),)),
     r"tied weight 'w' has stages \[0\]": attrs.evolve(PLAN, tied=(TiedWeight("w", (0,), 1),)),
     r"tied weight 'w' has stages \[0, 5\] of 2": attrs.evolve(PLAN, tied=(TiedWeight("w", (0, 5), 1),)),
@@ -51,14 +51,14 @@ BAD_PLANS = {
     r"9F0 in the order of device 0 names no stage": with_orders("0F0 0F1 0B0 0B1 9F0", "1F0 1B0 1F1 1B1"),
     r"0F2 in the order of device 0 names no microbatch": with_orders("0F0 0F1 0F2 0B0 0B1", "1F0 1B0 1F1 1B1"),
     r"1F0 in the order of device 0 is on the wrong device": with_orders("0F0 0F1 1F0 0B0 0B1", "1B0 1F1 1B1"),
-    r"0F1 stands twice": with_orders("0F0 0F1 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
+    r"0F1 is listed twice": with_orders("0F0 0F1 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
     r"1F1 is missing": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1B1"),
     r"stage 1 has no backward for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"),
     r"stage 1 has I for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1I1"),
     r"stage 1 has B, W for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"),
-    r"1B0 stands in front of 1F0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
-    r"1W0 stands in front of 1I0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1W0 1I0 1F1 1B1"),
-    r"1F0 stands behind 1F1 on device 1: within a stage F ascends": with_orders("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1"),
+    r"1B0 is before 1F0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
+    r"1W0 is before 1I0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1W0 1I0 1F1 1B1"),
+    r"1F0 is after 1F1 on device 1: within a stage F ascends": with_orders("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1"),
 }
 
 
@@ -77,21 +77,21 @@ def test_a_deadlock_is_told_as_its_cycle():
     waiting = [link.split(" waits for ")[0] for link in links]
     awaited = [link.split(" waits for ")[1].split(" (")[0] for link in links]
     assert awaited == waiting[1:] + waiting[:1]
-    # In full: 0B0 needs 1B0, which stands behind 1F1, which needs 0F1, which stands behind 0B0.
+    # In full: 0B0 needs 1B0, which runs after 1F1, which needs 0F1, which runs after 0B0.
     assert set(waiting) == {"0B0", "1SEND_B0>0", "1B0", "1F1", "0SEND_F1>1", "0F1"}
 
 
 def test_a_deadlock_inside_one_device():
     plan = plan_of(orders("1F0 0F0 1B0 0B0"), (0, 0))
-    with pytest.raises(RequestError, match=r"0F0 waits for 1F0 \(stands behind it\)"):
+    with pytest.raises(RequestError, match=r"0F0 waits for 1F0 \(runs after it\)"):
         validate(plan)
 
 
 def test_backwards_out_of_order_are_a_warning():
     report = validate(with_orders("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0"))
     assert [warning.split(":")[0] for warning in report.warnings] == [
-        "0B0 stands behind 0B1 on device 0",
-        "1B0 stands behind 1B1 on device 1",
+        "0B0 is after 0B1 on device 0",
+        "1B0 is after 1B1 on device 1",
     ]
 
 
@@ -163,7 +163,7 @@ def test_communication_buffers_over_the_limit_are_a_warning():
     report = validate(PLAN, memory_limits=[207, 1000])
     assert len(report.warnings) == 1
     assert "device 0" in report.warnings[0]
-    assert "buffers for communication" in report.warnings[0]
+    assert "communication buffers" in report.warnings[0]
 
 
 def test_limits_need_costs_and_one_for_each_device():
@@ -260,9 +260,9 @@ def test_a_stage_that_recomputes_holds_its_inputs_instead():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("0RECOMPUTE0 0B0", "0B0", "device 0 issues 0B0, and stage 0 has nothing saved for it: put 0RECOMPUTE0 in"),
-        ("0RECOMPUTE0 0B0", "0RECOMPUTE0 0RECOMPUTE0 0B0", "device 0 issues 0RECOMPUTE0: .* once, behind its F"),
-        ("0F0", "0RECOMPUTE0 0F0", "device 0 issues 0RECOMPUTE0: .* once, behind its F"),
+        ("0RECOMPUTE0 0B0", "0B0", "device 0 issues 0B0, and stage 0 has nothing saved for it: put 0RECOMPUTE0 before"),
+        ("0RECOMPUTE0 0B0", "0RECOMPUTE0 0RECOMPUTE0 0B0", "device 0 issues 0RECOMPUTE0: .* once, after its F"),
+        ("0F0", "0RECOMPUTE0 0F0", "device 0 issues 0RECOMPUTE0: .* once, after its F"),
         ("1B0", "1RECOMPUTE0 1B0", r"device 1 issues 1RECOMPUTE0: .*memory\.recompute \(\[0\]\)"),
     ],
 )

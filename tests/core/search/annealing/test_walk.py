@@ -19,7 +19,7 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.finish import draft
+from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.assemble import assemble, with_replicas
 from panpipe.core.search.problem.setting import FixedStages, Setting, one_setting
 

@@ -14,7 +14,7 @@ from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import choose_schedule, search_plans
-from panpipe.core.search.problem.arrange import arrangements, nearest_order
+from panpipe.core.search.problem.arrangements import arrangements, nearest_order
 from panpipe.core.search.problem.workload import Workload, counted, meshes
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits

@@ -9,9 +9,9 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.score import with_costs
-from panpipe.core.search.suggestions.altered import enlarged, smaller
 from panpipe.core.search.suggestions.changes import Asked, Problem, more_memory, smallest_changes
 from panpipe.core.search.suggestions.infeasible import NothingFits, excess, holding
+from panpipe.core.search.suggestions.relaxations import with_more_devices, with_smaller_microbatches
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
@@ -163,18 +163,18 @@ def test_stages_of_replicas_recompute_too():
 
 
 def test_further_devices_are_linked_like_the_last():
-    direct = enlarged(fully_connected(2, 10, 5.0, 0.5), 4)
+    direct = with_more_devices(fully_connected(2, 10, 5.0, 0.5), 4)
     assert [device.name for device in direct.devices] == ["device0", "device1", "device2", "device3"]
     assert {(a, b): direct.transfer_s(a, b, 10) for a in range(4) for b in range(4) if a != b} == dict.fromkeys(
         ((a, b) for a in range(4) for b in range(4) if a != b), 2.5
     )
     links = (Link("a", "hub", 5.0, 0.25), Link("device2", "hub", 5.0, 0.25))
-    switched = enlarged(Cluster((Device("a", 10), Device("device2", 20, None)), (Hub("hub"),), links), 3)
+    switched = with_more_devices(Cluster((Device("a", 10), Device("device2", 20, None)), (Hub("hub"),), links), 3)
     assert switched.devices[2] == Device("device2+", 20)
     assert switched.transfer_s(0, 2, 10) == pytest.approx(2.5)
 
 
 def test_a_smaller_graph_costs_less_and_holds_the_same_state():
-    half = smaller(GRAPH, 2)
+    half = with_smaller_microbatches(GRAPH, 2)
     assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
     assert half.edges[0].bytes == 5

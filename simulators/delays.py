@@ -1,8 +1,8 @@
-"""How much later flows drained because others shared their links, and which links were full.
+"""Delays of flows by contention, and the full links that caused them.
 
-A flow at rate r that alone would have rate R loses ``1 − r/R`` of every second, to the full link that holds it. What
-stands behind it in its queue may start later by that, and so on: the delay is when something drained, less when it
-would have drained had its queue been alone with the links, its messages being ready at the very same moments.
+A flow at rate r whose rate without contention is R loses ``1 − r/R`` of every second, to the full link that limits it.
+Later messages of its queue may start later by that: the delay of a message is the time when it drained minus the time
+when it would have drained if its queue had the links alone and its messages were ready at the same times.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +14,11 @@ Delays = Mapping[Direction, float]
 
 
 def queue_delays(flows: Sequence[FlowTimes], ready_s: Sequence[float]) -> list[Delays]:
-    """Of every flow of an in-order queue, its delay, by the full links that caused it.
+    """The delay of every flow of an in-order queue, by the full links that caused it.
 
     Args:
-        flows: in order, one starting when the one in front of it has drained.
-        ready_s: when each could have started, had nothing been in front of it.
+        flows: in order; each starts when the previous one has drained.
+        ready_s: when each could have started in an empty queue.
     """
     delays: list[Delays] = []
     drained_alone_s = 0.0
@@ -35,7 +35,7 @@ def queue_delays(flows: Sequence[FlowTimes], ready_s: Sequence[float]) -> list[D
 
 
 def lost(flow: FlowTimes) -> Delays:
-    """What a flow itself loses on full links."""
+    """The time that a flow itself loses, by full link."""
     result: dict[Direction, float] = {}
     for piece in flow.pieces or ():
         if piece.held_by is not None:
@@ -45,7 +45,7 @@ def lost(flow: FlowTimes) -> Delays:
 
 
 def scaled(delays: Delays, seconds: float) -> Delays:
-    """Delays in the same proportion that add up to at most ``seconds``."""
+    """The delays, scaled down so that their sum is at most ``seconds``."""
     total = sum(delays.values())
     if seconds <= 0 or not total:
         return {}

@@ -1,9 +1,9 @@
-"""Which device of a cluster stands where: replicas of pipelines on devices that are not all equally near to each other.
+"""Arrangements: the device of a cluster at each position of each replica's pipeline, for unequal links and memory.
 
-Orders to try, each to be searched and scored like any other choice: a pipeline over devices that follow one another
-in the cluster, with replicas side by side, or the other way round; the same with neighbours in the pipeline as near as
-they can be (nearest neighbour, then 2-opt; Croes 1958); and, where memory differs, those with the most of it first,
-because a pipeline's first stages hold the most microbatches.
+The search tries several and scores each: a pipeline over consecutive devices of the cluster, with one replica after
+another; replicas over consecutive devices; the same with neighbours in the pipeline as near as possible (nearest
+neighbour, then 2-opt; Croes 1958); and, if memory differs, devices with the most memory first, because a pipeline's
+first stages hold the most microbatches.
 """
 
 import itertools
@@ -16,20 +16,20 @@ from ...cluster.collectives import collective_s
 from ...evaluate.coding import Floats
 
 MESSAGE_BYTES = 16_000_000
-"""Of the message by which distances are compared: an activation of some thousands of tokens."""
+"""Size of the message whose transfer time is the distance: an activation of some thousands of tokens."""
 WORTH = 0.99
-"""An order counts as nearer if its distances are at most this share of what they were."""
+"""An order counts as nearer if its length is at most this share of the given order's."""
 STARTS = 4
-"""Devices that a greedy order begins with, in turn."""
+"""Number of devices from which a greedy order is started."""
 GRADIENT_BYTES = 1 << 30
-"""Of the reduction by which the rate of larger and smaller ones is told."""
+"""Size of the reduction from which the time per byte is computed."""
 
 Replicas = tuple[tuple[int, ...], ...]
 """Per replica the cluster's device at each position of the pipeline."""
 
 
 def arrangements(cluster: Cluster, pipeline: int, data: int) -> list[Replicas]:
-    """Ways to put ``data`` replicas of a pipeline on the first devices of a cluster, plain ones first."""
+    """Arrangements of ``data`` replicas of a pipeline on the first devices of a cluster, plain ones first."""
     count = pipeline * data
     blocks = tuple(tuple(range(r * pipeline, (r + 1) * pipeline)) for r in range(data))
     strided = tuple(tuple(range(r, count, data)) for r in range(data))
@@ -52,7 +52,7 @@ def _distances(cluster: Cluster, count: int) -> Floats:
 
 
 def nearest_order(distances: Floats, devices: Sequence[int]) -> tuple[int, ...]:
-    """The devices in an order in which neighbours are near, as they are where that is about as good."""
+    """The devices in an order with short distances between neighbours; unchanged if the gain is small."""
     given = tuple(devices)
     found = [_improved(distances, _greedy(distances, given, first)) for first in given[:STARTS]]
     best = min(found, key=lambda order: _length(distances, order))
@@ -60,7 +60,7 @@ def nearest_order(distances: Floats, devices: Sequence[int]) -> tuple[int, ...]:
 
 
 def _length(distances: Floats, order: Sequence[int]) -> float:
-    """How far it is from each device to the next, and from the last back to the first."""
+    """Sum of the distances from each device to the next, and from the last to the first."""
     return sum(float(distances[a, b]) for a, b in zip(order, (*order[1:], order[0]), strict=True))
 
 
@@ -73,7 +73,7 @@ def _greedy(distances: Floats, devices: Sequence[int], first: int) -> tuple[int,
 
 
 def _improved(distances: Floats, order: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn parts of the order around while that makes it shorter."""
+    """2-opt: reverse parts of the order while that shortens it."""
     better = True
     while better:
         better = False
@@ -86,7 +86,7 @@ def _improved(distances: Floats, order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reduction_rates(cluster: Cluster, replicas: Replicas) -> Floats:
-    """Of the gradients' all-reduce at each position: seconds for any, and for each byte, (2, positions)."""
+    """Fixed seconds and seconds per byte of the gradients' all-reduce at each position, (2, positions)."""
     result = np.zeros((2, len(replicas[0])))
     if len(replicas) > 1:
         for position in range(len(replicas[0])):

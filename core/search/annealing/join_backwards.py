@@ -3,25 +3,25 @@
 from ...evaluate.coding import INFINITY, KINDS
 from ...evaluate.compiled import run
 from ...schedules.shifts import join
-from ..problem.place import Bench, Place
+from ..problem.place import Buffers, Place
 from ..problem.setting import Setting
 
 ROUNDING = 1e-12
 
 
-def join_halves(setting: Setting, place: Place, bench: Bench) -> None:
+def join_split_backwards(setting: Setting, place: Place, buffers: Buffers) -> None:
     """Join what can be joined: all microbatches of a stage at once, or else of each half of them.
 
     Args:
         setting: what the place is in.
         place: its orders change.
-        bench: with the costs of its stages.
+        buffers: with the costs of its stages.
     """
-    count, costs, room = setting.microbatches, bench.costs, bench.room
-    bench.work[:] = 0.0  # only a bound before the run's end, and none is needed
+    count, costs, scratch = setting.microbatches, buffers.costs, buffers.scratch
+    buffers.work[:] = 0.0  # only a bound before the run's end, and none is needed
 
     def step() -> float:
-        return float(run(place.orders, place.lengths, count, place.placement, costs, bench.work, INFINITY, room))
+        return float(run(place.orders, place.lengths, count, place.placement, costs, buffers.work, INFINITY, scratch))
 
     least = step()
     ranges = [(stage, 0, count) for stage in range(len(place.placement))]

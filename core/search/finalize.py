@@ -1,4 +1,4 @@
-"""From walks to plans with predictions: the last word has the oracle."""
+"""From walks to plans with predictions: the oracle's score decides."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ Rank = tuple[float, float]
 
 @frozen
 class Candidate:
-    """A plan with what it was scored by, in which setting, and what each of its devices may hold."""
+    """A plan with its costs, score, setting and memory limits in bytes per device."""
 
     plan: Plan
     costs: tuple[StageCosts, ...]
@@ -34,7 +34,7 @@ class Candidate:
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
     """The plan of a walk's best place, without a prediction, and the costs of its stages.
 
-    A single replica's devices have the cluster's numbers; with more, positions do, and the mesh tells the devices.
+    With one replica, devices have the cluster's numbers; with more, they are positions that the mesh maps to devices.
     """
     setting = walk.setting
     placement = walk.best.placement.tolist()
@@ -56,7 +56,7 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
 
 
 def scored(walk: Walk, oracle: Oracle) -> Candidate:
-    """A walk's plan with what the oracle says of it."""
+    """A walk's plan with the oracle's score."""
     plan, costs = draft(walk)
     setting = walk.setting
     score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
@@ -83,7 +83,7 @@ def predicted(candidate: Candidate, evaluations: int) -> Plan:
 
 
 def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[Candidate]:
-    """The first walks as the oracle sees them, in their order; more than ``most`` only until one fits."""
+    """The first walks, scored by the oracle, in their order; more than ``most`` only until one fits."""
     found: list[Candidate] = []
     for walk in walks:
         if len(found) >= most and min(candidate.rank[0] for candidate in found) == 0:
@@ -93,10 +93,11 @@ def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[Candidate
 
 
 def refuse_above(best: Candidate, evaluations: int) -> None:
-    """Refuse a plan that holds more than a device may.
+    """Refuse a plan that exceeds a device's memory limit.
 
     Raises:
-        NothingFits: one line: the device that binds, what it holds by kind, and the smallest change that fits.
+        NothingFits: one line: the device that exceeds its limit most, its memory by kind, and the smallest change that
+            fits.
     """
     excess, _ = best.rank
     if excess <= 0:

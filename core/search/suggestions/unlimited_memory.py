@@ -8,7 +8,7 @@ from ...costs.graph import OpGraph, OpNode
 from ...plan.plan import Plan
 from ...schedules.problem import ScheduleFamily
 from ..annealing.initial_walks import InitialWalks
-from ..problem.freedom import Freedom
+from ..problem.search_space import SearchSpace
 from ..problem.setting import FixedStages, Setting
 
 
@@ -37,8 +37,8 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
         return None
     if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
         return None
-    best, freedom = prediction.step_s, Freedom(tuple(families), False, (chunks, chunks), plan.memory.recompute)
-    for walk in InitialWalks([setting], freedom).published():
+    best, space = prediction.step_s, SearchSpace(tuple(families), False, (chunks, chunks), plan.memory.recompute)
+    for walk in InitialWalks([setting], space).published():
         if tuple(walk.best.placement.tolist()) != plan.placement:
             continue
         walk.judge()

@@ -5,7 +5,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.orders import within
+from panpipe.core.search.orders import time_limit
 
 
 class Clock:
@@ -13,14 +13,14 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now, self.searches = 100.0, []
-        real = within.find_schedule
+        real = time_limit.find_schedule
 
         def search(problems, families, *, evaluations, seed):
             self.searches.append(evaluations)
             self.now += 1 + evaluations / 10_000
             return real(problems, families, evaluations=min(evaluations, 500), seed=seed)
 
-        monkeypatch.setattr(within, "find_schedule", search)
+        monkeypatch.setattr(time_limit, "find_schedule", search)
 
     def __call__(self):
         return self.now
@@ -34,27 +34,27 @@ def problems(microbatches=24):
 @pytest.mark.parametrize("seconds", [30, 60, 200])
 def test_the_last_search_fills_the_time(monkeypatch, seconds):
     clock = Clock(monkeypatch)
-    within.find_schedule_within(problems(), families().values(), seconds=seconds, clock=clock)
-    assert tuple(clock.searches[:-1]) == within.PILOTS
+    time_limit.find_schedule_within(problems(), families().values(), seconds=seconds, clock=clock)
+    assert tuple(clock.searches[:-1]) == time_limit.PILOTS
     assert 0.9 * seconds <= clock.now - 100 <= seconds
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, 1), (4, 2), (14, 3)])
 def test_little_time_ends_with_what_small_searches_found(monkeypatch, seconds, expected):
     clock = Clock(monkeypatch)
-    found = within.find_schedule_within(problems(), families().values(), seconds=seconds, clock=clock)
-    assert tuple(clock.searches) == within.PILOTS[:expected]
+    found = time_limit.find_schedule_within(problems(), families().values(), seconds=seconds, clock=clock)
+    assert tuple(clock.searches) == time_limit.PILOTS[:expected]
     assert found.result.makespan > 0
 
 
 def test_what_is_proved_optimal_ends_it(monkeypatch):
     clock = Clock(monkeypatch)
-    found = within.find_schedule_within(problems(2), families().values(), seconds=1000, clock=clock)
+    found = time_limit.find_schedule_within(problems(2), families().values(), seconds=1000, clock=clock)
     assert found.gap == 0
-    assert clock.searches == [within.PILOTS[0]]
+    assert clock.searches == [time_limit.PILOTS[0]]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_no_time_is_refused(seconds):
     with pytest.raises(RequestError, match="seconds for a search"):
-        within.find_schedule_within(problems(), families().values(), seconds=seconds)
+        time_limit.find_schedule_within(problems(), families().values(), seconds=seconds)

@@ -1,4 +1,4 @@
-"""Having the actions of a simulated step performed while its clock runs (see ``core/trace/perform.py``)."""
+"""Calling back for each action of a simulated step while its clock runs (see ``core/trace/callback.py``)."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -7,20 +7,20 @@ from simpy import Environment, Event
 
 from ..core.actions import Action
 from ..core.plan.items import Message
-from ..core.trace.perform import Moment, Perform
+from ..core.trace.callback import ActionCallback, Moment
 from .channels import Channel
 from .device import DeviceQueue
 
 
-class PerformingQueue(DeviceQueue):
-    """A device's compute queue that has its operations performed.
+class CallbackQueue(DeviceQueue):
+    """A device's compute queue that calls back for its operations.
 
     Args:
         environment: SimPy's.
         seconds: duration of every operation.
         device: its number.
-        operations: what they are.
-        perform: performs them.
+        operations: the actions.
+        perform: the callback.
     """
 
     __slots__ = ("device", "operations", "perform")
@@ -31,7 +31,7 @@ class PerformingQueue(DeviceQueue):
         seconds: Sequence[float],
         device: int,
         operations: Sequence[Action],
-        perform: Perform,
+        perform: ActionCallback,
     ) -> None:
         super().__init__(environment, seconds)
         self.device, self.operations, self.perform = device, operations, perform
@@ -45,7 +45,7 @@ class PerformingQueue(DeviceQueue):
         super()._end(event)
 
     def issue(self, actions: Sequence[Action]) -> None:
-        """The device issues what stands between two operations."""
+        """The device issues the actions between two operations."""
         for action in actions:
             self.perform(Moment.ISSUE, self.device, action, self.environment.now)
 
@@ -54,15 +54,15 @@ class PerformingQueue(DeviceQueue):
         self.perform(Moment.ARRIVAL, self.device, message.receive, self.environment.now)
 
 
-def have_performed(
-    queues: Sequence[PerformingQueue], lowered: Sequence[Sequence[Action]], channels: Iterable[Channel]
+def connect_callbacks(
+    queues: Sequence[CallbackQueue], lowered: Sequence[Sequence[Action]], channels: Iterable[Channel]
 ) -> None:
-    """Have what devices issue and receive performed, too.
+    """Call back for sends, receives and other issued actions, too.
 
     Args:
-        queues: of all devices; replicas one after the other.
-        lowered: what the devices of one replica issue, in order.
-        channels: between them.
+        queues: of all devices; replicas one after another.
+        lowered: per device of one replica its actions, in order.
+        channels: between the devices.
     """
     for queue in queues:
         _issue_in_order(queue, lowered[queue.device % len(lowered)])
@@ -71,8 +71,8 @@ def have_performed(
         channel.on_arrival = by_identity[id(channel.receiver)].receive
 
 
-def _issue_in_order(queue: PerformingQueue, lowered: Sequence[Action]) -> None:
-    """What stands between two operations, in the lowered order and before the simulation moves any of it."""
+def _issue_in_order(queue: CallbackQueue, lowered: Sequence[Action]) -> None:
+    """Call back for the actions between two operations, in the lowered order and before the simulation issues them."""
     position, between = 0, list[Action]()
     for action in lowered:
         if position < len(queue.operations) and action == queue.operations[position]:

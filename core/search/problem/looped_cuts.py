@@ -1,7 +1,6 @@
-"""Even cuts as a looped pipeline sees them: loops of one stage a device, each loop as slow as its slowest stage.
+"""Even cuts for looped pipelines: a loop has one stage per device and is as slow as its slowest stage.
 
-Microbatches pass through a loop at the pace of its slowest stage: stages are even within a loop, whose bounds stand
-where each has its share of the work.
+So stages are even within a loop, and loops get given shares of the work.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,14 +11,14 @@ from ...costs.graph import OpGraph
 from ...costs.partition import Cuts
 
 Prefix = tuple[float, ...]
-"""Compute time of the nodes before each place in the order."""
+"""Compute time of the nodes before each position."""
 
 BISECTIONS = 30
 """Halvings of the interval for the longest part: to a billionth."""
 
 
 def prefix_of(graph: OpGraph) -> Prefix:
-    """F + I + W before each node, and of them all."""
+    """F + I + W of the nodes before each node, and of all nodes."""
     return (0.0, *accumulate(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes))
 
 
@@ -35,8 +34,8 @@ def spread(prefix: Prefix, start: int, end: int, shares: Sequence[float]) -> lis
 
 
 def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
-    """Cut a range into even parts: the longest is as short as it can be, and each cut stands as near as it can to
-    halfway between its neighbours."""
+    """Cut a range into even parts: the longest part is as short as possible, and each cut is as near as possible to the
+    middle between its neighbours."""
     cuts = _shortest_longest(prefix, start, end, parts)
     moved = True
     while moved:
@@ -51,7 +50,7 @@ def evened(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
 
 
 def _shortest_longest(prefix: Prefix, start: int, end: int, parts: int) -> list[int]:
-    """Cuts whose longest part is as short as it can be, by bisection on its length."""
+    """Cuts whose longest part is as short as possible, by bisection on its length."""
     whole = prefix[end] - prefix[start]
     low, high = whole / parts, whole
     best = _filled(prefix, start, end, parts, most=high)
@@ -66,7 +65,7 @@ def _shortest_longest(prefix: Prefix, start: int, end: int, parts: int) -> list[
 
 
 def _filled(prefix: Prefix, start: int, end: int, parts: int, *, most: float) -> list[int]:
-    """Fill part after part up to ``most``, leaving an operator for each part still to come; the last takes the rest."""
+    """Fill part after part up to ``most``, leaving an operator for each later part; the last part gets the rest."""
     cuts = [start]
     for left in range(parts - 1, 0, -1):
         place = bisect_right(prefix, prefix[cuts[-1]] + most) - 1

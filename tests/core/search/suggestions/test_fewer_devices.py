@@ -6,7 +6,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.workload import counted
 from panpipe.core.search.search_options import SearchOptions
-from panpipe.core.search.suggestions.fewer import faster_alone
+from panpipe.core.search.suggestions.fewer_devices import faster_alone
 
 
 def alone(latency_s, devices=4):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.lowering import lower
-from panpipe.core.trace.perform import Moment
+from panpipe.core.trace.callback import Moment
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans

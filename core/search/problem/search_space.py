@@ -1,4 +1,4 @@
-"""What a search may change."""
+"""The choices of a search: schedules, orders, stages per device, recomputation."""
 
 from attrs import frozen
 
@@ -8,14 +8,14 @@ from .options import MAX_CHUNKS
 
 
 @frozen
-class Freedom:
-    """What a search may change.
+class SearchSpace:
+    """The choices of a search.
 
     Args:
         families: the schedules to choose among.
-        anneal: whether orders may depart from the families'.
-        chunks: fewest and most stages a device.
-        recompute: see ``SearchOptions``.
+        anneal: whether orders may differ from the families'.
+        chunks: fewest and most stages per device.
+        recompute: see ``search_plans``.
     """
 
     families: tuple[ScheduleFamily, ...]

@@ -4,7 +4,7 @@ import random
 
 from attrs import evolve
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.search.suggestions.regular import regular_cut, thin_positions
+from panpipe.core.search.suggestions.regular_cuts import regular_cut, thin_positions
 
 LAYER = ((0.1, 1), (1.0, 3), (0.1, 2), (1.0, 2), (0.1, 1))
 """Seconds of each operator of a layer, and bytes that it hands on besides the layer's input."""

@@ -34,7 +34,7 @@ FLIGHTS = 3
 
 
 @frozen
-class Listed:
+class ListScheduled:
     """An order with the stages that it is for.
 
     Args:
@@ -48,7 +48,7 @@ class Listed:
     recompute: "np.ndarray"
 
 
-def listed(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[Listed]:
+def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[ListScheduled]:
     """Orders of so many stages a device, on every placement and on cuts that suit it.
 
     Args:
@@ -61,9 +61,9 @@ def listed(setting: Setting, chunks: int, recompute: Recompute | None, orders: i
         again = np.zeros(len(placement), dtype=np.bool_)
         again[list(recomputed_stages(recompute or "none", len(placement)))] = True
         stages = _Stages(setting, placement, again)
-        yield from stages.listed(orders)
+        yield from stages.list_scheduled(orders)
         if recompute is None and stages.short:
-            yield from _Stages(setting, placement, ~again).listed(orders)
+            yield from _Stages(setting, placement, ~again).list_scheduled(orders)
 
 
 class _Stages:
@@ -85,10 +85,10 @@ class _Stages:
         if self.short and setting.fixed is None:
             self._cuts += self._lean_cuts()
 
-    def listed(self, orders: int) -> Iterator[Listed]:
+    def list_scheduled(self, orders: int) -> Iterator[ListScheduled]:
         """The best few orders of each cuts."""
         for cuts in dict.fromkeys(self._cuts):
-            yield from self._listed_on(cuts, orders)
+            yield from self._scheduled_on(cuts, orders)
 
     def _costs(self, cuts: Cuts) -> StageArrays:
         stages = len(self._placement)
@@ -120,7 +120,7 @@ class _Stages:
                 yield cuts
             flight = min(flight - 1, 1) if found == FLIGHTS - 1 else flight // 2
 
-    def _listed_on(self, cuts: Cuts, orders: int) -> Iterator[Listed]:
+    def _scheduled_on(self, cuts: Cuts, orders: int) -> Iterator[ListScheduled]:
         task = self._instance(cuts)
         if np.any(task.saved[task.stages_on].sum(axis=1) > task.limits):
             return
@@ -136,7 +136,7 @@ class _Stages:
             )  # fmt: skip
             found.append((value, number, coded, lengths))
         for _, _, coded, lengths in sorted(found, key=lambda each: each[:2])[:KEPT]:
-            yield Listed(task.schedule(NAME, coded, lengths), cuts, self._recompute)
+            yield ListScheduled(task.schedule(NAME, coded, lengths), cuts, self._recompute)
 
     def _instance(self, cuts: Cuts) -> Instance:
         """The problem of the list scheduler: what messages that skip stages take is left to moves."""

@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.core.costs.graph import OpGraph, OpNode
-from panpipe.core.search.problem.shapes import evened, looped_cuts, prefix_of, spread
+from panpipe.core.search.problem.looped_cuts import evened, looped_cuts, prefix_of, spread
 
 
 def test_prefix_counts_all_of_the_compute_of_the_nodes_before():

@@ -9,7 +9,7 @@ from ...cluster.routing import Link
 from ...costs.graph import OpEdge, OpGraph, OpNode
 
 
-def enlarged(cluster: Cluster, count: int) -> Cluster:
+def with_more_devices(cluster: Cluster, count: int) -> Cluster:
     """The cluster with further devices, each like its last one and linked as that one is.
 
     A device that is linked to others directly gets the same link to each of the new ones.
@@ -40,7 +40,7 @@ def _other(link: Link, end: str) -> str:
     return link.b if link.a == end else link.a
 
 
-def smaller(graph: OpGraph, parts: int) -> OpGraph:
+def with_smaller_microbatches(graph: OpGraph, parts: int) -> OpGraph:
     """The graph for microbatches of one ``parts``-th of the size, everything that a microbatch costs being in
     proportion to its size: less than the truth for times, where an operator does not fill the device."""
 
@@ -60,7 +60,7 @@ def smaller(graph: OpGraph, parts: int) -> OpGraph:
     return evolve(graph, nodes=tuple(map(node, graph.nodes)), edges=tuple(map(edge, graph.edges)))
 
 
-def roomier(cluster: Cluster, extra_bytes: float) -> Cluster:
+def with_more_memory(cluster: Cluster, extra_bytes: float) -> Cluster:
     """The cluster with so much more memory on each device."""
     devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
     return evolve(cluster, devices=tuple(devices))

@@ -3,7 +3,7 @@
 from attrs import evolve
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
-from panpipe.core.search.suggestions.unlimited import unlimited_step_s
+from panpipe.core.search.suggestions.unlimited_memory import unlimited_step_s
 
 from ....support.plans import UNIT, scheduled
 
