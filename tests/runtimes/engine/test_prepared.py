@@ -32,7 +32,7 @@ def test_order_of_all_messages_is_that_of_the_plan():
     found = order_of(PLAN, [{(0, 1): (tensor(),)}] * 2)
     assert texts(found.lowered) == texts(lower(PLAN))
     assert found.plan is PLAN
-    assert found.room is None
+    assert found.ahead_limit is None
 
 
 def test_order_leaves_out_both_ends_of_what_a_microbatch_does_not_send():
@@ -62,7 +62,7 @@ def test_order_counts_the_largest_of_different_messages_that_the_plan_does_not_h
 
 def test_order_of_forwards_alone_knows_how_far_stages_may_run_ahead():
     found = order_of(forward_only(PLAN), [{(0, 1): (tensor(False),)}] * 2)
-    assert found.room is not None
+    assert found.ahead_limit is not None
     assert {action.kind for row in found.lowered for action in row} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
 
 
