@@ -49,6 +49,22 @@ def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
     assert found == [["False", "42", "True"], ["True", "42", "True"]]
 
 
+def test_function_is_compiled_again_where_its_index_names_a_class_that_is_gone(tmp_path):
+    source = (
+        "from typing import NamedTuple\n\nfrom panpipe.core.numba_cache import is_compiled, njit\n\n"
+        "class Old(NamedTuple):\n    x: int\n\n@njit()\ndef doubled(one):\n    return 2 * one.x\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for name in ("Old", "New"):
+        (tmp_path / "compiled_example.py").write_text(source.replace("Old", name), encoding="utf-8")
+        script = f"import compiled_example as e; print(e.is_compiled(e.doubled), e.doubled(e.{name}(21)))"
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=True)
+        found.append(done.stdout.split())
+    assert found == [["False", "42"], ["False", "42"]]
+
+
 def test_nothing_is_known_of_a_function_without_a_folder(monkeypatch):
     refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
     assert is_compiled(njit()(lambda x: 2 * x))
