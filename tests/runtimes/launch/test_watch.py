@@ -42,9 +42,11 @@ def alive(store, *ranks):
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_ranks_are_named_in_one_phrase():
@@ -89,6 +91,13 @@ def test_watch_reports_nothing_where_all_enter_a_collective(store, stopped_watch
         time.sleep(0.2)
     assert not stopped_watch.reported
     assert not store.check([watch.FAILURE_KEY])
+
+
+def test_watch_reports_nothing_once_a_collective_is_over(store, stopped_watch):
+    with stopped_watch.awaiting("all", range(3), 0.5):
+        pass
+    time.sleep(0.7)
+    assert not stopped_watch.reported
 
 
 def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(store, monkeypatch):

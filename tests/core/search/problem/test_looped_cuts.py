@@ -11,7 +11,14 @@ def test_prefix_counts_all_of_the_compute_of_the_nodes_before():
 
 
 @pytest.mark.parametrize(
-    ("shares", "cuts"), [([1, 1], [0, 4, 8]), ([1, 3], [0, 2, 8]), ([3, 1], [0, 6, 8]), ([1, 0, 0], [0, 6, 7, 8])]
+    ("shares", "cuts"),
+    [
+        ([1, 1], [0, 4, 8]),
+        ([1, 3], [0, 2, 8]),
+        ([3, 1], [0, 6, 8]),
+        ([1, 0, 0], [0, 6, 7, 8]),
+        ([0, 0, 1], [0, 1, 2, 8]),
+    ],
 )
 def test_spread_cuts_by_shares_and_leaves_no_range_empty(shares, cuts):
     assert spread(tuple(map(float, range(9))), 0, 8, shares) == cuts
