@@ -162,6 +162,8 @@ class _Search:
             return False
         for other in _repaired(axis):
             whole = dict(axis.dims).keys() - dict(other.dims).keys()
+            if not dict(other.dims).keys() & cut.read:
+                continue  # what it cuts is not read, so it says nothing
             if whole <= cut.read and self._tracer.trace_with(dict(other.dims), other.lists, rows).runs:
                 raise RequestError(
                     f"what holds the samples may be {axis}, or {other}: with {rows} of {axis.rows} the step runs with "

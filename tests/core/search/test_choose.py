@@ -38,7 +38,8 @@ CLUSTER = fully_connected(2, 1000, 80.0, 0.01)
 def planned(**changes):
     arguments = {"families": ALL, "oracle": longest_path, "budget": 5000} | changes
     graph, cluster = arguments.pop("graph", GRAPH), arguments.pop("cluster", CLUSTER)
-    return plan(graph, cluster, 4, SearchOptions(**arguments))
+    sizes = arguments.pop("parameter_sizes", None)
+    return plan(graph, cluster, 4, SearchOptions(**arguments), parameter_sizes=sizes)
 
 
 def test_every_operator_once_in_order_and_every_action_once():
