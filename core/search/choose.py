@@ -141,8 +141,7 @@ def choose_schedule(
 ) -> Plan:
     """The fastest plan of :func:`choose_schedules`, with its arguments and errors."""
     fastest = evolve(options, alternatives=False)
-    sizes = parameter_sizes
-    return choose_schedules(graph, stages, costs, cluster, microbatches, fastest, parameter_sizes=sizes).best
+    return choose_schedules(graph, stages, costs, cluster, microbatches, fastest, parameter_sizes=parameter_sizes).best
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:

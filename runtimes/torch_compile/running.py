@@ -82,7 +82,7 @@ class Work:
         )
 
     def layout(self, size: int, gradients: bool) -> Layout:
-        """The messages between stages for a microbatch of so many samples."""
+        """The messages between stages for a microbatch of ``size`` samples."""
         return {
             (src, dst): tuple(self.boundary(node, size, gradients) for node in sent)
             for dst, reader in enumerate(self.stages)

@@ -1,4 +1,4 @@
-"""Channels by hand: when a message starts, drains and arrives, and who is told."""
+"""Channels by hand: when a message starts, drains and arrives, and which callbacks run."""
 
 import pytest
 from panpipe.core.actions import parse_action

@@ -30,7 +30,7 @@ def item(device: int, *waits: int) -> Item:
 
 
 class Hand:
-    """Two devices with one operation each, and tasks of so many seconds, joined by hand."""
+    """Two devices with one operation each, and tasks of given durations, joined by hand."""
 
     def __init__(self, *tasks: tuple[Task, float]) -> None:
         self.environment = Environment()

@@ -97,9 +97,9 @@ class _Stages:
         return costs
 
     def _spare(self, costs: StageArrays) -> Floats:
-        """What is left for saved tensors, per device, beside all that does not depend on the order."""
-        state, beside = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made_again)[self._on].max(axis=1)
-        return np.asarray(self._setting.machine.limits - state - beside, dtype=float)
+        """What is left for saved tensors, per device, after all that does not depend on the order."""
+        state, workspace = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made_again)[self._on].max(axis=1)
+        return np.asarray(self._setting.machine.limits - state - workspace, dtype=float)
 
     def _is_short(self, cuts: Cuts) -> bool:
         """Whether some device lacks memory for as many microbatches as 1F1B holds."""
