@@ -52,8 +52,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         raise RequestError(f"prefetch is {prefetch}: a receive cannot be posted after its reader; give at least 0")
     if plan.memory.offload:
         raise RequestError(
-            f"the plan offloads stages {list(plan.memory.offload)}: lowering inserts no copies to the host; use a plan "
-            "without memory.offload"
+            f"the plan offloads stages {[each.stage for each in plan.memory.offload]}: lowering inserts no copies to "
+            "the host; use a plan without memory.offload"
         )
     recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)

@@ -16,6 +16,7 @@ from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..costs.costs import StageCosts, StageEdge
 from ..documents import as_plain, converter, from_json, read_text, to_json, write_text
+from .offload import StageOffload
 
 FORMAT = "panpipe.plan/1"
 
@@ -54,10 +55,10 @@ class TiedWeight:
 
 @frozen
 class MemoryPolicy:
-    """Memory savings: stages that recompute their forward, and stages that offload saved tensors to the host."""
+    """Memory savings: the stages that recompute their forward, and what leaves of which stages, in order of stages."""
 
     recompute: tuple[int, ...] = ()
-    offload: tuple[int, ...] = ()
+    offload: tuple[StageOffload, ...] = ()
 
 
 @frozen

@@ -234,7 +234,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "edges": [as_plain(edge) for edge in plan.edges],
         "tied": [as_plain(tied) for tied in plan.tied],
         "recompute": list(plan.memory.recompute),
-        "offload": list(plan.memory.offload),
+        "offload": [each.stage for each in plan.memory.offload],
     }
 
 

@@ -68,7 +68,8 @@ def _check_shape(plan: Plan) -> None:
 
 
 def _check_memory_policy(plan: Plan) -> None:
-    for name, stages in (("recompute", plan.memory.recompute), ("offload", plan.memory.offload)):
+    offload = tuple(each.stage for each in plan.memory.offload)
+    for name, stages in (("recompute", plan.memory.recompute), ("offload", offload)):
         if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
             raise RequestError(
                 f"memory.{name} names stages {list(stages)}: stages go from 0 to {len(plan.stages) - 1}, each at most "
@@ -82,7 +83,7 @@ def _check_forward_only(plan: Plan) -> None:
         return
     needs = {
         "memory.recompute": plan.memory.recompute,
-        "memory.offload": plan.memory.offload,
+        "memory.offload": [each.stage for each in plan.memory.offload],
         "tied": [weight.name for weight in plan.tied],
         "sync": ["true"] if plan.sync else [],
         "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
