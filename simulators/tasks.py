@@ -20,6 +20,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.cluster.collectives import Phase, collective_phases
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.reduction import sync_bytes, sync_time
+from ..core.plan.host_copies import copy_phase
 from ..core.plan.items import Task
 from ..core.plan.kinds import task_seconds
 from ..core.plan.plan import Plan
@@ -130,7 +131,21 @@ def _sync(
     return [], sync_bytes(plan), sync_time(plan, cluster, [item.device for item in task.items])
 
 
-moved_by: dict[Kind, Movement] = {Kind.REDUCE_GRAD: _gradients, Kind.REDUCE_TIED: _tied, Kind.SYNC: _sync}
+def _host_copy(
+    task: Task, plan: Plan, _: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """OFFLOAD and RELOAD: over the links between the device and its host."""
+    phase = copy_phase(plan, task, cluster)
+    return [[phase]], phase.bytes, 0.0
+
+
+moved_by: dict[Kind, Movement] = {
+    Kind.REDUCE_GRAD: _gradients,
+    Kind.REDUCE_TIED: _tied,
+    Kind.SYNC: _sync,
+    Kind.OFFLOAD: _host_copy,
+    Kind.RELOAD: _host_copy,
+}
 """The kinds whose tasks depend on links or members; every other kind has a declared duration."""
 
 

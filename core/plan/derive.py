@@ -11,6 +11,7 @@ from attrs import evolve
 from ..costs.costs import StageEdge
 from ..errors import RequestError
 from .forward_order import forward_order
+from .offload import StageOffload
 from .plan import MemoryPolicy, Plan
 
 Recompute = str | Sequence[int]
@@ -35,7 +36,29 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
         tuple(a for a in actions if a.microbatch is not None and a.microbatch < count)
         for actions in plan.device_actions
     )
-    return evolve(plan, microbatches=count, device_actions=orders, prediction=None)
+    memory = evolve(plan.memory, offload=_first_copies(plan, count))
+    return evolve(plan, microbatches=count, device_actions=orders, memory=memory, prediction=None)
+
+
+def _first_copies(plan: Plan, count: int) -> tuple[StageOffload, ...]:
+    """What still leaves of the first microbatches.
+
+    Where an action that a copy names is gone, ``freed_at`` becomes the next one that is left and ``reload_after`` the
+    previous one. A copy with none left between the two is dropped: nothing would run while its bytes are on the host.
+    """
+    result = []
+    for each in plan.memory.offload:
+        actions = plan.device_actions[plan.placement[each.stage]]
+        at = {action: position for position, action in enumerate(actions)}
+        copies = []
+        for copy in each.copies:
+            away = actions[at[copy.freed_at] : at[copy.reload_after] + 1]
+            left = [action for action in away if action.microbatch is not None and action.microbatch < count]
+            if copy.microbatch < count and left:
+                copies.append(evolve(copy, freed_at=left[0], reload_after=left[-1]))
+        if copies:
+            result.append(evolve(each, copies=tuple(copies)))
+    return tuple(result)
 
 
 def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:

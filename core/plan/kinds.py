@@ -1,18 +1,20 @@
 """Declarations of action kinds, for lowering, validation, simulation and traces.
 
 A kind of the compute queue has a time (``COMPUTE_SECONDS``). Every other kind, except sends and receives, is declared
-as a ``TaskKind``: where lowering inserts its actions, and which tasks they form. No other code names it: validation,
-memory, the simulator, traces and the executor read queues, items and tasks. The kinds at the end of a step are in
-``step_end.py``. ``own_queue`` declares a kind that runs once per stage and microbatch on a queue of its own. The
-executor's function for a kind is registered in ``runtimes/engine/instructions.py``.
+in a ``TaskKind``: where lowering inserts its actions, and which tasks they form. No other code names it: validation,
+memory, the simulator, traces and the executor read queues, items and tasks. Copies to the host are in
+``host_copies.py``, the kinds at the end of a step in ``step_end.py``. ``own_queue`` declares a kind that runs once per
+stage and microbatch on a queue of its own. The executor's function for a kind is registered in
+``runtimes/engine/instructions.py``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..actions import Action, Kind
+from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.memory import Change
@@ -44,29 +46,32 @@ def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[fl
 
 @frozen(eq=False)
 class TaskKind:
-    """A kind whose actions are on another queue than compute, or end on the compute queue together with others.
+    """Kinds whose actions are on another queue than compute, or end on the compute queue together with others.
 
     Args:
-        kind: its letters in the grammar.
-        queue: name of its queue on every device.
-        insert: (plan, device) → its actions, each with the position in the compute order that it follows; None for
+        kinds: one, or several that share queues.
+        queue: name of their queue on every device; ``tasks`` may give an item another.
+        insert: (plan, device) → their actions, each with the position in the compute order that it follows; None for
             after all compute, before the STEPs.
-        tasks: (plan, compute, items, tasks of the kinds declared before) → its tasks. Raises RequestError where an item
-            is missing or misplaced.
-        seconds: duration of a task; None where it depends on links and members, which only the simulator models.
-        changes: its memory changes, at fixed positions of the compute order, so that the memory of an order does not
-            depend on the duration of tasks: the start is when it is issued, the end is when its reader on the same
-            device starts.
+        tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Raises
+            RequestError where an item is missing or misplaced.
+        seconds: duration of a task; None where it depends on links and members.
+        seconds_alone: (plan, task, cluster) → duration on links that nothing else uses, for validation; None where
+            validation counts no time.
+        changes: memory changes by kind, at fixed positions of the compute order, so that the memory of an order does
+            not depend on the duration of tasks: the start is when an action is issued, the end is when its reader on
+            the same device starts.
         fence: kinds of the compute queue whose action of the same stage and microbatch waits for its end.
         joins_replicas: whether the same items of all replicas take part in one task.
     """
 
-    kind: Kind
+    kinds: tuple[Kind, ...]
     queue: str
     insert: Callable[[Plan, int], Iterable[tuple[int | None, Action]]]
     tasks: Callable[[Plan, Compute, Sequence[Item], Sequence[Task]], Iterable[Task]]
     seconds: Seconds | None = None
-    changes: tuple[Change, ...] = ()
+    seconds_alone: Callable[[Plan, Task, Cluster], float] | None = None
+    changes: Mapping[Kind, Sequence[Change]] = field(factory=dict)
     fence: Collection[Kind] = ()
     joins_replicas: bool = False
 
@@ -75,8 +80,13 @@ _DECLARED: dict[Kind, TaskKind] = {}
 
 
 def task_kinds() -> Mapping[Kind, TaskKind]:
-    """All declared kinds, in order of declaration."""
+    """The declaration of every kind, in order of declaration."""
     return _DECLARED
+
+
+def declarations() -> Iterable[TaskKind]:
+    """All declarations, in order, each once."""
+    return dict.fromkeys(_DECLARED.values())
 
 
 def task_seconds(task: Task, costs: Sequence[StageCosts]) -> float | None:
@@ -85,24 +95,28 @@ def task_seconds(task: Task, costs: Sequence[StageCosts]) -> float | None:
     return None if seconds is None else seconds(costs[task.items[0].action.stage])
 
 
+def task_seconds_alone(task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> float:
+    """Duration of a task in seconds on links that nothing else uses; 0 for kinds that validation does not time."""
+    alone = _DECLARED[task.kind].seconds_alone
+    return alone(plan, task, cluster) if alone is not None else task_seconds(task, costs) or 0.0
+
+
 def declare(found: TaskKind) -> TaskKind:
-    """Add a kind, or replace the one with the same letters."""
-    _DECLARED[found.kind] = found
+    """Add kinds, or replace those with the same letters."""
+    _DECLARED.update(dict.fromkeys(found.kinds, found))
     return found
 
 
 @contextmanager
 def declared(found: TaskKind) -> Iterator[TaskKind]:
-    """A context in which a kind is declared."""
-    before = _DECLARED.get(found.kind)
+    """A context in which kinds are declared."""
+    before = dict(_DECLARED)
     declare(found)
     try:
         yield found
     finally:
-        if before is None:
-            del _DECLARED[found.kind]
-        else:
-            _DECLARED[found.kind] = before
+        _DECLARED.clear()
+        _DECLARED.update(before)
 
 
 def own_queue(
@@ -152,7 +166,7 @@ def own_queue(
             device, action = min(wanted, key=lambda missing: (missing[0], str(missing[1])))
             raise RequestError(f"device {device} issues no {action}, which the plan needs: add it")
 
-    return TaskKind(kind, queue, insert, tasks, seconds, tuple(changes), fence)
+    return TaskKind((kind,), queue, insert, tasks, seconds, changes={kind: changes}, fence=fence)
 
 
 def _check_between(item: Item, compute: Sequence[Action], after: int | None, reader: int | None) -> None:

@@ -13,6 +13,8 @@ and every runtime::
    it. It is never posted after its reader, so lowering cannot turn a sound compute order into a deadlock.
 4. A stage that recomputes has a RECOMPUTE directly before each B or I, after the receives at that position. It waits
    for no message, so it runs while the gradient is still in transit.
+5. A microbatch that offloads has an OFFLOAD after the sends of its F, and a RELOAD after the action that the plan's
+   memory policy names (see ``host_copies.py``).
 """
 
 import sys
@@ -21,8 +23,8 @@ from operator import itemgetter
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from . import step_end  # noqa: F401 - declares its kinds
-from .kinds import task_kinds
+from . import host_copies, step_end  # noqa: F401 - declare their kinds
+from .kinds import declarations
 from .plan import Plan
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -35,33 +37,27 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     """All actions that each device issues, in order. Linear in the number of actions.
 
     Args:
-        plan: a plan with a sound compute order.
+        plan: a plan with a sound compute order and memory policy.
         prefetch: how many compute actions a receive is posted ahead of its reader; at least 0.
 
     Returns:
-        Per device along the pipeline its actions: F, B, I, W in the plan's order, with RECOMPUTE, SEND and RECV between
-        them, and REDUCE_GRAD of every stage if ``mesh.data`` is above 1; then REDUCE_TIED per stage with a tied weight,
-        one SYNC per device if the plan's steps wait for all stages, and STEP per stage. For a forward-only plan F,
-        SEND_F and RECV_F only.
+        Per device along the pipeline its actions: F, B, I, W in the plan's order, with RECOMPUTE, SEND, RECV, OFFLOAD
+        and RELOAD between them, and REDUCE_GRAD of every stage if ``mesh.data`` is above 1; then REDUCE_TIED per stage
+        with a tied weight, one SYNC per device if the plan's steps wait for all stages, and STEP per stage. For a
+        forward-only plan F, SEND_F and RECV_F only.
 
     Raises:
-        RequestError: ``prefetch`` is negative, the plan's memory policy needs actions that lowering does not insert, or
-            no action reads a message that the plan sends.
+        RequestError: ``prefetch`` is negative, or no action reads a message that the plan sends.
     """
     if prefetch < 0:
         raise RequestError(f"prefetch is {prefetch}: a receive cannot be posted after its reader; give at least 0")
-    if plan.memory.offload:
-        raise RequestError(
-            f"the plan offloads stages {[each.stage for each in plan.memory.offload]}: lowering inserts no copies to "
-            "the host; use a plan without memory.offload"
-        )
     recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)
     readers = [_readers(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
-    for declared in task_kinds().values():
+    for declared in declarations():
         for device, after in enumerate(sends):
             _insert(declared.insert(plan, device), after, ends[device])
     receives: list[Placed] = [{} for _ in plan.device_actions]

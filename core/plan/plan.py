@@ -55,10 +55,18 @@ class TiedWeight:
 
 @frozen
 class MemoryPolicy:
-    """Memory savings: the stages that recompute their forward, and what leaves of which stages, in order of stages."""
+    """What the plan does to save memory.
+
+    Args:
+        recompute: the stages that recompute their forward, in order.
+        offload: the saved tensors that leave, by stage, in order; a stage recomputes or offloads.
+        host_copy_queues: in-order queues of each device for copies to and from its host: 1 for both directions, or 2,
+            one for each.
+    """
 
     recompute: tuple[int, ...] = ()
     offload: tuple[StageOffload, ...] = ()
+    host_copy_queues: int = 1
 
 
 @frozen
@@ -155,6 +163,11 @@ class Plan:
         """Device of every stage."""
         return tuple(stage.device for stage in self.stages)
 
+    @cached_property
+    def offloaded_bytes(self) -> dict[int, int]:
+        """Bytes of one microbatch that leave, of every stage that offloads."""
+        return {each.stage: each.bytes for each in self.memory.offload}
+
     def save(self, path: str | Path) -> None:
         """Write the plan as a file that `load`, ``panpipe.pipeline(plan=...)`` and the command line read.
 
@@ -179,6 +192,9 @@ class Plan:
 
 # Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
 _later = override(omit_if_default=True)
+converter.register_unstructure_hook(
+    MemoryPolicy, make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later)
+)
 converter.register_unstructure_hook(
     Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
 )

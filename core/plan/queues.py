@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from . import step_end  # noqa: F401 - declares its kinds
+from . import host_copies, step_end  # noqa: F401 - declare their kinds
 from .items import Item, Message, Task
-from .kinds import task_kinds
+from .kinds import TaskKind, declarations, task_kinds
 from .messages import Positions, Posted, match_messages, peer_device
 from .plan import Plan
 
@@ -110,7 +110,7 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     forward: list[Positions] = []
     backward: list[Positions] = []
     kinds = task_kinds()
-    items: dict[Kind, list[Item]] = {kind: [] for kind in kinds}
+    items: dict[TaskKind, list[Item]] = {declared: [] for declared in declarations()}
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
         forward_at: Positions = {}
@@ -130,7 +130,7 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
             elif kind is _RECV_F or kind is _RECV_B:
                 received.setdefault((peer_device(plan, device, action), device), []).append((action, len(ops)))
             elif kind in kinds:
-                items[kind].append(Item(device, kinds[kind].queue, action, len(ops), place))
+                items[kinds[kind]].append(Item(device, kinds[kind].queue, action, len(ops), place))
             else:
                 raise RequestError(f"device {device} issues {action}: this version cannot run it; remove it")
         compute.append(tuple(ops))
@@ -138,6 +138,6 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
         backward.append(backward_at)
     messages = match_messages(plan, sent, received, forward, backward)
     tasks: list[Task] = []
-    for kind, declared in kinds.items():
-        tasks += declared.tasks(plan, compute, items[kind], tuple(tasks))
+    for declared, found in items.items():
+        tasks += declared.tasks(plan, compute, found, tuple(tasks))
     return Queues(tuple(compute), messages, tuple(tasks))

@@ -6,7 +6,9 @@ gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
                     ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
-                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` after that
+                    ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` after that.
+                    What a microbatch offloads is not on the device from the start of the action that waits for OFFLOAD
+                    to the issue of RELOAD; it is on the host from the issue of OFFLOAD to the start of the backward
 communication       a received tensor from the posting of its receive to the start of F (then it is one of the saved
                     tensors; without a backward, to the end of F) or to the end of B or I; a sent tensor from its send
                     to its arrival; a tensor between two stages of this device from the end of the action that computes
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..actions import WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from ..evaluate.memory import Memory, Moment, Use, changes
+from ..evaluate.memory import Memory, Moment, Size, Use, changes
 from .kinds import task_kinds
 from .plan import Plan
 from .queues import Queues
@@ -131,7 +133,7 @@ def device_timelines(
         times = numpy.zeros(2 * len(actions) + 1)
         times[1::2], times[2::2] = starts, ends
         result.append((state, times, moved, releases[device], actions))
-    _add_tasks(queues, costs, [moved for _, _, moved, _, _ in result])
+    _add_tasks(plan, queues, costs, [moved for _, _, moved, _, _ in result])
     return tuple(_timeline(*each) for each in result)
 
 
@@ -151,15 +153,19 @@ def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[
     return result
 
 
-def _add_tasks(queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:
+def _add_tasks(plan: Plan, queues: Queues, costs: Sequence[StageCosts], rows: Sequence[NDArray[numpy.float64]]) -> None:
     """Add the memory changes of tasks on other queues, at fixed positions of the compute order."""
     kinds = task_kinds()
+
+    def size_of(size: Size, stage: int) -> float:
+        return plan.offloaded_bytes[stage] if size is Size.OFFLOADED else float(getattr(costs[stage], size))
+
     for task in queues.tasks:
-        for change, item in itertools.product(kinds[task.kind].changes, task.items):
+        for change, item in itertools.product(kinds[task.kind].changes.get(task.kind, ()), task.items):
             reader = next((at for device, at in task.readers if device == item.device), None)
             end = -1 if reader is None else 2 * reader + 1
             place = 2 * item.issued if change.moment is Moment.START else end
-            size = change.sign * getattr(costs[item.action.stage], change.size)
+            size = change.sign * size_of(change.size, item.action.stage)
             rows[item.device][_ROWS[change.memory, change.use], place] += size
 
 

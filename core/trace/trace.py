@@ -16,7 +16,7 @@ class TraceEvent:
     Args:
         device: its number.
         queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, ``collectives``, or a
-            copy queue.
+            queue of host copies.
         action: what was done. A communication ends when its bytes have arrived.
         start_s, end_s: when.
         bytes: what was moved; 0 for compute.
@@ -92,6 +92,10 @@ class Trace:
 
 COMPUTE_QUEUE = "compute"
 COLLECTIVE_QUEUE = "collectives"
+HOST_COPY_QUEUE = "host copies"
+"""Copies to and from the host, where one queue has both directions."""
+TO_HOST_QUEUE, FROM_HOST_QUEUE = "copies to host", "copies from host"
+"""Where each direction has a queue."""
 
 
 def send_queue(peer: int) -> str:

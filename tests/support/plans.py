@@ -1,14 +1,17 @@
 """Plans for tests of what reads plans: chains of stages by any schedule, with costs, a cluster and extra edges."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
-from panpipe.core.cluster.cluster import Cluster, fully_connected
+from panpipe.core.cluster.cluster import Cluster, Hub, fully_connected
 from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -36,6 +39,7 @@ def plan_of(
     data: int = 1,
     mesh_devices: tuple[tuple[int, ...], ...] | None = None,
     recompute: Sequence[int] = (),
+    offload: Sequence[StageOffload] = (),
 ) -> Plan:
     """A plan of these orders. By default a chain of 10 bytes a hop, unit costs and own links without any delay."""
     stages = len(placement)
@@ -51,7 +55,7 @@ def plan_of(
         edges=tuple(chain if edges is None else edges),
         device_actions=device_actions,
         tied=tied,
-        memory=MemoryPolicy(recompute=tuple(recompute)),
+        memory=MemoryPolicy(tuple(recompute), tuple(offload)),
         prediction=Prediction(
             costs=tuple(costs or [UNIT] * stages),
             cluster=cluster or fully_connected(devices * data, 10**9, float("inf"), 0.0),
@@ -61,6 +65,21 @@ def plan_of(
             bubble_ratio=0.0,
         ),
     )
+
+
+def hosted(cluster: Cluster, bytes_per_s: float, latency_s: float = 0.0) -> Cluster:
+    """The cluster with one host, and a link of its own from each device to it."""
+    links = [Link(device.name, "host", bytes_per_s, latency_s) for device in cluster.devices]
+    return evolve(cluster, hubs=(*cluster.hubs, Hub("host", "host")), links=(*cluster.links, *links))
+
+
+def leaves(stage: int, size: int, *copies: str) -> StageOffload:
+    """What leaves of a stage: one storage, and copies as text, ``"3: 0F4 1B0"``: microbatch, freed_at, reload_after."""
+    found = []
+    for copy in copies:
+        microbatch, actions = copy.split(":")
+        found.append(HostCopy(int(microbatch), *map(parse_action, actions.split())))
+    return StageOffload(stage, (Storage(f"operator{stage}", size),), tuple(found))
 
 
 def predicted(plan: Plan, step_s: float = 1.0) -> Plan:
@@ -146,3 +165,33 @@ def plans(draw: st.DrawFn) -> Plan:
         tied=draw(st.sampled_from([(), tied])),
         recompute=[stage for stage in range(stages) if draw(st.booleans())],
     )
+
+
+@st.composite
+def offloading_plans(draw: st.DrawFn) -> Plan:
+    """Plans as of ``plans`` in which any stage that does not recompute may offload any of its microbatches."""
+    plan = draw(plans())
+    assert plan.prediction is not None
+    found = []
+    for stage, cost in enumerate(plan.prediction.costs):
+        if stage in plan.memory.recompute or cost.saved_bytes < 2:
+            continue
+        actions = plan.device_actions[plan.placement[stage]]
+        at = {str(action): position for position, action in enumerate(actions)}
+        copies = []
+        for microbatch in range(plan.microbatches):
+            first = at[f"{stage}F{microbatch}"] + 1
+            last = at.get(f"{stage}B{microbatch}", at.get(f"{stage}I{microbatch}", 0)) - 1
+            if first <= last and draw(st.booleans()):
+                freed, back = sorted((draw(st.integers(first, last)), draw(st.integers(first, last))))
+                copies.append(HostCopy(microbatch, actions[freed], actions[back]))
+        if copies:
+            parts = sorted({draw(st.integers(1, int(cost.saved_bytes))) for _ in range(2)})
+            sizes = [parts[0], *(after - before for before, after in pairwise(parts))]
+            storages = tuple(Storage(f"operator{stage}.{at}", size) for at, size in enumerate(sizes))
+            found.append(StageOffload(stage, storages, tuple(copies)))
+    cluster = hosted(
+        plan.prediction.cluster, draw(st.sampled_from([1.0, 16.0, float("inf")])), draw(st.sampled_from([0.0, 0.5]))
+    )
+    memory = evolve(plan.memory, offload=tuple(found), host_copy_queues=draw(st.sampled_from([1, 2])))
+    return evolve(plan, memory=memory, prediction=evolve(plan.prediction, cluster=cluster))

@@ -63,7 +63,8 @@ def _smallest_change(
     change = f"give the device {over:.0f} bytes more"
     if most is None or not each[most]:
         return change
-    less = {i: (count - 1) * (each[i] - costs[i].input_bytes) for i, count in held.items() if i not in again}
+    keeps = [i for i in held if i not in again and i not in plan.offloaded_bytes]
+    less = {i: (held[i] - 1) * (each[i] - costs[i].input_bytes) for i in keeps}
     best = max(less, key=lambda stage: (less[stage], -stage), default=None)
     if best is not None and less[best] >= over:
         change += (
@@ -71,7 +72,7 @@ def _smallest_change(
             f"saves {costs[best].saved_bytes:.0f} now)"
         )
     fewer = math.ceil(over / each[most])
-    if fewer < held[most]:
+    if fewer < held[most] and most not in plan.offloaded_bytes:
         return (
             f"{change}, or start {fewer} fewer of the {held[most]} microbatches that stage {most} holds then "
             f"({each[most]:.0f} bytes each)"

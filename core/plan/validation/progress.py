@@ -23,7 +23,8 @@ from attrs import field, frozen
 from ...actions import Kind
 from ...costs.costs import StageCosts
 from ...errors import RequestError
-from ..kinds import compute_times, task_seconds
+from ..items import Task
+from ..kinds import compute_times
 from ..plan import Plan
 from ..queues import Queues
 
@@ -203,13 +204,15 @@ def free_times(
     order: Sequence[Node],
     costs: Sequence[StageCosts],
     hop: Callable[[int, int], tuple[float, float]],
+    task_s: Callable[[Task], float],
 ) -> FreeTimes:
-    """The times of a step in which no two queues share a link. Reductions and SYNC take no time here.
+    """The times of a step in which no two queues share a link.
 
     Args:
         queues, waits, order: the lowered plan, its dependency graph, and the graph's topological order.
         costs: per stage.
         hop: latency in seconds, and bytes/s, from one device to another.
+        task_s: duration of a task in seconds.
     """
     ready = [0.0] * len(waits.names)
     occupied = [0.0] * len(waits.names)  # until when a node holds its queue
@@ -223,7 +226,7 @@ def free_times(
         size[first : first + len(messages)] = [message.bytes / bytes_per_s for message in messages]
         latency[first : first + len(messages)] = [latency_s] * len(messages)
     if queues.tasks:
-        size[-len(queues.tasks) :] = [task_seconds(task, costs) or 0.0 for task in queues.tasks]
+        size[-len(queues.tasks) :] = [task_s(task) for task in queues.tasks]
     starts = [0.0] * len(waits.names)
     for node in order:
         start = 0.0

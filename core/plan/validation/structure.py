@@ -8,12 +8,13 @@ from attrs import asdict
 from ...actions import COMPUTE_KINDS, Action, Kind
 from ...errors import RequestError
 from ..plan import Plan
+from .offload import check_offload
 
 _BACKWARD = (Kind.B, Kind.I)
 
 
 def check_structure(plan: Plan) -> list[str]:
-    """Check placement, numbering, edges, tied weights and compute order.
+    """Check placement, numbering, edges, tied weights, compute order and memory policy.
 
     Returns:
         Warnings: what is accepted at a cost.
@@ -33,6 +34,7 @@ def check_structure(plan: Plan) -> list[str]:
     warnings = [f"device {d} holds no stage and idles" for d in range(plan.devices) if not plan.stages_on(d)]
     for device in range(plan.devices):
         warnings += _check_order(plan, device)
+    check_offload(plan)
     return warnings
 
 

@@ -8,6 +8,8 @@ from ...actions import COMPUTE_KINDS, Action, Kind
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...errors import RequestError
+from ..items import Task
+from ..kinds import task_seconds_alone
 from ..lowering import lower
 from ..plan import Plan
 from ..queues import Queues, queues_of
@@ -128,5 +130,8 @@ def _timelines(
         path = cluster.path(src, dst)
         return sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path)
 
-    times = free_times(queues, *progress, costs, hop)
+    def task_s(task: Task) -> float:
+        return task_seconds_alone(task, plan, costs, cluster)
+
+    times = free_times(queues, *progress, costs, hop, task_s)
     return device_timelines(plan, costs, queues, times.operations, times.arrivals)

@@ -8,7 +8,6 @@ from panpipe.core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.lowering import lower
-from panpipe.core.plan.offload import StageOffload
 from panpipe.core.plan.plan import MemoryPolicy, TiedWeight
 
 from ...support.plans import orders, plan_of, plans, scheduled
@@ -115,11 +114,6 @@ def test_laws(plan, prefetch):
 def test_negative_prefetch_is_refused():
     with pytest.raises(RequestError, match="prefetch is -1"):
         lower(scheduled("1f1b", 2, 2), -1)
-
-
-def test_offload_is_refused():
-    with pytest.raises(RequestError, match=r"offloads stages \[1\].*memory.offload"):
-        lower(attrs.evolve(scheduled("1f1b", 2, 2), memory=MemoryPolicy(offload=(StageOffload(1, (), ()),))))
 
 
 def test_recompute_stands_in_front_of_the_backward_and_behind_its_receives():

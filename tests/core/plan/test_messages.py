@@ -53,7 +53,11 @@ def test_positions_between_operations():
         (FIRST.replace("0F0 ", "0F0 0SEND_F0>7 "), SECOND, r"0SEND_F0>7 on device 0 names no pair of stages"),
         (FIRST.replace("0F0 ", "0F0 1SEND_B0>0 "), SECOND, r"1SEND_B0>0 is issued by device 0, and stage 1 is on"),
         (FIRST.replace("0F0 ", "0F0 0SEND_F0>0 "), SECOND, r"stages of one device do not communicate"),
-        (FIRST.replace("0STEP", "0OFFLOAD0"), SECOND, r"device 0 issues 0OFFLOAD0: this version cannot run it"),
+        (
+            FIRST.replace("0STEP", "0OFFLOAD0"),
+            SECOND,
+            r"device 0 issues 0OFFLOAD0, which the plan's memory.offload does not have",
+        ),
         (
             FIRST.replace("0SEND_F1>1 ", "").replace("0RECV_B1<1 ", ""),
             SECOND.replace("1RECV_F1<0 ", "").replace("1SEND_B1>0 ", ""),
