@@ -39,7 +39,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import train_gpt2 as demo
 from attrs import asdict, frozen
-from panpipe.core.paired import difference
+from panpipe.core.paired import difference, robust_geometric_mean
 from recording import machine, record
 
 PORT = 29730
@@ -124,7 +124,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
         times.append(timed(pipe, data))
         speeds.append(pipe.reference_s())
     around = [statistics.fmean(pair) / prediction.reference_s for pair in itertools.pairwise(speeds)]
-    steady = statistics.median(time / drift for time, drift in zip(times, around, strict=True))
+    steady = robust_geometric_mean([time / drift for time, drift in zip(times, around, strict=True)])
     ratio = compared(pipe, data, steps) if against_plain and plan.schedule != "1f1b" else None
     if rank == 0:
         wire.send(

@@ -17,14 +17,15 @@ For each model, on two workers that live for the whole run:
 
 A machine that others share has another speed a few minutes later. So the reference workload
 (`runtimes/profile/reference_workload`) is timed on both cores before and after each profiled and each measured step.
-The drift of a step is the mean of the two ÷ the median reading while its cut was profiled. The error is reported as it
-is, and corrected: the prediction against the median of the measured steps, each divided by its own drift. The bounds
-are on the corrected one.
+The drift of a step is the mean of the two ÷ the typical reading while its cut was profiled. The error is reported as it
+is, against the median of the measured steps, and corrected: against the typical one of the measured steps, each divided
+by its own drift. Typical is the Hodges–Lehmann estimate of logarithms (`core/paired`), which varies less than a median
+where noise is as large as on shared cores. The bounds are on the corrected error.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
 
-    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 16] [--traces FOLDER]
+    python benchmarks/prediction.py [--models GPT-2,BERT] [--schedules gpipe] [--steps 24] [--traces FOLDER]
                                     [--record benchmarks/results/prediction.md]
 
 It exits with 1 where a bound is missed.
@@ -54,6 +55,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.costs import StageCosts, stage_edges
 from panpipe.core.costs.partition import device_limits
+from panpipe.core.paired import robust_geometric_mean
 from panpipe.core.plan.plan import Plan, Prediction, plan_json
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
@@ -89,7 +91,7 @@ SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b
 """Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
 CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
-REHEARSALS, REHEARSED, STEPS = 4, 4, 16
+REHEARSALS, REHEARSED, STEPS = 4, 6, 24
 """Turns of rehearsals of each cut, steps of a turn after one that does not count, and timed steps of each plan. On two
 cores that others share, medians of 8 steps, each divided by the reference readings around it, varied by 2.8 % (GPT-2)
 and 3.7 % (ResNet), of 12 steps by 2.5 and 3.1 %, of 24 by 1.2 and 1.5 %."""
@@ -132,13 +134,13 @@ class Row:
     @property
     def drift(self) -> float:
         """How much slower the machine was while the plan was measured than while its costs were, as a share."""
-        return statistics.median(self.drifts) - 1
+        return robust_geometric_mean(self.drifts) - 1
 
     @property
     def corrected(self) -> float:
         """The error of the step, corrected for drift step by step."""
         steps = [step / drift for step, drift in zip(self.steps_s, self.drifts, strict=True)]
-        return self.predicted_s / statistics.median(steps) - 1
+        return self.predicted_s / robust_geometric_mean(steps) - 1
 
     @property
     def measured_s(self) -> float:
@@ -266,7 +268,7 @@ class Case:
         found = {}
         for name, pipe in pipes.items():
             profile = rehearsed_profile([(pipe.plan, known[name], seen[name])], TYPICAL)
-            typical = statistics.median(one.reference_s for one in seen[name])
+            typical = robust_geometric_mean([one.reference_s for one in seen[name]])
             took = [one.step_s * typical / one.reference_s for one in seen[name]]
             ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
             found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)

@@ -47,6 +47,24 @@ def difference(values: Sequence[float], error: float) -> Difference:
     return Difference(statistics.median(averages), averages[place], averages[-1 - place], len(values))
 
 
+def robust_geometric_mean(values: Sequence[float]) -> float:
+    """The typical one of positive values: the Hodges–Lehmann estimate of their logarithms.
+
+    Of 200 steps of a ViT on two shared cores, each divided by the reference readings around it, the estimates from any
+    8 in a row varied by 5.7 %, their medians by 7.0 %; of 300 steps of a ResNet by 7.7 and 8.0 %. The steps themselves
+    varied by 18 and 21 %.
+
+    Args:
+        values: at least one.
+    """
+    return math.exp(_estimate([math.log(value) for value in values]))
+
+
+def _estimate(values: Sequence[float]) -> float:
+    """The Hodges–Lehmann estimate."""
+    return statistics.median((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+
+
 @cache
 def _place(count: int, error: float) -> int | None:
     """How many Walsh averages are outside on each side; None where even the outermost are not far enough out.

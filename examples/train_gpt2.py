@@ -160,9 +160,9 @@ def prediction_checks(prediction, predicted, measured, times, speeds):
     interval of the prediction, or with ±10 % if it has none.
     """
     drifts = [speed / prediction.reference_s if prediction.reference_s else 1.0 for speed in speeds]
-    steady = statistics.median(time / drift for time, drift in zip(times, drifts, strict=True))
+    steady = statistics.geometric_mean(time / drift for time, drift in zip(times, drifts, strict=True))
     raw, corrected = predicted.step_s / statistics.median(times) - 1, predicted.step_s / steady - 1
-    drift = statistics.median(drifts) - 1
+    drift = statistics.geometric_mean(drifts) - 1
     low, high = prediction.interval_s or (predicted.step_s / 1.1, predicted.step_s / 0.9)
     inside = low <= steady <= high
     width = "" if prediction.interval_s is None else f", ±{(high - low) / (2 * predicted.step_s):.1%} expected"

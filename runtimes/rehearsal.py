@@ -14,8 +14,9 @@ workers on two cores). So candidates are measured, and so that another run choos
 4. Of what is left, the plan with less memory stays, then the one with fewer stages, then the simpler schedule. But it
    is 1F1B unless pairs show that another one is faster, or, where that needs less memory, as fast to ``AS_FAST``: on a
    machine too loaded to show anything, nothing is chosen that may be slower.
-5. That one is rehearsed alone, as it will run, for its prediction: the median of what was seen of it, each step at the
-   speed that the machine had around it, and an interval for that median (`with_interval`).
+5. That one is rehearsed alone, as it will run, for its prediction: the typical step of those that were seen of it
+   (`core/paired.robust_geometric_mean`), each at the speed that the machine had around it, and an interval for it
+   (`with_interval`).
 
 Where the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line says what more time would compare it with.
 """
@@ -27,7 +28,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from ..core.paired import difference
+from ..core.paired import difference, robust_geometric_mean
 from ..core.plan.plan import Plan
 from ..core.search import Oracle
 from ..core.search.problem.score import with_costs
@@ -50,7 +51,7 @@ time; the third in all whatever the time: with fewer, an interval is twice as wi
 LATER = 2
 """How many times as many readings of the reference workload as steps are rehearsed a later comparison takes."""
 LEVEL = 0.9
-"""Probability that the median step of training lies within the predicted interval."""
+"""Probability that the typical step of training lies within the predicted interval."""
 FEWEST = 5
 """Steps that an interval needs: bounds from four are twice as far apart as from eight."""
 STUDENT = (2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
@@ -78,9 +79,9 @@ class Candidate:
 
     @property
     def steady(self) -> list[float]:
-        """What its steps would have taken, had the machine been as fast around each as around their median."""
-        typical = statistics.median(one.reference_s for one in self.seen)
-        return [one.step_s * typical / one.reference_s for one in self.seen]
+        """What its steps would have taken, had the machine been as fast around each as it typically was."""
+        reference = robust_geometric_mean([one.reference_s for one in self.seen])
+        return [one.step_s * reference / one.reference_s for one in self.seen]
 
     def faster_than(self, other: "Candidate") -> list[float]:
         """By how much each turn was, as logarithms of ratios: above 0 this one is faster."""
@@ -203,15 +204,15 @@ def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
 
 
 def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float]) -> Plan:
-    """The plan with the interval that noise implies for the median step of training, and the machine's speed meanwhile.
+    """The plan with the interval that noise implies for the typical step of training, and the machine's speed.
 
-    A step is predicted as the median of those that were rehearsed, each at the speed that the reference workload showed
-    around it. How far that is from the median of all steps is known from these alone: by the bounds of Student's t on
-    their logarithms, which are of use from five steps on. Ranks alone (`core/paired`) bound a median of five by the
+    A step is predicted as the typical one of those that were rehearsed, each at the speed that the reference workload
+    showed around it. How far that is from the typical one of all steps is known from these alone: by the bounds of
+    Student's t on their logarithms, which are of use from five steps on. Ranks alone (`core/paired`) bound five by the
     outermost two. More steps narrow them. The noise of the readings is in these steps already: each was divided by its
     own. A later step is compared at the speed that later readings show, of which there are more (``LATER``), and whose
     noise is at most what steps and readings vary by now. The two are independent, so that their squares are added. The
-    spread of single steps is no part of it: it is not what a median varies by.
+    spread of single steps is no part of it: it is not what the typical step varies by.
 
     Args:
         plan: with its prediction.
@@ -222,7 +223,7 @@ def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float])
         The plan; without an interval where there are fewer than five steps or readings.
     """
     assert plan.prediction is not None
-    reference = statistics.median(speeds)
+    reference = robust_geometric_mean(speeds)
     below, above = _reach(steps_s)
     later = min(max(_reach(speeds)), max(below, above)) / math.sqrt(LATER)
     if min(len(steps_s), len(speeds)) < FEWEST:
@@ -234,12 +235,12 @@ def with_interval(plan: Plan, steps_s: Sequence[float], speeds: Sequence[float])
 
 
 def _reach(values: Sequence[float]) -> tuple[float, float]:
-    """How far the true median may be below and above that of some values, as logarithms, with an error of half of what
-    ``LEVEL`` leaves for each; infinite for fewer than ``FEWEST``."""
+    """How far the typical one of all values may be below and above that of some, as logarithms, with an error of half
+    of what ``LEVEL`` leaves for each; infinite for fewer than ``FEWEST``."""
     if len(values) < FEWEST:
         return math.inf, math.inf
     logs = [math.log(value) for value in values]
-    mean, median = statistics.fmean(logs), statistics.median(logs)
+    mean, estimate = statistics.fmean(logs), math.log(robust_geometric_mean(values))
     quantile = STUDENT[min(len(logs), FEWEST + len(STUDENT) - 1) - FEWEST]
     reach = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    return max(median - mean + reach, 0.0), max(mean + reach - median, 0.0)
+    return max(estimate - mean + reach, 0.0), max(mean + reach - estimate, 0.0)

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from ...core.actions import Kind
 from ...core.costs.costs import StageCosts
 from ...core.costs.message_times import MessageTimes, typical, with_message_times
+from ...core.paired import robust_geometric_mean
 from ...core.plan.plan import Plan
 from ...core.search import Oracle
 from ...core.trace.trace import Trace
@@ -84,13 +85,13 @@ def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[floa
     Args:
         plan: that was rehearsed.
         costs: what the rehearsal showed of its stages, with their messages.
-        steps_s: of the steps rehearsed, without optimizer steps, in seconds; the median counts.
+        steps_s: of the steps rehearsed, without optimizer steps, in seconds; the typical one of them counts.
         oracle: predicts a step.
     """
     assert plan.prediction is not None
     bare = tuple(evolve(cost, optimizer_s=0.0) for cost in costs)
     predicted = oracle(evolve(plan, prediction=None, sync=False), bare, plan.prediction.cluster).step_s
-    return statistics.median(steps_s) / predicted if predicted > 0 else 1.0
+    return robust_geometric_mean(steps_s) / predicted if predicted > 0 else 1.0
 
 
 def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:

@@ -4,7 +4,9 @@ import math
 import random
 
 import pytest
-from panpipe.core.paired import difference
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.paired import difference, robust_geometric_mean
 
 
 def test_four_pairs_of_one_sign_show_a_difference_and_three_do_not():
@@ -37,3 +39,17 @@ def test_bounds_narrow_with_more_pairs():
     found = [difference(values[:n], 0.1) for n in (4, 8, 16)]
     widths = [each.high - each.low for each in found]
     assert widths == sorted(widths, reverse=True)
+
+
+def test_robust_geometric_mean_of_a_power_law_and_with_an_outlier():
+    assert robust_geometric_mean([3.0]) == pytest.approx(3.0)
+    assert robust_geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert robust_geometric_mean([1.0, 2.0, 4.0, 8.0, 16.0]) == pytest.approx(4.0)
+    # The Walsh averages of 0, 0, 0, 0, log 100: ten of 0, four of log 10, one of log 100.
+    assert robust_geometric_mean([1.0, 1.0, 1.0, 1.0, 100.0]) == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12), st.floats(0.1, 10.0))
+def test_robust_geometric_mean_scales_with_its_values(values, factor):
+    scaled = robust_geometric_mean([factor * value for value in values])
+    assert scaled == pytest.approx(factor * robust_geometric_mean(values))

@@ -10,6 +10,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.paired import robust_geometric_mean
 from panpipe.core.search.suggestions.preference import preference
 from panpipe.core.trace.trace import Trace
 from panpipe.runtimes.launch.team import ThreadTeam
@@ -101,20 +102,20 @@ STEADY = [0.02] * 6
 
 
 @pytest.mark.parametrize("steps", [5, 6, 8, 12])
-def test_the_interval_holds_the_median_step_at_least_as_often_as_it_says(steps):
+def test_the_interval_holds_the_typical_step_at_least_as_often_as_it_says(steps):
     plan, hits, widths = predicted_plan([StageCosts(1, 1, 1)] * 2), 0, []
     source, predicted = random.Random(1), plan.prediction.step_s
     for _ in range(400):
         seen = [math.exp(source.gauss(0, 0.03)) for _ in range(steps)]
         found = with_interval(plan, seen, STEADY).prediction
-        low, high = (bound / predicted * statistics.median(seen) for bound in found.interval_s)
+        low, high = (bound / predicted * robust_geometric_mean(seen) for bound in found.interval_s)
         hits += low <= 1.0 <= high
         widths.append((found.interval_s[1] - found.interval_s[0]) / (2 * predicted))
     assert hits / 400 >= 0.88
     assert statistics.median(widths) < 2 * 0.03 / math.sqrt(steps) * 1.5
 
 
-def test_the_interval_holds_the_median_step_on_a_machine_whose_speed_drifts_from_step_to_step():
+def test_the_interval_holds_the_typical_step_on_a_machine_whose_speed_drifts_from_step_to_step():
     plan, hits = predicted_plan([StageCosts(1, 1, 1)] * 2), 0
     source, predicted = random.Random(2), plan.prediction.step_s
     for _ in range(400):
@@ -124,7 +125,8 @@ def test_the_interval_holds_the_median_step_on_a_machine_whose_speed_drifts_from
         then = [math.exp(source.gauss(0, 0.02)) for _ in range(8 * LATER)]
         rehearsed = candidate("1f1b", times, now)
         found = with_interval(plan, rehearsed.steady, now).prediction
-        scale = statistics.median(rehearsed.steady) * statistics.median(then) / statistics.median(now) / predicted
+        mean = robust_geometric_mean
+        scale = mean(rehearsed.steady) * mean(then) / mean(now) / predicted
         hits += found.interval_s[0] * scale <= 1.0 <= found.interval_s[1] * scale
     assert hits / 400 >= 0.88
 
@@ -138,7 +140,7 @@ def test_the_interval_is_around_the_prediction_and_follows_the_noise():
     assert loud.interval_s[0] < quiet.interval_s[0] < quiet.interval_s[1] < loud.interval_s[1]
     drifting = with_interval(plan, seen, [0.02, 0.024, 0.022, 0.019, 0.021]).prediction
     assert drifting.interval_s[0] < quiet.interval_s[0]
-    assert quiet.reference_s == 0.0201
+    assert quiet.reference_s == pytest.approx(0.0201, rel=1e-3)
 
 
 def test_quantiles_of_students_t_are_those_of_scipy():
@@ -163,7 +165,7 @@ def test_one_disturbed_step_of_six_does_not_bound_the_interval():
 @pytest.mark.parametrize(("steps", "speeds"), [(1, 6), (4, 6), (6, 4), (6, 1)])
 def test_too_few_steps_or_readings_have_no_interval(steps, speeds):
     found = with_interval(predicted_plan([StageCosts(1, 1, 1)] * 2), [1.0] * steps, [0.01] * speeds).prediction
-    assert (found.interval_s, found.reference_s) == (None, 0.01)
+    assert (found.interval_s, found.reference_s) == (None, pytest.approx(0.01))
 
 
 def test_a_rehearsed_step_takes_what_the_whole_call_takes():
@@ -218,7 +220,7 @@ def preferred_of(*plans):
 def test_costs_are_lengthened_to_what_the_rehearsed_steps_took():
     costs = (StageCosts(1.0, 1.0, 1.0, optimizer_s=5.0),) * 2
     plan = predicted_plan(list(costs))
-    ratio = length_ratio(plan, costs, [6.6, 6.3, 9.0], simulated)
+    ratio = length_ratio(plan, costs, [6.6, 6.6, 6.6, 6.6, 9.0], simulated)
     assert ratio == pytest.approx(6.6 / 6.0)
     assert plan.prediction.cluster == fully_connected(2, 10**9, float("inf"), 0.0)
     assert simulated(plan, times_scaled(costs, ratio), plan.prediction.cluster).step_s == pytest.approx(6.6 + 5.0)
