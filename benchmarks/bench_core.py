@@ -34,7 +34,7 @@ from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.orders.initial_keys import State, patterns
+from panpipe.core.search.orders.initial_keys import KeyState, patterns
 from panpipe.core.search.problem.setting import one_setting
 from recording import machine, record
 
@@ -79,10 +79,10 @@ def others() -> list[list[str]]:
     chain = OpGraph(tuple(OpNode(n, 1.0, 1.0, 1.0) for n in names), tuple(OpEdge(a, b, 8) for a, b in pairwise(names)))
     setting = one_setting(chain, fully_connected(16, 10**6, 1e9, 0.1), 64, (1e6,) * 16, None)
     walk = start_walk(setting, schedule, tuple(range(17)), split=False)
-    walk.judge()  # loads what is compiled, or compiles it
+    walk.evaluate()  # loads what is compiled, or compiles it
     start = _start(ScheduleProblem(16, 64))
     _decoded(*start)
-    _, shortcut_s = timed(lambda: [walk.judge() for _ in range(1000)])
+    _, shortcut_s = timed(lambda: [walk.evaluate() for _ in range(1000)])
     _, decode_s = timed(lambda: [_decoded(*start) for _ in range(100)])
     _, paths_s = timed(lambda: _paths("64x8xH100"))
     return [
@@ -93,7 +93,7 @@ def others() -> list[list[str]]:
     ]
 
 
-def _start(problem: ScheduleProblem) -> tuple[State, Floats, Integers, Integers]:
+def _start(problem: ScheduleProblem) -> tuple[KeyState, Floats, Integers, Integers]:
     """A start of the search over orders, the times of its actions, and where its orders are written."""
     state = next(patterns(instance(problem, tuple(range(problem.devices)))))
     state.fused[:] = True
@@ -101,7 +101,7 @@ def _start(problem: ScheduleProblem) -> tuple[State, Floats, Integers, Integers]
     return state, state.task.fused_times(state.fused), orders, np.zeros(problem.devices, dtype=np.int64)
 
 
-def _decoded(state: State, times: Floats, orders: Integers, lengths: Integers) -> None:
+def _decoded(state: KeyState, times: Floats, orders: Integers, lengths: Integers) -> None:
     task = state.task
     decode(
         task.problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, task.limits,

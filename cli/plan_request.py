@@ -12,7 +12,7 @@ from ..core.plan.derive import Recompute
 from ..core.plan.plan import Plan
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search import Oracle
-from ..core.search.suggestions.changes import Asked, Problem
+from ..core.search.suggestions.changes import Problem, Relaxation
 from ..core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from .costs import PlanningCosts
 from .output import note
@@ -111,29 +111,29 @@ class PlanRequest:
         """The best plan for the first devices, this many, alone."""
         return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW), alternatives=False).best
 
-    def fitting(self, asked: Asked) -> Plan | None:
+    def fitting(self, change: Relaxation) -> Plan | None:
         """A plan that fits the changed request; None if the start of that search finds none."""
         try:
-            return self.instead(asked).search(until_fit=True, alternatives=False).best
+            return self.relaxed(change).search(until_fit=True, alternatives=False).best
         except (InfeasibleError, RequestError):
             return None
 
-    def instead(self, asked: Asked) -> "PlanRequest":
+    def relaxed(self, change: Relaxation) -> "PlanRequest":
         """The same request with the given changes."""
         machine, mesh = self.machine, self.mesh
-        if asked.devices is not None:
-            machine = with_more_devices(machine, asked.devices)
+        if change.devices is not None:
+            machine = with_more_devices(machine, change.devices)
             if mesh not in (None, "auto"):
                 ((_, data),) = wanted_meshes(mesh, self.machine, free=self.free)
-                mesh = f"pp={asked.devices // data},dp={data}"
-        limit = None if self.memory_limit is None else self.memory_limit + asked.extra_bytes
-        other = evolve(self, machine=with_more_memory(machine, asked.extra_bytes), mesh=mesh, memory_limit=limit)
-        if asked.recompute:
+                mesh = f"pp={change.devices // data},dp={data}"
+        limit = None if self.memory_limit is None else self.memory_limit + change.extra_bytes
+        other = evolve(self, machine=with_more_memory(machine, change.extra_bytes), mesh=mesh, memory_limit=limit)
+        if change.recompute:
             other = evolve(other, recompute=None)
-        if asked.parts == 1 or self.microbatches is None:
+        if change.parts == 1 or self.microbatches is None:
             return other
-        costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, asked.parts)
-        return evolve(other, microbatches=self.microbatches * asked.parts, costs_of=costs_of)
+        costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, change.parts)
+        return evolve(other, microbatches=self.microbatches * change.parts, costs_of=costs_of)
 
 
 def _in_parts(costs: PlanningCosts, parts: int) -> PlanningCosts:

@@ -142,7 +142,7 @@ def parse_action(text: str) -> Action:
     """Read one action.
 
     Raises:
-        RequestError: the text is not an action, whole (trailing text is refused).
+        RequestError: the text is not an action, or has further text after it.
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None or match["kind"] not in _KNOWN:

@@ -15,7 +15,7 @@ from .errors import RequestError
 T = TypeVar("T")
 
 MOST_BYTES = 256 << 20
-"""Of a file that is read, unless its reader says otherwise: plans for a thousand devices have a few."""
+"""Default size limit of a file to read: a plan for a thousand devices has some MB."""
 
 converter = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
 converter.register_unstructure_hook(Action, str)
@@ -23,7 +23,7 @@ converter.register_structure_hook(Action, lambda text, _: parse_action(text))
 
 
 def _number(value: object, _: type) -> float:
-    """A number as it stands in the file: 0 stays 0, so that what is read is written again as the same bytes."""
+    """A number as the file has it: 0 stays 0 and does not become 0.0, so that writing gives the same bytes again."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
     return value
@@ -86,11 +86,11 @@ def reasons(error: Exception, path: str) -> str:
 
 
 def _reason(error: BaseException, kind: type | None) -> str:
-    """What classes and the converter's own hooks say, which names the value; else cattrs's words."""
+    """The message of a class's validation or of a hook above, which names the value; otherwise cattrs's message."""
     if isinstance(error, RequestError):
         return str(error)
-    told = isinstance(error, ValueError) and not isinstance(error, cattrs.errors.ForbiddenExtraKeysError) and str(error)
-    return str(error) if told else cattrs.v.format_exception(error, kind)
+    own = isinstance(error, ValueError) and not isinstance(error, cattrs.errors.ForbiddenExtraKeysError) and str(error)
+    return str(error) if own else cattrs.v.format_exception(error, kind)
 
 
 def check_format(found: object, wanted: str, origin: str) -> None:

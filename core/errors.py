@@ -8,15 +8,15 @@ from typing import Any, Self
 
 
 class PanpipeError(Exception):
-    """A failure that panpipe understands. Exit status 1.
+    """A failure that panpipe raises itself. Exit status 1.
 
-    Another process that raises it, too, makes it from its message and its `details`.
+    It is sent to another process as its message and its `details`, from which that process builds it again.
     """
 
     exit_status = 1
 
     def details(self) -> dict[str, Any]:
-        """What it carries besides its message, as JSON can write it."""
+        """Its data other than the message, as JSON values."""
         return {}
 
     @classmethod
@@ -26,7 +26,7 @@ class PanpipeError(Exception):
 
 
 class RequestError(PanpipeError):
-    """What was asked for is wrong: the message names the value, the rule and the fix. Exit status 2."""
+    """The request is wrong: the message names the value, the rule and the fix. Exit status 2."""
 
     exit_status = 2
 
@@ -41,8 +41,8 @@ class WorkerError(PanpipeError):
     """A worker of a running pipeline stopped: the message names its rank and the reason. Exit status 1.
 
     Args:
-        message: the line.
-        suspects: the ranks of which one stopped, where the transport does not tell which.
+        message: one line.
+        suspects: the ranks of which one stopped, if the transport does not report which.
     """
 
     def __init__(self, message: str, suspects: Sequence[int] = ()) -> None:
@@ -65,7 +65,7 @@ class WorkerError(PanpipeError):
 
 
 def message_of(failure: BaseException) -> str:
-    """The message of an exception whoever wrote its class: one that cannot say its message still has its name."""
+    """The message of any exception; if its ``__str__`` raises, a text that names that error."""
     try:
         return str(failure)
     except Exception as error:
@@ -73,5 +73,5 @@ def message_of(failure: BaseException) -> str:
 
 
 def in_a_line(failure: BaseException) -> str:
-    """A failure that others raised, to stand in such a message: ``ValueError: too many values``."""
+    """Another library's exception as one line, for use in a message: ``ValueError: too many values``."""
     return " ".join(f"{type(failure).__name__}: {message_of(failure)}".split())

@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector while much is allocated and little of it is garbage: capture, search, planning.
+"""Fewer runs of Python's cyclic garbage collector during capture and search, which allocate much and free little.
 
-Its default of a collection every 700 new objects walks all that was imported and captured again and again: a tenth of
-the processor time of ``panpipe plan --model llama-7b``.
+By default it runs every 700 new objects and then traverses all imported and captured objects: a tenth of the processor
+time of ``panpipe plan --model llama-7b``.
 """
 
 import gc
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = 100_000, 20, 100
-"""New objects between two collections of the youngest generation, and how many of each generation between two of the
-next one (see ``gc.set_threshold``). Half a million small objects that wait are some tens of MB."""
+"""Arguments of ``gc.set_threshold``: new objects between two collections of the youngest generation, and collections
+of each generation between two of the next one. Half a million small uncollected objects are some tens of MB."""
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely in here; before and after, as it was set. A collector that is off stays off."""
+    """Collect rarely within this context, and restore the thresholds at its end. A disabled collector stays disabled."""
     before = gc.get_threshold()
     if before[0] == 0:
         yield

@@ -1,19 +1,19 @@
-"""What to suggest for a name that is not known."""
+"""Suggestions for an unknown name."""
 
 import difflib
 from collections.abc import Iterable
 
 FEW = 16
-"""Names at most that an error lists in full."""
+"""Largest number of names that an error lists in full."""
 
 
 def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
-    """The known names that look like this one; else all of them, or of many the nearest.
+    """The known names that are similar to this one; if there are none, all names, or the nearest of many.
 
     Args:
-        name: the one that is not known.
-        known: those that are.
-        listing: the command that shows all of them, where there may be many.
+        name: an unknown name.
+        known: the known names.
+        listing: the command that prints all of them, if there may be many.
     """
     names = {other.casefold(): other for other in known}
     close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)

@@ -1,8 +1,7 @@
-"""Functions compiled by numba, whose machine code is kept on disk where there is a folder for it.
+"""Functions compiled by numba, with their machine code cached on disk if there is a folder for it.
 
-numba keeps it next to the sources, else in the user's cache. Where neither can be written, as in a container with an
-installation of somebody else's and no home, it refuses to make such a function at all; it is then compiled in each
-process anew.
+numba caches it next to the sources or in the user's cache folder. If neither is writable, as in a container with an
+installation by another user and no home, numba raises an error; such a function is then compiled in each process.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def njit(**options: Any) -> Callable[[F], F]:
-    """``numba.njit(cache=True, …)``, without the cache where numba finds no folder for it.
+    """``numba.njit(cache=True, …)``, without the cache if numba finds no folder for it.
 
     Args:
         options: of ``numba.njit``.
@@ -34,10 +33,10 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 
 def _ignore_unreadable_index(function: Callable[..., Any]) -> None:
-    """Have a function compiled again where the index of its machine code cannot be read.
+    """Compile a function again if the index of its machine code cannot be read.
 
-    The index is a pickle that names classes of argument types. numba reads it before it compares the sources' age, so a
-    class that was renamed since, or a file that was cut off, would end in an error at the first call.
+    The index is a pickle that names the classes of argument types. numba reads it before it compares the sources' age,
+    so after a class is renamed, or if the file is truncated, the first call would raise.
     """
     file = _index_file(function)
     if file is None:
@@ -56,16 +55,16 @@ def _ignore_unreadable_index(function: Callable[..., Any]) -> None:
 
 
 def _index_file(function: Callable[..., Any]) -> Any:
-    """numba's file with the index of a function's machine code; None where this numba has none (0.59 to 0.63 have)."""
+    """numba's file with the index of a function's machine code; None if this numba has none (0.59 to 0.63 have one)."""
     file = getattr(getattr(function, "_cache", None), "_cache_file", None)
     return file if hasattr(file, "_load_index") else None
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether nobody waits for the compilation of a function of :func:`njit`.
+    """Whether a function of :func:`njit` is compiled, in this process or on disk for its present source.
 
-    Its machine code is in this process, or on disk for its source as it is. True as well where numba has no folder, or
-    another version of it does not show what is there: then nothing is known, and nothing can be done ahead.
+    Also True if numba has no cache folder, or is a version whose index cannot be read: compiling ahead is then
+    impossible.
     """
     file = _index_file(function)
     if getattr(function, "signatures", None) or file is None:

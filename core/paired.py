@@ -1,10 +1,9 @@
-"""What paired measurements show of a difference: an estimate and its confidence bounds, from ranks alone.
+"""The difference of two candidates from paired measurements: an estimate and its confidence bounds, from ranks alone.
 
-Two candidates that take turns are measured in pairs, so that a machine whose speed drifts is as fast for one as for the
-other. Nothing is known of the noise's distribution, and some steps are disturbed, so nothing here assumes a normal one:
-the estimate is the Hodges–Lehmann estimate, the median of all means of two differences (Walsh averages), and the bounds
-are those of Wilcoxon's signed-rank test (Hollander, Wolfe and Chicken, "Nonparametric Statistical Methods", 3rd ed.,
-sections 3.2 and 3.3).
+Two candidates that take turns are measured in pairs, so that a drift of the machine's speed affects both equally. The
+distribution of the noise is unknown and has outliers, so none is assumed: the estimate is the Hodges–Lehmann estimate,
+the median of all means of two differences (Walsh averages), and the bounds are those of Wilcoxon's signed-rank test
+(Hollander, Wolfe and Chicken, "Nonparametric Statistical Methods", 3rd ed., sections 3.2 and 3.3).
 """
 
 import math
@@ -17,13 +16,12 @@ from attrs import frozen
 
 @frozen
 class Difference:
-    """What pairs show of a difference.
+    """An estimated difference.
 
     Args:
-        estimate: of the difference, in its own unit.
-        low, high: each is passed by the true difference with at most the error that was asked for; infinite where there
-            are too few pairs to say so.
-        pairs: how many there were.
+        estimate: in the unit of the measurements.
+        low, high: one-sided confidence bounds; infinite if there are too few pairs.
+        pairs: number of pairs.
     """
 
     estimate: float
@@ -37,8 +35,8 @@ def difference(values: Sequence[float], error: float) -> Difference:
 
     Args:
         values: the differences of the pairs; at least one.
-        error: most probability that the truth is below ``low``; the same that it is above ``high``. Four pairs can
-            show 1 in 16, five 1 in 32.
+        error: largest probability that the true difference is below ``low``, and, separately, that it is above
+            ``high``. Four pairs allow 1/16, five 1/32.
     """
     averages = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
     place = _place(len(values), error)
@@ -67,9 +65,9 @@ def _estimate(values: Sequence[float]) -> float:
 
 @cache
 def _place(count: int, error: float) -> int | None:
-    """How many Walsh averages are outside on each side; None where even the outermost are not far enough out.
+    """Number of Walsh averages outside the bounds on each side; None if no average is a bound for this error.
 
-    The sum of the ranks of the positive differences is below k in ``below[k]`` of the ``2 ** count`` ways to sign them.
+    ``ways[k]`` of the ``2 ** count`` choices of signs give a sum of k for the ranks of the positive differences.
     """
     ways = [1]
     for rank in range(1, count + 1):

@@ -1,4 +1,4 @@
-"""What other packages add, through entry points: schedules, devices, backends."""
+"""Plug-ins of other packages, through entry points: schedules, devices, backends."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -16,7 +16,7 @@ class LeftOut:
     Args:
         group: of its entry point, such as ``panpipe.schedules``.
         name, value: of its entry point.
-        reason: what is wrong with it.
+        reason: why it cannot be used.
     """
 
     group: str
@@ -30,14 +30,14 @@ class LeftOut:
 
 
 def load_plugins(group: str, add: Callable[[Any], None]) -> tuple[LeftOut, ...]:
-    """Load every plug-in of a group, by name; one that cannot be used hides no other.
+    """Load every plug-in of a group, sorted by name. A plug-in that cannot be used does not prevent others.
 
     Args:
         group: the entry-point group.
-        add: takes what an entry point names; raises RequestError with the reason if it is not what the group holds.
+        add: called with the object of each entry point; raises RequestError with the reason if it is a wrong one.
 
     Returns:
-        Those that raise while they are loaded, that end the process, or that ``add`` refuses.
+        The plug-ins that raise or call ``sys.exit`` while they are loaded, and those that ``add`` refuses.
     """
     left_out = []
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):

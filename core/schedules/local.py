@@ -27,7 +27,7 @@ def _value(makespan: float, scratch: Any) -> float:
 def improve(
     seed: int,
     moves: int,
-    warmth: float,
+    temperature: float,
     target: float,
     count: int,
     placement: Any,
@@ -42,7 +42,7 @@ def improve(
     Args:
         seed: of the random numbers.
         moves: how many to try.
-        warmth: the initial temperature as a share of the makespan; it falls to 0.
+        temperature: the initial temperature as a share of the makespan; it falls to 0.
         target: a makespan that ends the search.
         count: microbatches.
         placement: device of every stage.
@@ -71,12 +71,12 @@ def improve(
         if shift(orders[d], start, goal, scratch.stage_of) == start:
             continue
         left = 1 - tried / moves
-        enough = metropolis(value, warmth * best * left * left) * (1 + 1e-12)
+        threshold = metropolis(value, temperature * best * left * left) * (1 + 1e-12)
         new = INFINITY
         if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] <= limits[d]:
-            span = run(orders, lengths, count, placement, costs, work, enough, scratch)
+            span = run(orders, lengths, count, placement, costs, work, threshold, scratch)
             new = _value(span, scratch)
-        if new > enough:
+        if new > threshold:
             orders[d] = row
             continue
         value = new

@@ -11,7 +11,7 @@ EFFORT = 5_000_000
 """Upper bound of moves × actions of each walk: some hundredths of a second."""
 WORTH = 1_000
 """Smallest number of moves that is worth a walk: fewer find nothing in a large order."""
-WARMTHS = (0.0, 0.0005)
+TEMPERATURES = (0.0, 0.0005)
 """Initial temperatures of annealing, as shares of the makespan: pure descent, and about the cost of a hop."""
 
 
@@ -37,9 +37,9 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
     best, least, scratch = schedule, before.makespan, task.scratch()
-    for warmth in WARMTHS:
+    for temperature in TEMPERATURES:
         orders, lengths = codes_of(schedule)
-        makespan, _ = improve(0, moves, warmth, 0.0, *task.for_orders(), orders, lengths, scratch)
+        makespan, _ = improve(0, moves, temperature, 0.0, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best

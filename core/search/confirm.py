@@ -106,21 +106,21 @@ class _Task:
                 break
             meter.budget = meter.spent + budget
             reserving = [evolve(each, reserved=reserved) for each in settings]
-            begun = () if meter.until_fit else _in_settings(found.walks, found.settings, reserving)
-            more = self.searched(reserving, begun)
+            earlier = () if meter.until_fit else _in_settings(found.walks, found.settings, reserving)
+            more = self.searched(reserving, earlier)
             found = evolve(more, candidates=(*found.candidates, *more.candidates))
         return found
 
-    def searched(self, settings: Sequence[Setting], begun: Sequence[Walk] = ()) -> "_Found":
+    def searched(self, settings: Sequence[Setting], earlier: Sequence[Walk] = ()) -> "_Found":
         """Search, and score the best plans with the oracle."""
-        walks, stopped = search(settings, self.space, self.meter, self.seed, begun)
+        walks, stopped = search(settings, self.space, self.meter, self.seed, earlier)
         if not walks:
             raise RequestError(
                 f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
                 "microbatches: give other families or another number of microbatches"
             )
         leading = walks[0]
-        leading.tidy()
+        leading.join_backwards()
         first = rescored(walks, self.oracle, 1 if self.exact else RESCORED)
         best = min(first, key=lambda candidate: candidate.rank)
         found = [best]

@@ -1,1 +1,1 @@
-"""What a simulated or measured step did: traces, their files, and two of them compared."""
+"""Traces of simulated and measured steps, their files, and the comparison of two traces."""

@@ -1,4 +1,4 @@
-"""How much a step gets done: samples, tokens, and the share of the devices' peak that the model's own FLOPs use."""
+"""Throughput of a step: samples and tokens per second, and the model FLOPs utilisation."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from attrs import frozen
 
 @frozen
 class Work:
-    """What one step of one pipeline works on; None where it is not known.
+    """The work of one step of one pipeline; None for what is not known.
 
     Args:
         samples: rows of the batch.
         tokens: of a language model.
-        flops: of the model's forward and backward, all microbatches; what is computed again does not count.
+        flops: of the model's forward and backward, all microbatches; without recomputation.
     """
 
     samples: int | None = None
@@ -22,7 +22,7 @@ class Work:
 
 @frozen
 class Throughput:
-    """Rates of a step; None where what they need is not known.
+    """Rates of a step; None for those whose inputs are not known.
 
     Args:
         samples_per_s, tokens_per_s: over all replicas.
@@ -42,9 +42,9 @@ def throughput(
 
     Args:
         step_s: its time.
-        work: what one replica of the pipeline does in it.
-        peak_flop_per_s: of every device of one pipeline; None where one is not known.
-        replicas: pipelines side by side.
+        work: of one replica of the pipeline.
+        peak_flop_per_s: of every device of one pipeline; None if one is not known.
+        replicas: number of replicas of the pipeline.
     """
     if step_s <= 0:
         return Throughput()

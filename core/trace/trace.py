@@ -1,6 +1,6 @@
-"""Traces: what a simulated or measured step did, action by action. One format for every runner.
+"""Traces: the actions of a simulated or measured step with their times. All runners write the same format.
 
-On disk a trace is a Perfetto (Chrome JSON) file, for eyes and for ``panpipe compare``: every event carries stage,
+On disk a trace is a Chrome JSON file, which Perfetto displays and ``panpipe compare`` reads: every event has stage,
 kind, microbatch and device in its ``args``.
 """
 
@@ -17,9 +17,9 @@ class TraceEvent:
         device: its number.
         queue: ``compute``, ``send to N`` / ``receive from N`` with the other device's number, ``collectives``, or a
             queue of host copies.
-        action: what was done. A communication ends when its bytes have arrived.
-        start_s, end_s: when.
-        bytes: what was moved; 0 for compute.
+        action: the action. A communication ends when its bytes have arrived.
+        start_s, end_s: its times.
+        bytes: size of the message or copy; 0 for compute.
     """
 
     device: int
@@ -45,13 +45,13 @@ class MemorySample:
 
 @frozen
 class LinkTrack:
-    """What one direction of one link moved at each moment.
+    """The rate of one direction of one link over time.
 
     Args:
-        src, dst: names of the devices or hubs that it leads from and to.
-        bytes_per_s: what it can move.
+        src, dst: names of the devices or hubs at its ends.
+        bytes_per_s: its bandwidth.
         times: seconds, ascending.
-        rates: bytes/s, each from its time on until the next.
+        rates: used bytes/s, each from its time until the next.
     """
 
     src: str
@@ -70,14 +70,14 @@ class Trace:
 
     Args:
         source: ``simulated`` or ``measured``.
-        plan_hash: the plan it ran.
-        devices: how many.
+        plan_hash: hash of the plan.
+        devices: number of devices.
         events: in order of start; within one queue in the order issued.
-        memory: samples in order of time, where the runner knows.
-        step_s: from the start of the step until the last device is done.
-        links: use of the links, where the runner knows.
-        reference_s: seconds that the reference workload took when the step was measured, or when what it was predicted
-            from was (``runtimes/profile/reference_workload``); None where nobody measured it.
+        memory: samples in order of time, if the runner records them.
+        step_s: from the start of the step until the last device has finished.
+        links: rates of the links, if the runner records them.
+        reference_s: time of the reference workload (``runtimes/profile/reference_workload``) when the step, or the
+            costs of a simulated step, were measured; None if it was not measured.
     """
 
     source: str

@@ -10,7 +10,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
-from panpipe.core.search.suggestions.changes import MORE_MEMORY, OFFLOAD, Asked
+from panpipe.core.search.suggestions.changes import MORE_MEMORY, OFFLOAD, Relaxation
 from panpipe.core.search.suggestions.infeasible import NothingFits
 from panpipe.core.trace.throughput import Work
 
@@ -48,30 +48,30 @@ def test_each_change_fits_when_it_is_asked_for():
     answer = InfeasibleAnswer(nothing.value, wanted)
     changes = {change.what: change for change in answer.changes}
     asked = {
-        "more devices": lambda value: Asked(devices=value),
-        "smaller microbatches": lambda value: Asked(parts=value // microbatches),
-        "recompute": lambda _: Asked(recompute=True),
-        MORE_MEMORY: lambda value: Asked(extra_bytes=value),
+        "more devices": lambda value: Relaxation(devices=value),
+        "smaller microbatches": lambda value: Relaxation(parts=value // microbatches),
+        "recompute": lambda _: Relaxation(recompute=True),
+        MORE_MEMORY: lambda value: Relaxation(extra_bytes=value),
     }
     assert {"more devices", "smaller microbatches", MORE_MEMORY} <= set(changes)
     for what, change in changes.items():
         if what != OFFLOAD:
-            other = wanted.instead(asked[what](change.value))
+            other = wanted.relaxed(asked[what](change.value))
             assert max(other.search().best.prediction.peak_memory_bytes) <= max(other.limits)
             assert change.found.prediction.cluster.devices[0].memory_bytes == other.machine.devices[0].memory_bytes
 
 
 def test_a_change_leaves_the_rest_of_the_request():
     wanted = request(2, 1300, 6, mesh="pp=2")
-    other = wanted.instead(Asked(parts=4))
+    other = wanted.relaxed(Relaxation(parts=4))
     assert (other.microbatches, other.machine, other.costs.graph.nodes[0].saved_bytes) == (24, wanted.machine, 5)
-    assert wanted.instead(Asked(extra_bytes=100)).limits == (1400, 1400)
-    assert len(wanted.instead(Asked(devices=5)).machine.devices) == 5
-    assert wanted.instead(Asked(recompute=True)).recompute is None
+    assert wanted.relaxed(Relaxation(extra_bytes=100)).limits == (1400, 1400)
+    assert len(wanted.relaxed(Relaxation(devices=5)).machine.devices) == 5
+    assert wanted.relaxed(Relaxation(recompute=True)).recompute is None
 
 
 @pytest.mark.parametrize(
     ("mesh", "other"), [(None, None), ("auto", "auto"), ("pp=4", "pp=8,dp=1"), ("dp=2,pp=2", "pp=4,dp=2")]
 )
 def test_more_devices_make_the_pipeline_longer(mesh, other):
-    assert request(4, 1300, 6, mesh).instead(Asked(devices=8)).mesh == other
+    assert request(4, 1300, 6, mesh).relaxed(Relaxation(devices=8)).mesh == other

@@ -1,7 +1,7 @@
-"""Even cuts: of even stages, and of even devices; those of a device that holds several stages may be uneven.
+"""Even cuts: with stages of equal work, and with devices of equal work, whose own stages may be uneven.
 
-Loads of devices are cheap to tell, and a step of thousands of actions is not: the moves that a search can afford are
-made on loads first.
+The work of each device is much cheaper to compute than a step of thousands of actions. So cuts are first moved by the
+devices' work alone.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from .moves import shift_cuts
 MOVES = 20_000
 """Moves of cuts: some milliseconds for a hundred stages."""
 POWER = 16
-"""Of the sum of powers of loads that is made small: near the largest, and still told apart by the others."""
-AGAIN = 0.5
-"""How likely a move takes the next cut along."""
+"""Exponent of the norm of the devices' loads that is minimized: close to the maximum, but smaller loads count too."""
+NEXT_CUT = 0.5
+"""Probability that a move includes the next cut."""
 REACH = 1.5
-"""Mean reach of a move in operators."""
+"""Mean distance of a move in operators."""
 
 
 def even_cuts(setting: Setting, placement: Sequence[int]) -> Cuts:
-    """Stages of as much work as their devices are fast: even within each loop where these are all the same."""
+    """Cuts whose stages have work in proportion to their devices' speeds; with equal speeds, even within each loop."""
     chunks, extra = divmod(len(placement), setting.devices)
     if len(set(setting.speeds)) == 1 and not extra:
         return looped_cuts(setting.prefix, setting.devices, [1.0] * chunks)
@@ -35,7 +35,7 @@ def even_cuts(setting: Setting, placement: Sequence[int]) -> Cuts:
 
 
 def balanced_cuts(setting: Setting, placement: Integers, cuts: Cuts) -> Cuts:
-    """Cuts with which the devices have about as much work as each other: found downhill from ``cuts``."""
+    """Cuts that give the devices about equal work, by descent from ``cuts``."""
     times = setting.arrays.sums[list(setting.slowest), : WEIGHT + 1].sum(axis=1)
     result = np.array(cuts, dtype=np.int64)
     if len(placement) > 1 and times[:, -1].max() > 0:
@@ -55,20 +55,20 @@ def _unevenness(times: Any, placement: Any, cuts: Any, loads: Any) -> float:
 
 @njit()
 def _descend(times: Any, placement: Any, cuts: Any, moves: int) -> None:
-    """Move cuts downhill.
+    """Move cuts and keep each move that does not increase the unevenness.
 
     Args:
         times: per device, time of the operators before each, (devices, nodes + 1).
         placement: device of every stage.
-        cuts: (stages + 1), changed.
-        moves: how many are tried.
+        cuts: (stages + 1), changed in place.
+        moves: number of moves to try.
     """
     np.random.seed(0)
     before, loads = cuts.copy(), np.zeros(times.shape[0])
     value = _unevenness(times, placement, cuts, loads)
     for _ in range(moves):
         before[:] = cuts
-        if not shift_cuts(cuts, REACH, AGAIN):
+        if not shift_cuts(cuts, REACH, NEXT_CUT):
             continue
         new = _unevenness(times, placement, cuts, loads)
         if new <= value:

@@ -1,8 +1,8 @@
-"""Cuts that fit: where even stages hold too much, the evenest whose devices hold what they may.
+"""Cuts that fit in memory: if even stages do not fit, the most even stages that do.
 
-Stage after stage takes what a time and its device's memory allow. With one stage a device that finds cuts wherever
-there are some: a stage that begins later holds no more. With several, a device's memory is shared out equally among
-them, which may miss some; moves of cuts go on from there.
+Stages are filled one after the other, up to a limit of time and the device's memory. With one stage per device this
+finds cuts whenever some exist, because a stage that starts later holds no more. With several stages per device, the
+device's memory is divided equally among them, which may miss cuts; the search continues with moves of cuts.
 """
 
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ from ..problem.arrays import SAVED, STATE, GraphArrays
 from ..problem.setting import Setting
 
 BISECTIONS = 20
-"""Halvings of the interval for the longest stage, and for the memory where none fits."""
+"""Halvings of the interval for the longest stage, and for the memory if nothing fits."""
 DOUBLINGS = 40
-"""How often the memory is doubled to find cuts that fit in it."""
+"""Largest number of doublings of the memory until cuts fit in it."""
 
 
 class Readings(NamedTuple):
-    """What each operator reads, by operator: the inverse of a graph's lists by tensor and by shared parameter.
+    """The tensors and shared parameters that each operator reads: the inverse of ``GraphArrays``' lists of readers.
 
     Args:
-        first, tensor, size: where each operator's begin in the next two, (nodes + 1); the tensor, and its bytes.
+        first, tensor, size: offset of each operator's tensors in the next two, (nodes + 1); the tensor, and its bytes.
         shared_first, shared: the same for shared parameters.
     """
 
@@ -38,7 +38,7 @@ class Readings(NamedTuple):
 
 
 def readings_of(graph: GraphArrays) -> Readings:
-    """What each operator of a graph reads."""
+    """The tensors and shared parameters that each operator of a graph reads."""
     nodes = np.arange(graph.sums.shape[2])
 
     def inverse(first: Integers, reader: Integers) -> tuple[Integers, Integers, Integers]:
@@ -51,8 +51,8 @@ def readings_of(graph: GraphArrays) -> Readings:
     return Readings(tensor_first, tensor, graph.size[order], shared_first, shared)
 
 
-def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> Integers:
-    """Per stage, the most microbatches that its device holds of it at once."""
+def most_in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> Integers:
+    """Per stage, the largest number of microbatches whose saved tensors exist at once."""
     most = np.zeros(stages, dtype=np.int64)
     for row, length in zip(orders, lengths, strict=True):
         codes = row[:length]
@@ -64,14 +64,14 @@ def in_flight(orders: Integers, lengths: Integers, stages: int, count: int) -> I
 
 
 def fitting_cuts(setting: Setting, placement: Integers, flight: Integers, recompute: "np.ndarray") -> tuple[Cuts, bool]:
-    """The cuts of the shortest longest stage with which no device is above its limit; and whether there are such.
+    """The cuts with the shortest longest stage whose devices are within their limits; and whether such cuts were found.
 
-    Where this way finds none: those that would fit in the least more memory, in proportion to what the devices have.
+    If none were found: cuts that fit in the smallest multiple of the devices' memory.
 
     Args:
-        setting: what is cut.
+        setting: the graph and the devices.
         placement: device of every stage.
-        flight: how many microbatches each stage's device holds of it at once.
+        flight: per stage, the largest number of microbatches in flight (see :func:`most_in_flight`).
         recompute: per stage.
     """
     readings, chunks = readings_of(setting.arrays), np.bincount(placement, minlength=setting.devices)
@@ -98,7 +98,7 @@ def fitting_cuts(setting: Setting, placement: Integers, flight: Integers, recomp
 
 
 def _least(holds: Any, low: float, high: float) -> float:
-    """The least number between the two for which something holds that holds for ``high``, nearly."""
+    """About the smallest number in an interval for which ``holds`` is true; it is true for ``high``."""
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         if holds(middle):
@@ -120,7 +120,8 @@ def _filled(
     longest_s: float,
     cuts: Any,
 ) -> bool:
-    """Stages as long as ``longest_s`` and their memory allow, one behind the other; whether all operators are in."""
+    """Fill stages one after the other, each up to ``longest_s`` and its memory limit; return whether all operators are
+    in a stage."""
     stages, nodes = placement.shape[0], graph.sums.shape[2] - 1
     got, stage_got = np.zeros(graph.source.shape[0]), np.full(graph.source.shape[0], -1, dtype=np.int64)
     replica = np.full(graph.shared_size.shape[0], -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a search begins with: every schedule on cuts of its own, and orders of its own where memory is short."""
+"""The initial walks of a search: published schedules, and list-scheduled orders if memory is short."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,28 +11,28 @@ from ..problem.options import Option, options, schedule_problem
 from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .balance import even_cuts
-from .fitting import fitting_cuts, in_flight
+from .fitting import fitting_cuts, most_in_flight
 from .list_scheduled import list_scheduled
 from .walk import Walk, start_walk
 
 BUILT = 250_000
-"""Compute actions of the schedules that a search begins with; building them is plain Python."""
+"""Largest number of compute actions in the initial schedules, which are built in plain Python."""
 LEAST_STARTS = 6
-"""Schedules that each setting begins with, whatever their size."""
+"""Number of schedules for each setting, whatever their size."""
 ENOUGH = 12
-"""Schedules that fit: where there are fewer, for want of memory, the search makes some of its own."""
+"""Schedules that fit. With fewer, because memory is short, list-scheduled orders are added."""
 LISTED = 0.1
-"""Share of the evaluations for orders of the search's own."""
+"""Share of the evaluations for list-scheduled orders."""
 DECODING = 40
-"""Places that are evaluated in the time in which one such order is made."""
+"""Cost of one list-scheduled order, in evaluations of a place."""
 PLACES = 4
-"""Placements and cuts of them for each number of stages a device, about."""
+"""Approximate number of pairs of placement and cuts for each number of stages per device."""
 LEAST_LISTED = 4
-"""Orders of its own for each of them at least."""
+"""Smallest number of list-scheduled orders for each of these pairs."""
 
 
 class InitialWalks:
-    """The starts of a search in some settings.
+    """The initial walks of a search in some settings.
 
     Args:
         settings: to choose among.
@@ -41,11 +41,12 @@ class InitialWalks:
 
     def __init__(self, settings: Sequence[Setting], space: SearchSpace) -> None:
         self._settings, self._space = settings, space
-        self._lacking: list[Setting] = []
+        self._with_few: list[Setting] = []
+        """Settings in which few published schedules fit, or too large ones for all to be built."""
 
     def published(self) -> Iterator[Walk]:
-        """A walk for every setting, family, set of parameters and number of stages a device; fewer where they are
-        large. What each holds too much is known."""
+        """Evaluated walks for every setting, family, set of parameters and number of stages per device; not for all of
+        them if schedules are large."""
         for setting in self._settings:
             yield from self._published(setting)
 
@@ -69,18 +70,18 @@ class InitialWalks:
                 built += walk.actions
                 fitting += walk.excess == 0
         if seen and (large or fitting < min(ENOUGH, len(seen))):
-            self._lacking.append(setting)
+            self._with_few.append(setting)
 
-    def own(self, budget: int) -> Iterator[Walk]:
-        """Where orders may be of any kind, and few of the published ones fit or they are too large for all to be built:
-        walks with orders of the search's own, for a share of so many evaluations (see `listed`)."""
+    def list_scheduled(self, budget: int) -> Iterator[Walk]:
+        """Walks with list-scheduled orders, for settings with few published schedules; none if orders must be a
+        family's. They cost a share of ``budget`` evaluations."""
         if self._space.anneal:
-            for setting in self._lacking:
-                yield from _own_starts(setting, self._space, int(LISTED * budget / len(self._settings)))
+            for setting in self._with_few:
+                yield from _list_scheduled(setting, self._space, int(LISTED * budget / len(self._settings)))
 
 
-def _own_starts(setting: Setting, space: SearchSpace, budget: int) -> Iterator[Walk]:
-    """Walks that begin with orders of the search's own."""
+def _list_scheduled(setting: Setting, space: SearchSpace, budget: int) -> Iterator[Walk]:
+    """Walks that start with list-scheduled orders."""
     numbers = _chunk_numbers(setting, space)
     orders = max(int(budget / DECODING / (PLACES * len(numbers))), LEAST_LISTED)
     built = 0
@@ -101,8 +102,8 @@ def _chunk_numbers(setting: Setting, space: SearchSpace) -> range:
 
 
 def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
-    """The walk; where it holds too much, on cuts that fit, and on its own with stages that recompute."""
-    walk.judge()
+    """The walk, evaluated. If it exceeds a limit, it gets cuts that fit, and a second walk recomputes some stages."""
+    walk.evaluate()
     found, short = [walk], recompute is None and walk.excess > 0
     if walk.excess > 0:
         if recompute is None:
@@ -112,24 +113,25 @@ def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
     for each in found:
         each.recomputes = short
         each.value = INFINITY
-        each.rest()
+        each.free_buffers()
     return found
 
 
 def _fit(walk: Walk) -> None:
-    """Cut so that the devices hold what they may, or as little too much as this finds."""
+    """Replace the cuts by ones that fit, or that exceed the limits less."""
     setting, place = walk.setting, walk.best
-    flight = in_flight(place.orders, place.lengths, len(place.placement), setting.microbatches)
+    flight = most_in_flight(place.orders, place.lengths, len(place.placement), setting.microbatches)
     cuts, fit = fitting_cuts(setting, place.placement, flight, place.recompute)
     before, excess = place.cuts.copy(), walk.excess
     place.cuts[:] = cuts
-    walk.judge()
+    walk.evaluate()
     if not fit and walk.excess > excess:
         place.cuts[:] = before
 
 
 def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
-    """Each family's first parameters for each number of stages a device come first, few stages before many."""
+    """The options, sorted: first each family's first set of parameters for each number of stages per device, from few
+    stages to many, then the second sets, and so on."""
     found: list[tuple[int, Option]] = []
     for chunks in _chunk_numbers(setting, space):
         counts: dict[str, int] = {}
@@ -140,7 +142,7 @@ def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
 
 
 def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:
-    """What a builder is told: the costs of these stages."""
+    """The input of a schedule's builder, with the costs of the stages of these cuts."""
     _, costs, edges = setting.staged(cuts, placement)
     return schedule_problem(
         setting.cluster, setting.microbatches, placement=placement, costs=costs, edges=edges, limits=setting.limits,

@@ -1,4 +1,4 @@
-"""Halves of a backward that stand next to each other become one action again, where the step is no longer for it."""
+"""Join each I that is directly followed by its own W into a B, if the step does not get longer."""
 
 from ...evaluate.coding import INFINITY, KINDS
 from ...evaluate.compiled import run
@@ -10,15 +10,15 @@ ROUNDING = 1e-12
 
 
 def join_split_backwards(setting: Setting, place: Place, buffers: Buffers) -> None:
-    """Join what can be joined: all microbatches of a stage at once, or else of each half of them.
+    """Join the backwards of all microbatches of a stage; if that is slower, try each half of the microbatches.
 
     Args:
-        setting: what the place is in.
-        place: its orders change.
+        setting: of the place.
+        place: its orders are changed in place.
         buffers: with the costs of its stages.
     """
     count, costs, scratch = setting.microbatches, buffers.costs, buffers.scratch
-    buffers.work[:] = 0.0  # only a bound before the run's end, and none is needed
+    buffers.work[:] = 0.0  # only used to end a run early, which is not needed here
 
     def step() -> float:
         return float(run(place.orders, place.lengths, count, place.placement, costs, buffers.work, INFINITY, scratch))

@@ -1,8 +1,8 @@
-"""Starts of the search's own: orders that a list scheduler makes for the costs and the memory at hand.
+"""List-scheduled orders for the given costs and memory limits, as starts of the search.
 
-Where published orders hold too much, or are built for stages that cost the same, these begin nearer: a device takes of
-what is there what is due first in some rhythm, and never begins what it could not finish within its memory
-(`schedules/decode`). Whatever one microbatch at a time fits in has such an order.
+They are better starts if published orders need too much memory, or assume stages of equal cost. A device runs the
+available action that is due first in a periodic pattern, and starts none that it could not finish within its memory
+(`schedules/decode`). If one microbatch at a time fits, such an order exists.
 """
 
 from collections.abc import Iterator
@@ -24,22 +24,22 @@ from .balance import balanced_cuts, even_cuts
 from .fitting import fitting_cuts
 
 NAME = "listed"
-"""Of these orders, as of a family."""
+"""Name of these orders in place of a family's."""
 KEPT = 2
-"""Orders of some stages that become starts, at most."""
+"""Largest number of orders that become starts, for each cuts."""
 HELD = 2
-"""Microbatches that a device is given room for at most, for each device: with more it is no faster."""
+"""Memory limit of the list scheduler in microbatches per device of the pipeline: more makes no order faster."""
 FLIGHTS = 3
-"""Numbers of microbatches in flight for which cuts are made to fit, at most."""
+"""Largest number of cuts that fit, each for another number of microbatches in flight."""
 
 
 @frozen
 class ListScheduled:
-    """An order with the stages that it is for.
+    """An order with its stages.
 
     Args:
         schedule: placement and order.
-        cuts: where the stages begin.
+        cuts: of the stages.
         recompute: per stage.
     """
 
@@ -49,13 +49,13 @@ class ListScheduled:
 
 
 def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, orders: int) -> Iterator[ListScheduled]:
-    """Orders of so many stages a device, on every placement and on cuts that suit it.
+    """Orders with ``chunks`` stages per device, on every placement, for several cuts.
 
     Args:
-        setting: what they are for.
-        chunks: stages a device.
-        recompute: see ``search_plans``.
-        orders: how many are tried for each placement and cuts; the best few are given.
+        setting: the graph and the devices.
+        chunks: stages per device.
+        recompute: see ``SearchOptions``.
+        orders: how many to try for each placement and cuts; the best ``KEPT`` are returned.
     """
     for placement in placements(setting.devices, chunks):
         again = np.zeros(len(placement), dtype=np.bool_)
@@ -67,10 +67,11 @@ def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, o
 
 
 class _Stages:
-    """Stages on a placement, to be cut.
+    """Several cuts for the stages of one placement, and the orders for them.
 
     Args:
-        setting, placement: see :func:`listed`.
+        setting: the graph and the devices.
+        placement: device of every stage.
         recompute: per stage.
     """
 
@@ -86,7 +87,7 @@ class _Stages:
             self._cuts += self._lean_cuts()
 
     def list_scheduled(self, orders: int) -> Iterator[ListScheduled]:
-        """The best few orders of each cuts."""
+        """The best ``KEPT`` orders for each cuts."""
         for cuts in dict.fromkeys(self._cuts):
             yield from self._scheduled_on(cuts, orders)
 
@@ -97,18 +98,18 @@ class _Stages:
         return costs
 
     def _spare(self, costs: StageArrays) -> Floats:
-        """What is left for saved tensors, per device, after all that does not depend on the order."""
+        """Bytes for saved tensors, per device: the limit without state and workspace, which no order changes."""
         state, workspace = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made_again)[self._on].max(axis=1)
         return np.asarray(self._setting.machine.limits - state - workspace, dtype=float)
 
     def _is_short(self, cuts: Cuts) -> bool:
-        """Whether some device lacks memory for as many microbatches as 1F1B holds."""
+        """Whether a device's memory is too small for as many microbatches as 1F1B holds."""
         costs = self._costs(cuts)
         flight = min(self._setting.devices, self._setting.microbatches)
         return bool(np.any(flight * costs.after_forward[self._on].sum(axis=1) > self._spare(costs)))
 
     def _lean_cuts(self) -> Iterator[Cuts]:
-        """Cuts that fit for as many microbatches in flight as may be, for half of them, and for one at a time."""
+        """Cuts that fit with all microbatches of 1F1B in flight, half of them, and so on, and finally with one."""
         setting, found = self._setting, 0
         flight = min(setting.devices, setting.microbatches)
         one_each = len(self._placement) == setting.devices
@@ -139,7 +140,7 @@ class _Stages:
             yield ListScheduled(task.schedule(NAME, coded, lengths), cuts, self._recompute)
 
     def _instance(self, cuts: Cuts) -> Instance:
-        """The problem of the list scheduler: what messages that skip stages take is left to moves."""
+        """The input of the list scheduler, which has no messages that skip stages; later moves consider them."""
         setting, costs = self._setting, self._costs(cuts)
         times = costs.times[: WEIGHT + 1].copy()
         times[INPUT] += costs.again

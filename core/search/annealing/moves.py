@@ -1,4 +1,4 @@
-"""Moves of the annealing: of actions, of cuts, of what is split and what recomputes; and how to take one back."""
+"""Moves of the annealing (actions, cuts, split backwards, recomputation), and how to undo one."""
 
 from typing import Any, NamedTuple
 
@@ -10,18 +10,20 @@ from ...schedules.shifts import draw_shift, shift
 from ..problem.costing import cost_stages
 
 STAGES, NOTHING = -1, -2
-"""What a move can change beside the order of a device."""
+"""What a move changes, if it is not the order of one device: the stages (cuts or recomputation), or nothing."""
 NEAR = 1.5
-"""Mean reach in operators of most moves of cuts; the others reach a quarter of a stage."""
+"""Mean distance in operators of most moves of cuts; the others move by a quarter of a stage."""
+NEXT_CUT = 0.4
+"""Probability that a move includes the next cut."""
 
 
-class Ways(NamedTuple):
-    """How often, as shares of all moves, a move is of a kind that is not a shift.
+class MoveShares(NamedTuple):
+    """Shares of the kinds of moves; the rest are shifts of one action.
 
     Args:
-        cut: moves cuts.
-        recompute: has a stage recompute or not.
-        split: splits a backward or makes it whole.
+        cut: move cuts.
+        recompute: switch the recomputation of a stage.
+        split: split a B, or join an I with its W.
     """
 
     cut: float
@@ -31,7 +33,7 @@ class Ways(NamedTuple):
 
 @njit()
 def _split_or_join(d: int, orders: Any, lengths: Any, buffers: Any) -> bool:
-    """Split a B of device ``d``, or make an I with its W behind it a B; False where it has neither."""
+    """Split a B of device ``d``, or replace an I directly followed by its W by a B; False if it has neither."""
     order, length = orders[d], lengths[d]
     begin = np.random.randint(length)
     for step in range(length):
@@ -58,17 +60,17 @@ def _split_or_join(d: int, orders: Any, lengths: Any, buffers: Any) -> bool:
 
 
 @njit()
-def shift_cuts(cuts: Any, reach: float, again: float) -> bool:
-    """Move one cut, or a few that follow one another, by some nodes; whether that changes anything.
+def shift_cuts(cuts: Any, reach: float, next_cut: float) -> bool:
+    """Move one cut, or some neighbouring ones together, by some operators; return whether that changes anything.
 
     Args:
-        cuts: (stages + 1), changed; of two stages at least.
-        reach: how far they are moved on average, in nodes.
-        again: how probable it is that the next cut moves along.
+        cuts: (stages + 1), changed in place; of at least two stages.
+        reach: mean distance in operators.
+        next_cut: probability that the next cut moves, too.
     """
     stages = cuts.shape[0] - 1
     first, width = 1 + np.random.randint(stages - 1), 1
-    while first + width < stages and np.random.random() < again:
+    while first + width < stages and np.random.random() < next_cut:
         width += 1
     by = 1 + int(-reach * np.log(1 - np.random.random()))
     if np.random.random() < 0.5:
@@ -82,30 +84,40 @@ def shift_cuts(cuts: Any, reach: float, again: float) -> bool:
 
 @njit()
 def _move_cuts(cuts: Any) -> bool:
-    """Move cuts, near or far."""
+    """Move cuts by a short or by a long distance."""
     stages = cuts.shape[0] - 1
     if stages == 1:
         return False
     reach = max(cuts[stages] / stages / 4.0, 1.0) if np.random.random() < 0.3 else NEAR
-    return bool(shift_cuts(cuts, reach, 0.4))
+    return bool(shift_cuts(cuts, reach, NEXT_CUT))
 
 
 @njit()
-def move(ways: Any, number: int, place: Any, buffers: Any) -> int:
-    """Make some move; what has to be judged anew: ``STAGES``, ``NOTHING``, or a device whose order is another."""
+def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
+    """Draw a move and apply it to ``place``.
+
+    Args:
+        shares: :class:`MoveShares`.
+        number: of positions on the longest path, in ``buffers.found``.
+        place: changed.
+        buffers: get what is needed to undo the move.
+
+    Returns:
+        What the move changed: ``STAGES``, ``NOTHING``, or the device with a new order.
+    """
     draw = np.random.random()
     buffers.other_work[:] = buffers.work
-    if draw < ways.cut + ways.recompute:
+    if draw < shares.cut + shares.recompute:
         buffers.cuts[:] = place.cuts
         buffers.recompute[:] = place.recompute
-        if draw < ways.cut:
+        if draw < shares.cut:
             return STAGES if _move_cuts(place.cuts) else NOTHING
         s = np.random.randint(place.placement.shape[0])
         place.recompute[s] = not place.recompute[s]
         return STAGES
     buffers.lengths[:] = place.lengths
     buffers.other_whole[:] = buffers.whole
-    if draw > 1 - ways.split:
+    if draw > 1 - shares.split:
         d = np.random.randint(place.lengths.shape[0])
         buffers.row[:] = place.orders[d]
         return d if _split_or_join(d, place.orders, place.lengths, buffers) else NOTHING
@@ -115,14 +127,14 @@ def move(ways: Any, number: int, place: Any, buffers: Any) -> int:
 
 
 @njit()
-def take_back(what: int, graph: Any, machine: Any, place: Any, buffers: Any) -> None:
-    """Undo the last move."""
+def undo_move(changed: int, graph: Any, machine: Any, place: Any, buffers: Any) -> None:
+    """Undo the last move, for which :func:`make_move` returned ``changed``."""
     buffers.work[:] = buffers.other_work
-    if what == STAGES:
+    if changed == STAGES:
         place.cuts[:] = buffers.cuts
         place.recompute[:] = buffers.recompute
         cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
     else:
-        place.orders[what] = buffers.row
+        place.orders[changed] = buffers.row
         place.lengths[:] = buffers.lengths
         buffers.whole[:] = buffers.other_whole

@@ -1,9 +1,10 @@
-"""The search: every schedule on cuts of its own, then cuts and orders together, by successive halving.
+"""The search: published schedules with cuts of their own, then annealing of cuts and orders, by successive halving.
 
-1. Starts: every family with every set of parameters that it offers and every number of stages a device, on even cuts.
-   Their cuts climb downhill. (Pfeife's algorithm 1 takes a beam of cuts for each set of parameters; this is its floor.)
-2. The better ones go on annealing, cuts and orders together, each on its own costs, edges and memory limits; fewer and
-   fewer of them with more and more moves (successive halving, Karnin et al. 2013).
+1. Starts: every family with each of its sets of parameters and each number of stages per device, on even cuts. Their
+   cuts are improved by descent. (Pfeife's algorithm 1 keeps a beam of cuts for each set of parameters; this does no
+   worse.)
+2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
+   get more moves in each round (successive halving, Karnin et al. 2013).
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -18,8 +19,8 @@ from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
 from .initial_walks import InitialWalks
-from .moves import Ways
-from .walk import Walk, ranked, varied
+from .moves import MoveShares
+from .walk import Walk, best_by_placement, ranked
 
 
 @frozen
@@ -27,78 +28,78 @@ class Round:
     """One round of successive halving.
 
     Args:
-        keep: walks that take part, the best of those before.
-        each: most of them with the same placement.
-        share: of the budget for all of them together, in proportion to the other rounds'.
-        warmth: of the annealing; 0 is straight downhill.
+        keep: number of walks in this round, the best of the round before.
+        each: largest number of them with the same placement.
+        share: of the budget for all of them together, relative to the other rounds' shares.
+        temperature: of the annealing; 0 is pure descent.
         cut: share of the moves that move cuts.
     """
 
     keep: int
     each: int
     share: float
-    warmth: float
+    temperature: float
     cut: float
 
 
-CLIMBS = (Round(1000, 1000, 0.04, 0.0, 1.0), Round(40, 6, 0.04, 0.0, 1.0))
+DESCENTS = (Round(1000, 1000, 0.04, 0.0, 1.0), Round(40, 6, 0.04, 0.0, 1.0))
 """Rounds for cuts alone."""
 START = Round(1000, 1000, 0.0, 0.0, 0.0)
-"""Every start as it is."""
+"""Evaluates every start unchanged."""
 ANNEALINGS = (
     Round(16, 3, 0.17, 0.002, 0.08), Round(5, 2, 0.30, 0.002, 0.08), Round(1, 1, 0.45, 0.002, 0.08),
 )  # fmt: skip
 """Rounds for cuts and orders."""
 
 SPLITS = 0.15
-"""Share of the moves that split backwards or make them whole, where that makes a difference."""
+"""Share of the moves that split a B or join an I with its W, if B and I with W take different times."""
 RECOMPUTES = 0.04
-"""Share of the moves that have a stage recompute or not, where some do or memory is short."""
+"""Share of the moves that switch a stage's recomputation, if it is the search's choice and memory is short."""
 COOL = 10
-"""With fewer moves than so many times the actions annealing begins colder: there is no time to wander."""
+"""Moves per action below which annealing starts at a lower temperature."""
 SYSTEMATIC = 10
-"""Where there are at most so many times as many cuts as moves, all of them are tried instead."""
+"""Number of possible cuts per move up to which all cuts are tried instead of random moves."""
 FEW = 40_000
 """Most evaluations of a search that ends with the first plan that fits."""
 SCOUTING = 0.5
-"""Share of a smaller budget for it."""
+"""Share of the budget for such a search within a whole search, if that is less."""
 
 
 def search(
-    settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int = 0, begun: Sequence[Walk] = ()
+    settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int = 0, earlier: Sequence[Walk] = ()
 ) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
-    Where no start fits, a small part of the search looks for one thing that does; the rest goes on from there, too. A
-    meter that wants no more than that gets just this part: whatever is found so is found by a whole search.
+    If no start fits, the first part of the search looks for one walk that fits; the rest of the search continues with
+    it and with the starts. With ``meter.until_fit`` the search ends after that first part.
 
     Args:
-        settings: to choose among; their steps are compared as they are.
+        settings: to choose among, by their step times.
         space: see :class:`SearchSpace`.
-        meter: what may be spent.
+        meter: the budget.
         seed: of all random numbers.
-        begun: walks of an earlier search, in these settings now, to go on from; none to begin with schedules.
+        earlier: walks of an earlier search to continue from, in these settings; none to start with schedules.
 
     Returns:
-        The walks, of which the best is first; and whether time or an interrupt cut the search short. No walks where no
-        family is made for any setting.
+        The walks, best first, and whether a time limit or an interrupt ended the search early. There are no walks if no
+        family supports any setting.
     """
-    if begun:
-        return _continued(list(begun), settings, space, meter, seed)
+    if earlier:
+        return _continued(list(earlier), settings, space, meter, seed)
     walks: list[Walk] = []
     scouted: list[Walk] = []
     starts, budget = InitialWalks(settings, space), meter.left
     try:
         for walk in starts.published():
             walks.append(walk)
-            meter.spend(0)  # they take time
+            meter.spend(0)  # no evaluation, but building it takes time
         if walks and all(walk.excess > 0 for walk in walks):
-            scouted += [walk.again() for walk in walks]
+            scouted += [walk.copy() for walk in walks]
             _scout(scouted, starts, settings, space, meter, seed)
         if meter.until_fit:
-            _judge_all(walks)
+            _evaluate_all(walks)
             return ranked(walks + scouted), False
-        for walk in starts.own(budget):
+        for walk in starts.list_scheduled(budget):
             walks.append(walk)
             meter.spend(0)
         walks += _fitting(scouted)
@@ -114,12 +115,11 @@ def search(
 def _continued(
     walks: list[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
 ) -> tuple[list[Walk], bool]:
-    """Anneal on from walks whose limits changed: from those that fit now, and from fast ones that hold a little too
-    much."""
-    _judge_all(walks)
+    """Continue annealing walks whose limits changed: the best that fit, and fast ones that exceed a limit a little."""
+    _evaluate_all(walks)
     most, each = ANNEALINGS[0].keep, ANNEALINGS[0].each
-    fast = varied(walks, most, each, key=lambda walk: walk.step_s * (1 + EXCESS * walk.excess))
-    chosen = fast + [walk for walk in varied(walks, most, each) if walk not in fast]
+    fast = best_by_placement(walks, most, each, key=lambda walk: walk.step_s * (1 + EXCESS * walk.excess))
+    chosen = fast + [walk for walk in best_by_placement(walks, most, each) if walk not in fast]
     first, *others = ANNEALINGS if space.anneal else _rounds(settings, space)[-1:]
     rounds = (evolve(first, keep=2 * most, each=2 * each), *others)
     try:
@@ -133,33 +133,35 @@ def _all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: 
     left = meter.left
     for number, each in enumerate(rounds):
         allowance = left * each.share / max(sum(other.share for other in rounds), 1e-9)
-        _round(varied(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
+        _round(best_by_placement(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
 
 
 def _ended(walks: list[Walk]) -> list[Walk]:
-    """The walks, best first; looked at as they are where there was nothing to spend."""
+    """The walks, best first; if the budget was 0, they are evaluated first."""
     if all(walk.value == INFINITY for walk in walks):
-        _judge_all(walks)
+        _evaluate_all(walks)
     return ranked(walks)
 
 
 def _scout(
     walks: list[Walk], starts: InitialWalks, settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
 ) -> None:
-    """A search of few evaluations that goes on from what holds least too much, and from what is fast for what it holds
-    too much, until something fits."""
+    """A short search that ends when a walk fits: half of each round are the walks with the least excess memory, half
+    those with the best objective."""
     left = min(FEW, int(SCOUTING * meter.left))
-    walks += starts.own(left)
-    _judge_all(walks)
+    walks += starts.list_scheduled(left)
+    _evaluate_all(walks)
     rounds = _rounds(settings, space)
     for number, each in enumerate(rounds):
         if _fitting(walks):
             return
         before = meter.spent
         allowance = left * each.share / max(sum(other.share for other in rounds[number:]), 1e-9)
-        taking_part = varied(walks, each.keep - each.keep // 2, each.each, key=lambda walk: (walk.excess, walk.value))
+        taking_part = best_by_placement(
+            walks, each.keep - each.keep // 2, each.each, key=lambda walk: (walk.excess, walk.value)
+        )
         others = [walk for walk in walks if walk not in taking_part]
-        taking_part += varied(others, each.keep - len(taking_part), each.each)
+        taking_part += best_by_placement(others, each.keep - len(taking_part), each.each)
         _round(taking_part, each, number, int(allowance), meter, seed, until_fit=True)
         left -= meter.spent - before
 
@@ -168,15 +170,15 @@ def _fitting(walks: Sequence[Walk]) -> list[Walk]:
     return [walk for walk in walks if walk.excess == 0]
 
 
-def _judge_all(walks: Sequence[Walk]) -> None:
+def _evaluate_all(walks: Sequence[Walk]) -> None:
     for walk in walks:
-        walk.judge()
-        walk.rest()
+        walk.evaluate()
+        walk.free_buffers()
 
 
 def _rounds(settings: Sequence[Setting], space: SearchSpace) -> tuple[Round, ...]:
-    climbs = (START,) if all(setting.fixed is not None for setting in settings) else CLIMBS
-    return climbs + (ANNEALINGS if space.anneal else ())
+    first = (START,) if all(setting.fixed is not None for setting in settings) else DESCENTS
+    return first + (ANNEALINGS if space.anneal else ())
 
 
 def _round(
@@ -189,21 +191,21 @@ def _round(
     *,
     until_fit: bool = False,
 ) -> None:
-    """One round, of ``allowance`` evaluations in all; each start is looked at once at least. ``until_fit`` ends it with
-    the first that fits."""
+    """Run one round of ``allowance`` evaluations; each walk is evaluated at least once. ``until_fit`` ends it with the
+    first walk that fits."""
     moves = max(allowance // max(len(taking_part), 1), 1)
     for place, walk in enumerate(taking_part):
         if until_fit and place and taking_part[place - 1].excess == 0:
             return
-        ways = Ways(
+        shares = MoveShares(
             plan.cut if walk.setting.fixed is None else 0.0,
             RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
-            SPLITS if walk.setting.mixes and plan.warmth else 0.0,
+            SPLITS if walk.setting.mixes and plan.temperature else 0.0,
         )
         if plan.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
             walk.try_every_cut(meter)
-            walk.rest()
+            walk.free_buffers()
             continue
-        warmth = plan.warmth * min(moves / (COOL * max(walk.actions, 1)), 1.0)
-        walk.go(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, warmth, ways)
-        walk.rest()
+        temperature = plan.temperature * min(moves / (COOL * max(walk.actions, 1)), 1.0)
+        walk.anneal(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, temperature, shares)
+        walk.free_buffers()

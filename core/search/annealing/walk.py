@@ -1,4 +1,4 @@
-"""One start of a search, and how far it has come."""
+"""A walk: one start of the search, and the best place found from it."""
 
 from collections.abc import Callable, Iterator
 from math import comb
@@ -15,26 +15,26 @@ from ...schedules.problem import Schedule
 from ..problem.meter import Meter
 from ..problem.place import Buffers, Place, make_buffers
 from ..problem.setting import Setting
-from .anneal import anneal, every_cut, judge
+from .anneal import anneal, evaluate_place, try_every_cut
 from .join_backwards import join_split_backwards
-from .moves import Ways
+from .moves import MoveShares
 
 SLICE = 4_000_000
-"""Actions that a slice of a walk may evaluate: some hundredths of a second, in which nothing can stop it."""
+"""Actions evaluated without a check of the time limit: some hundredths of a second."""
 
 
 @define(eq=False)
 class Walk:
-    """A schedule on some cuts, and the best that was found from there.
+    """One start of the search: a schedule on some cuts, and the best place found from it.
 
     Args:
-        setting: what it is for.
+        setting: in which it is evaluated.
         schedule: the family's name with its parameters.
-        chunks: stages a device.
+        chunks: stages per device.
         best: the best place so far.
-        annealed: whether its order is another than the family's.
-        recomputes: whether moves may have stages recompute or not.
-        step_s, excess, value: of ``best`` (see :func:`~.anneal.judge`).
+        annealed: whether its order differs from the family's.
+        recomputes: whether moves may switch the recomputation of stages.
+        step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_place`).
         peaks: bytes of ``best`` at each position.
     """
 
@@ -52,7 +52,7 @@ class Walk:
 
     @property
     def name(self) -> str:
-        """Of the best order: the family's, where the order is still as the family has it."""
+        """Name of the best order: the family's, or ``auto(…)`` if the order differs from the family's."""
         return f"auto({self.schedule})" if self.annealed else self.schedule
 
     @property
@@ -64,55 +64,68 @@ class Walk:
         """The best compute order, per position."""
         return decode_orders(self.best.orders, self.best.lengths, len(self.best.placement), self.setting.microbatches)
 
-    def go(self, meter: Meter, moves: int, seed: int, warmth: float, ways: Ways) -> "Walk":
-        """Anneal from the best place for so many moves; the walk itself.
+    def anneal(self, meter: Meter, moves: int, seed: int, temperature: float, shares: MoveShares) -> "Walk":
+        """Anneal from the best place; return the walk itself.
+
+        Args:
+            meter: counts the evaluations.
+            moves: number of moves.
+            seed: of the random numbers.
+            temperature: the initial one, as a share of the step.
+            shares: of the kinds of moves.
 
         Raises:
-            Stopped: the meter says so; what was found by then is kept.
+            Stopped: the time limit is reached; the best place so far is kept.
         """
         place, setting = self.best.copy(), self.setting
         done, each = 0, max(SLICE // max(self.actions, 1), 1)
-        shifts = ways.cut + ways.recompute < 1
+        shifts = shares.cut + shares.recompute < 1
         while done < moves:
             now = min(each, moves - done)
-            before, buffers = self.value, self._working(place)
+            before, buffers = self.value, self._buffers_for(place)
             self.value = anneal(
-                seed + done, now, done / moves, (done + now) / moves, warmth, ways, setting.bound_s,
+                seed + done, now, done / moves, (done + now) / moves, temperature, shares, setting.bound_s,
                 setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, buffers,
             )  # fmt: skip
             done += now
             if self.value < before:
                 self.annealed |= shifts and before < INFINITY
-                self.judge()
+                self.evaluate()
             meter.spend(now, self.step_s if self.excess == 0 else INFINITY)
         return self
 
     def try_every_cut(self, meter: Meter) -> None:
-        """Find the best cuts of all for the best order.
+        """Find the best of all possible cuts for the best order.
 
         Raises:
-            Stopped: the meter says so; what was found is kept.
+            Stopped: the time limit is reached; the best cuts are kept.
         """
         place, setting = self.best.copy(), self.setting
-        self.value = every_cut(
-            setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, self._working(place)
+        self.value = try_every_cut(
+            setting.microbatches,
+            setting.arrays,
+            setting.machine,
+            place,
+            self.best,
+            self.value,
+            self._buffers_for(place),
         )
-        self.judge()
+        self.evaluate()
         meter.spend(self.cut_count, self.step_s if self.excess == 0 else INFINITY)
 
     @property
     def cut_count(self) -> int:
-        """How many cuts there are."""
+        """Number of possible cuts."""
         return comb(len(self.setting.graph.nodes) - 1, len(self.best.placement) - 1)
 
-    def judge(self) -> None:
-        """What the best place gives."""
-        buffers, setting = self._working(self.best), self.setting
-        self.step_s, self.excess, self.value = judge(setting.microbatches, self.best, setting.machine, buffers)
+    def evaluate(self) -> None:
+        """Compute step, excess, objective and peaks of the best place."""
+        buffers, setting = self._buffers_for(self.best), self.setting
+        self.step_s, self.excess, self.value = evaluate_place(setting.microbatches, self.best, setting.machine, buffers)
         self.peaks = tuple(buffers.peaks.tolist())
 
-    def _working(self, place: Place) -> Buffers:
-        """A buffers with the costs of the place's stages."""
+    def _buffers_for(self, place: Place) -> Buffers:
+        """The buffers, with the costs of the place's stages."""
         setting, stages = self.setting, len(place.placement)
         if self._buffers is None:
             scratch = make_scratch(stages, setting.microbatches, setting.devices)
@@ -120,23 +133,24 @@ class Walk:
         setting.fill(place, self._buffers.costs)
         return self._buffers
 
-    def tidy(self) -> None:
-        """Join halves of backwards that stand next to each other, where that is no slower."""
-        join_split_backwards(self.setting, self.best, self._working(self.best))
-        self.judge()
+    def join_backwards(self) -> None:
+        """Join each I directly followed by its own W into a B, if that is not slower."""
+        join_split_backwards(self.setting, self.best, self._buffers_for(self.best))
+        self.evaluate()
 
-    def again(self) -> "Walk":
-        """A walk of its own from the best place."""
+    def copy(self) -> "Walk":
+        """An independent walk from the best place."""
         return evolve(self, best=self.best.copy())
 
     def recomputing(self) -> "Walk":
-        """A walk from the best place, where every device that holds too much recomputes as few stages as it must.
+        """A copy in which every device that exceeds its limit recomputes as few of its stages as necessary.
 
-        Those first that save most for their time; all of a device's stages where nothing helps.
+        Stages with the most saved bytes per second of their forward come first. A device that exceeds its limit even
+        then recomputes all its stages.
         """
-        other = self.again()
+        other = self.copy()
         place, devices = other.best, range(self.setting.devices)
-        costs = other._working(place).costs
+        costs = other._buffers_for(place).costs
         gains = costs.after_forward / np.maximum(costs.times[FORWARD], 1e-300)
         stages_on = [np.flatnonzero(place.placement == device) for device in devices]
         queues = [list(stages[np.argsort(-gains[stages], kind="stable")]) for stages in stages_on]
@@ -145,17 +159,24 @@ class Walk:
             for device in short:
                 if queues[device]:
                     place.recompute[queues[device].pop(0)] = True
-            other.judge()
+            other.evaluate()
             short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]
         return other
 
-    def rest(self) -> None:
-        """Give back what only walking needs."""
+    def free_buffers(self) -> None:
+        """Free the buffers, which only evaluation and annealing need."""
         self._buffers = None
 
 
 def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool) -> Walk:
-    """A walk that begins with a family's order on some cuts."""
+    """A walk that starts with a schedule on some cuts.
+
+    Args:
+        setting: in which it is evaluated.
+        schedule: placement and order.
+        cuts: of its stages.
+        split: whether to replace each B by I and W.
+    """
     stages = len(schedule.placement)
     orders, lengths = encode(
         schedule.device_actions, stages, setting.microbatches, split=range(stages) if split else ()
@@ -167,8 +188,10 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
     return Walk(setting, schedule.name, stages // setting.devices, place)
 
 
-def varied(walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] = lambda walk: walk.value) -> list[Walk]:
-    """The best walks by ``key``, best first: at most ``each`` of those with the same placement in the same setting."""
+def best_by_placement(
+    walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] = lambda walk: walk.value
+) -> list[Walk]:
+    """The ``most`` best walks by ``key``, best first; at most ``each`` with the same placement in the same setting."""
     kept: list[Walk] = []
     counts: dict[tuple[int, bytes], int] = {}
     for walk in sorted(walks, key=key):
@@ -180,12 +203,13 @@ def varied(walks: list[Walk], most: int, each: int, key: Callable[[Walk], Any] =
 
 
 def ranked(walks: list[Walk]) -> list[Walk]:
-    """Best first."""
+    """The walks, best first."""
     return sorted(walks, key=lambda walk: walk.value)
 
 
 def frontier(walks: list[Walk]) -> Iterator[Walk]:
-    """Of walks that fit, fastest first, those that hold less on the fullest device than every faster one."""
+    """The Pareto frontier of time and memory of the walks that fit, fastest first: each one's fullest device holds less
+    than that of every faster walk."""
     least = INFINITY
     for walk in ranked([walk for walk in walks if walk.excess == 0]):
         most = max(walk.peaks)

@@ -1,4 +1,4 @@
-"""Improving keys by simulated annealing: one compiled loop, deterministic for its seed."""
+"""Simulated annealing of a list scheduler's keys: one compiled loop, deterministic for its seed."""
 
 from typing import Any
 
@@ -10,8 +10,9 @@ from ...schedules.shifts import metropolis
 
 
 @njit()
-def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
-    """One stage, some neighbouring ones, all, or a leg of the way over the devices; the first, and behind the last."""
+def _draw_stages(stages: int, chunks: int) -> tuple[int, int]:
+    """Draw a range of stages: one, some neighbours, all, or one chunk of every device. Its first stage, and one past
+    its last."""
     draw, stage = np.random.random(), np.random.randint(stages)
     if draw < 0.65:
         return stage, stage + 1
@@ -19,13 +20,15 @@ def _some_stages(stages: int, chunks: int) -> tuple[int, int]:
         return stage, min(stages, stage + 1 + np.random.randint(stages))
     if draw < 0.93:
         return 0, stages
-    leg = stages // chunks
-    return stage // leg * leg, stage // leg * leg + leg
+    devices = stages // chunks
+    first = stage // devices * devices
+    return first, first + devices
 
 
 @njit()
-def _some_microbatches(count: int) -> tuple[int, int, int]:
-    """All, every second or third, some that follow one another, or one; the first, behind the last, and the step."""
+def _draw_microbatches(count: int) -> tuple[int, int, int]:
+    """Draw microbatches: all, every second or third, some neighbours, or one. The first, one past the last, the
+    step."""
     draw, first = np.random.random(), np.random.randint(count)
     if draw < 0.3:
         return 0, count, 1
@@ -39,12 +42,12 @@ def _some_microbatches(count: int) -> tuple[int, int, int]:
 
 @njit()
 def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, reach: float) -> None:
-    """Change the keys of one kind, by as much everywhere or along a slope (a building block's pace); or the patience,
-    or the caps."""
+    """Change the keys of one kind, by the same amount or in proportion to the stage (which changes the offset between
+    stages, as in a building block); or the patience; or the caps."""
     kinds, stages, count = keys.shape
     draw, kind = np.random.random(), np.random.randint(kinds)
     size = np.random.standard_normal() * period * reach
-    low, high = _some_stages(stages, chunks)
+    low, high = _draw_stages(stages, chunks)
     if draw < 0.1:
         more = 1 if np.random.random() < 0.5 else -1
         for s in range(low, high):
@@ -52,7 +55,7 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
     elif draw < 0.15:
         patience[kind] = max(0.0, min(1.5, patience[kind] + np.random.standard_normal() * 0.3))
     else:
-        first, last, step = _some_microbatches(count)
+        first, last, step = _draw_microbatches(count)
         sloped = high > low + 1 and np.random.random() < 0.5
         for s in range(low, high):
             share = (s - low) / (high - low) if sloped else 1.0
@@ -63,7 +66,7 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
 def anneal_keys(
     seed: int,
     evaluations: int,
-    warmth: float,
+    temperature: float,
     target: float,
     count: int,
     placement: Any,
@@ -78,16 +81,16 @@ def anneal_keys(
     caps: Any,
     fused: Any,
 ) -> tuple[float, int]:
-    """Improve ``keys`` and ``patience`` in place; arguments from ``count`` on as in ``decode``.
+    """Improve ``keys``, ``patience`` and ``caps`` in place; arguments from ``count`` on as in ``decode``.
 
     Args:
         seed: of the random numbers.
-        evaluations: orders to try.
-        warmth: the first temperature as a share of the makespan; it falls to nothing.
+        evaluations: number of orders to try.
+        temperature: the initial one, as a share of the makespan; it falls to 0.
         target: a makespan that ends the search.
 
     Returns:
-        The least makespan, and how many orders were tried.
+        The smallest makespan, and the number of orders tried.
     """
     np.random.seed(seed)
     devices = stages_on.shape[0]
@@ -114,15 +117,14 @@ def anneal_keys(
         _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
         while np.random.random() < 0.3:
             _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
-        temperature = warmth * best_span * (1 - progress) ** 2
-        enough = metropolis(value, temperature)
+        threshold = metropolis(value, temperature * best_span * (1 - progress) ** 2)
         span, tail = decode(
             count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
-            fused, orders, lengths, enough * (1 + 1e-12),
+            fused, orders, lengths, threshold * (1 + 1e-12),
         )  # fmt: skip
         tried += 1
         new = span + TAIL * tail
-        if new <= enough:
+        if new <= threshold:
             now_keys, now_patience, now_caps, value = new_keys, new_patience, new_caps, new
             if new < best_value:
                 best_keys, best_patience, best_caps, best_value = new_keys, new_patience, new_caps, new

@@ -1,11 +1,12 @@
-"""The search over schedules: from patterns and published orders, the fastest one that the memory limit allows.
+"""The search for the fastest schedule within a memory limit, from simple patterns and published schedules.
 
 1. Keys: every start is annealed as priorities of a list scheduler (`anneal_keys`), many actions at a time.
 2. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
-3. Rhythm: the best of these meets the best that comes of letting all microbatches do what a few do (`rhythm`).
+3. Steady state: the order of a few microbatches in the middle is repeated for all of them (`steady_state`); the best
+   result is annealed alongside the best of 2.
 
-All by successive halving (Karnin et al. 2013): the better ones go on with more. Nothing reads a clock: a budget counts
-orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
+Successive halving (Karnin et al. 2013): the better candidates get more evaluations. Nothing reads a clock: a budget
+counts orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,34 +25,34 @@ from ...schedules.shifts import join
 from .anneal_keys import anneal_keys
 from .bound import lower_bound
 from .exact import solvable, solve
-from .initial_keys import State, enough_memory, patterns, published
-from .rhythm import in_rhythm
+from .initial_keys import KeyState, instances_that_fit, patterns, published
+from .steady_state import repeat_steady_state
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
 DECODING = 40
-"""Orders that are evaluated in the time in which one is decoded from keys."""
+"""Cost of decoding keys into an order, in evaluations of an order."""
 KEYS_SHARE = 0.2
 """Share of the evaluations for keys."""
 FIRST_SHARE = 0.3
-"""Share of these that all starts get together; the best ``WIDTH`` get the rest."""
+"""Share of these for all starts together; the best ``WIDTH`` get the rest."""
 WIDTH = 4
-"""Starts that go on as orders."""
+"""Number of starts that are then annealed as orders."""
 LAST_SHARE = 0.5
-"""Share of the evaluations for orders that the best of them gets."""
+"""Share of the evaluations of orders for the best of them."""
 REPEATING = 40
-"""Orders that are evaluated in the time in which a rhythm is repeated and evaluated."""
-RHYTHM_SHARE = 0.4
-"""Most of the last share that rhythms take, in time; a few dozen microbatches need a small part of it."""
+"""Cost of repeating a steady state and evaluating the result, in evaluations of an order."""
+STEADY_SHARE = 0.4
+"""Largest part of the last share for steady states, by time; a few dozen microbatches need a small part of it."""
 TRIAL_SHARE = 0.25
-"""Share of that which each of the two gets, before the better one goes on alone."""
-KEYS_WARMTH, ORDERS_WARMTH, LAST_WARMTH = 0.001, 0.002, 0.001
-"""First temperatures of annealing, as shares of the makespan."""
+"""Part of the last share for each of two candidates; the better one gets the rest."""
+KEYS_TEMPERATURE, ORDERS_TEMPERATURE, LAST_TEMPERATURE = 0.001, 0.002, 0.001
+"""Initial temperatures of annealing, as shares of the makespan."""
 
 
 @define(eq=False)
-class _Found:
-    """Coded orders of a problem on a placement."""
+class _CodedOrders:
+    """Coded orders of an instance, with their makespan once it is known."""
 
     task: Instance
     orders: Integers
@@ -69,19 +70,19 @@ def find_schedule(
     """The fastest schedule found within the memory limit.
 
     Args:
-        problems: the same problem for each number of chunks a device to look at.
+        problems: the same problem for each number of chunks per device to consider.
         families: published schedules to start from.
-        evaluations: orders to try; about that many, and at least one of every start.
+        evaluations: approximate number of orders to try; every start is tried at least once.
         seed: of the random numbers.
 
     Raises:
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
-    tasks = enough_memory(problems)
+    tasks = instances_that_fit(problems)
     bounds = {task: lower_bound(task) for task in tasks}
     bound = min(bounds.values())
     known = list(families)
-    states: list[State] = [state for task in tasks for state in patterns(task)]
+    states: list[KeyState] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
     tried = 0
     for problem in dict.fromkeys(task.problem for task in tasks):
@@ -101,11 +102,11 @@ def find_schedule(
     schedule, result = _fuse(winner.task, schedule)
     if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
         best = winner.task.problem, schedule, result
-    return _proved(bounds, Scored(*best, tried + decoded + moved, bound))
+    return _solved_exactly(bounds, Scored(*best, tried + decoded + moved, bound))
 
 
-def _proved(bounds: Mapping[Instance, float], found: Scored) -> Scored:
-    """What the exact program says, where every placement that could be faster is small enough for it."""
+def _solved_exactly(bounds: Mapping[Instance, float], found: Scored) -> Scored:
+    """The exact solution, if every placement that could be faster is small enough to solve; otherwise ``found``."""
     open_tasks = [task for task, bound in bounds.items() if bound < found.result.makespan * (1 - 1e-9)]
     if not open_tasks or not all(map(solvable, open_tasks)):
         return found
@@ -127,66 +128,71 @@ def _better(one: Evaluation, other: Evaluation) -> bool:
     return (one.makespan, max(one.peak_memory)) < (other.makespan, max(other.peak_memory))
 
 
-def _anneal_keys(states: list[State], evaluations: int, seed: int, bound: float) -> tuple[list[State], int]:
-    """The best of all starts after annealing, best first, and how many orders were decoded."""
+def _anneal_keys(states: list[KeyState], evaluations: int, seed: int, bound: float) -> tuple[list[KeyState], int]:
+    """The best starts after annealing, best first, and the number of decoded orders."""
     left, tried = states, 0
     for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
         each = max(int(share * evaluations / len(left)), 1)
         for place, state in enumerate(left):
             task = state.task
             state.makespan, count = anneal_keys(
-                seed * 1_000_003 + number * 1009 + place, each, KEYS_WARMTH, bound * (1 + 1e-12),
+                seed * 1_000_003 + number * 1009 + place, each, KEYS_TEMPERATURE, bound * (1 + 1e-12),
                 task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
                 task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys,
                 state.patience, state.caps, state.fused,
             )  # fmt: skip
             tried += count
         left = sorted(left, key=lambda state: state.makespan)
-        left = _varied(left)[:WIDTH]
+        left = _best_placements_first(left)[:WIDTH]
     return left, tried
 
 
-def _anneal_orders(candidates: list[_Found], evaluations: int, seed: int, bound: float) -> tuple[_Found, int]:
-    """The best of some orders after annealing, and how many moves were tried."""
+def _anneal_orders(
+    candidates: list[_CodedOrders], evaluations: int, seed: int, bound: float
+) -> tuple[_CodedOrders, int]:
+    """The best of some orders after annealing, and the number of moves tried."""
     each = int((1 - LAST_SHARE) * evaluations / len(candidates))
     tried = sum(
-        _improve(found, seed * 1_000_003 + place, each, ORDERS_WARMTH, bound) for place, found in enumerate(candidates)
+        _improve(found, seed * 1_000_003 + place, each, ORDERS_TEMPERATURE, bound)
+        for place, found in enumerate(candidates)
     )
     best = min(candidates, key=lambda found: found.makespan)
     last, number = int(LAST_SHARE * evaluations), seed * 1_000_003 + len(candidates)
-    repeated = [_in_rhythm(found, int(RHYTHM_SHARE * last / REPEATING / len(candidates))) for found in candidates]
+    repeated = [_repeated(found, int(STEADY_SHARE * last / REPEATING / len(candidates))) for found in candidates]
     tried += sum(count for _, count in repeated)
     other = min((found for found, _ in repeated), key=lambda found: found.makespan)
     if other.makespan < INFINITY:
         for found in (best, other):
-            tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_WARMTH, bound)
+            tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_TEMPERATURE, bound)
             number += 1
         best = min(best, other, key=lambda found: found.makespan)
         last -= 2 * int(TRIAL_SHARE * last)
-    return best, tried + _improve(best, number, last, LAST_WARMTH, bound)
+    return best, tried + _improve(best, number, last, LAST_TEMPERATURE, bound)
 
 
-def _in_rhythm(found: _Found, most: int) -> tuple[_Found, int]:
-    """The best that comes of its rhythms, and how many orders were tried."""
-    makespan, orders, tried = in_rhythm(found.task, found.orders, found.lengths, most)
-    return _Found(found.task, orders, found.lengths, makespan), tried
+def _repeated(found: _CodedOrders, most: int) -> tuple[_CodedOrders, int]:
+    """The best order that repeats a steady state of this one, and the number of orders tried."""
+    makespan, orders, tried = repeat_steady_state(found.task, found.orders, found.lengths, most)
+    return _CodedOrders(found.task, orders, found.lengths, makespan), tried
 
 
-def _improve(found: _Found, seed: int, moves: int, warmth: float, bound: float) -> int:
+def _improve(found: _CodedOrders, seed: int, moves: int, temperature: float, bound: float) -> int:
+    """Anneal orders in place; return the number of moves tried."""
     found.makespan, tried = improve(
-        seed, moves, warmth, bound * (1 + 1e-12), *found.task.for_orders(), found.orders, found.lengths,
+        seed, moves, temperature, bound * (1 + 1e-12), *found.task.for_orders(), found.orders, found.lengths,
         found.task.scratch(),
     )  # fmt: skip
     return tried
 
 
-def _varied(states: list[State]) -> list[State]:
-    """The best of every placement first, then the others: a placement that starts slowly may end fastest."""
+def _best_placements_first(states: list[KeyState]) -> list[KeyState]:
+    """The best state of each placement, then the others: a placement that is slow now may be the fastest after more
+    annealing."""
     first = list({state.task: state for state in reversed(states)}.values())
     return sorted(first, key=lambda state: state.makespan) + [state for state in states if state not in first]
 
 
-def _decoded(state: State) -> _Found:
+def _decoded(state: KeyState) -> _CodedOrders:
     """The order of a state's keys."""
     task, fused = state.task, state.fused
     count = task.problem.microbatches
@@ -196,16 +202,16 @@ def _decoded(state: State) -> _Found:
         count, task.placement, task.stages_on, task.fused_times(fused), task.hops, task.fused_need(fused),
         task.fused_kept(fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
     )  # fmt: skip
-    return _Found(task, orders, lengths)
+    return _CodedOrders(task, orders, lengths)
 
 
-def _coded(problem: ScheduleProblem, schedule: Schedule) -> _Found:
-    """A published order."""
-    return _Found(instance(problem, schedule.placement), *codes_of(schedule))
+def _coded(problem: ScheduleProblem, schedule: Schedule) -> _CodedOrders:
+    """The coded orders of a published schedule."""
+    return _CodedOrders(instance(problem, schedule.placement), *codes_of(schedule))
 
 
 def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
-    """I followed by its own W becomes B, stage by stage, where the step is not slower for it."""
+    """Replace I directly followed by its own W by B, for all stages or one by one, if the step does not get slower."""
     costs, hop = costs_of(task.problem), task.problem.hop_s
     stages, count = len(task.placement), task.problem.microbatches
     given, scratch = task.for_orders(), task.scratch()

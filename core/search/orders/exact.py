@@ -1,10 +1,10 @@
-"""Small cases exactly: the fastest order of a placement as a mixed-integer program, solved by HiGHS.
+"""Exact solution of small cases: the fastest order of a placement as a mixed-integer program, solved by HiGHS.
 
-Each action has a start; for every two actions of a device that could run in either order, a binary says which one is
-first. Starts respect what is read, the order (with a large constant, M), and that a stage takes its microbatches one
-after the other, which loses nothing, because they are all alike. What a device holds when an action begins follows
-from who came before it, so the memory limit is linear, too. The form is that of OptPipe (arXiv 2510.05186, section 4),
-without offload.
+Each action has a start time; for every two actions of a device that could run in either order, a binary variable is 1
+if the first runs first. Start times respect dependencies, the order (with a large constant, M), and the order of a
+stage's microbatches, which excludes no faster order because microbatches are equal. The bytes that a device holds at
+the start of an action follow from the actions before it, so the memory limit is linear, too. The formulation is that of
+OptPipe (arXiv 2510.05186, section 4), without offload.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from ...evaluate.coding import FORWARD, INPUT, WEIGHT
 from ...schedules.instance import Instance
 
 LARGEST = 400
-"""Binaries of a program that are worth a try: two devices with one stage each and 12 microbatches have 396."""
+"""Most binary variables of a program: two devices with one stage each and 12 microbatches have 396."""
 NODES = 2_000
-"""Branch-and-bound nodes, which stand for the time that is spent: the same input gives the same answer."""
+"""Branch-and-bound nodes: a limit on the work instead of the time, so that the same input gives the same answer."""
 
 _Op = tuple[int, int, int]
 """Kind, stage, microbatch."""
@@ -29,11 +29,11 @@ _Op = tuple[int, int, int]
 
 @frozen
 class Exact:
-    """What is known of the fastest order.
+    """The result of the exact program.
 
     Args:
-        bound: no order of this placement is faster.
-        device_actions: the best order found, or None where none is faster than what was known.
+        bound: a lower bound on the makespan of this placement.
+        device_actions: the best order found, or None if none is faster than the known one.
     """
 
     bound: float
@@ -41,9 +41,10 @@ class Exact:
 
 
 def solvable(task: Instance) -> bool:
-    """Whether a problem is small enough, and B is nowhere better than I and W: it is not in the program.
+    """Whether a problem is small enough for the program, which has no B.
 
-    It may be faster, and it may need less memory, where I leaves more than F saved.
+    B must be no better than I and W: not faster, and, with a memory limit, no smaller because I leaves more than F
+    saved.
     """
     if np.any(task.backward < (task.times[INPUT] + task.times[WEIGHT]) * (1 - 1e-12)):
         return False
@@ -53,12 +54,12 @@ def solvable(task: Instance) -> bool:
 
 
 def solve(task: Instance, makespan: float, nodes: int = NODES) -> Exact:
-    """The fastest order, as far as so many nodes tell.
+    """The fastest order, or a bound on it if the node limit is reached.
 
     Args:
         task: a problem that is ``solvable``.
-        makespan: of an order that is known; none that takes longer is looked for.
-        nodes: branch-and-bound nodes.
+        makespan: of a known order; slower orders are excluded.
+        nodes: limit on the number of branch-and-bound nodes.
     """
     return _Program(task, makespan).solve(nodes)
 
@@ -68,7 +69,7 @@ def _actions(task: Instance) -> Iterator[_Op]:
 
 
 def _follows(one: _Op, other: _Op) -> bool:
-    """Whether ``other`` comes after ``one`` in every order: by what it reads, and microbatches in order."""
+    """Whether ``other`` runs after ``one`` in every order: by dependencies, and by the order of microbatches."""
     (kind, stage, m), (later, there, n) = one, other
     if m > n:
         return False
@@ -93,9 +94,9 @@ class _Program:
 
     Args:
         task: the problem.
-        horizon: all of it is over by then.
-        columns: action → column of its start; column 0 is the makespan.
-        pairs: (action, action) → column of the binary that says that the first runs first.
+        horizon: an upper bound on the makespan.
+        columns: action → column of its start time; column 0 is the makespan.
+        pairs: (action, action) → column of the binary variable that is 1 if the first runs first.
     """
 
     task: Instance
@@ -111,10 +112,10 @@ class _Program:
             self.pairs[one, other] = 1 + len(self.columns) + len(self.pairs)
 
     def solve(self, nodes: int) -> Exact:
-        """Build it and hand it to HiGHS."""
-        self._reads()
-        self._one_at_a_time()
-        self._memory()
+        """Build the program and solve it with HiGHS."""
+        self._add_dependencies()
+        self._add_device_orders()
+        self._add_memory_limits()
         width = 1 + len(self.columns) + len(self.pairs)
         matrix = sparse.lil_array((len(self._rows), width))
         for number, (row, _) in enumerate(self._rows):
@@ -130,7 +131,7 @@ class _Program:
             constraints=optimize.LinearConstraint(matrix.tocsr(), -np.inf, upper),
             options={"node_limit": nodes, "mip_rel_gap": 1e-6},
         )  # fmt: skip
-        if found.status == 2:  # nothing is as fast as what was known
+        if found.status == 2:  # infeasible: no order is as fast as the known one
             return Exact(self.horizon, None)
         bound = float(found.fun) if found.status == 0 else max(float(found.mip_dual_bound or 0.0), 0.0)
         if found.x is None:
@@ -139,7 +140,7 @@ class _Program:
         return Exact(bound, tuple(self._order(own, starts) for own in self.task.stages_on.tolist()))
 
     def _order(self, own: list[int], starts: dict[_Op, float]) -> tuple[Action, ...]:
-        """The order of a device; actions that take no time come in the order in which they are read."""
+        """The order of a device; actions with equal starts are in the order of their dependencies."""
         here = [action for action in self.columns if action[1] in own]
         here.sort(key=lambda a: (round(starts[a], 9), a[0], a[1] if a[0] == FORWARD else -a[1], a[2]))
         return tuple(Action(stage, (Kind.F, Kind.I, Kind.W)[kind], m) for kind, stage, m in here)
@@ -148,11 +149,11 @@ class _Program:
         return float(self.task.times[action[0], action[1]])
 
     def _after(self, action: _Op, source: _Op, delay: float = 0.0) -> None:
-        """``action`` begins when ``source`` has ended, and the delay has passed."""
+        """``action`` starts at least ``delay`` after the end of ``source``."""
         row = {self.columns[source]: 1.0, self.columns[action]: -1.0}
         self._rows.append((row, -self._time(source) - delay))
 
-    def _reads(self) -> None:
+    def _add_dependencies(self) -> None:
         hops, last = self.task.hops, len(self.task.placement) - 1
         for kind, stage, m in self.columns:
             action = kind, stage, m
@@ -168,14 +169,15 @@ class _Program:
             elif kind == WEIGHT:
                 self._after(action, (INPUT, stage, m))
 
-    def _one_at_a_time(self) -> None:
+    def _add_device_orders(self) -> None:
+        """A device runs one action at a time."""
         for (one, other), pair in self.pairs.items():
             a, b, far = self.columns[one], self.columns[other], self.horizon
             self._rows.append(({a: 1.0, b: -1.0, pair: far}, far - self._time(one)))
             self._rows.append(({b: 1.0, a: -1.0, pair: -far}, -self._time(other)))
 
-    def _memory(self) -> None:
-        """What a device holds with a forward that begins: everything that came before it, and its own."""
+    def _add_memory_limits(self) -> None:
+        """The bytes that a device holds at the start of a forward: from all actions before it, and its own."""
         task = self.task
         change = task.for_orders()[2].saved.sum(axis=0)
         for device, own in enumerate(task.stages_on.tolist()):

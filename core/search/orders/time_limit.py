@@ -1,4 +1,4 @@
-"""A time budget, made a number of evaluations, so that what was found can be found again without a clock."""
+"""Convert a time budget into a number of evaluations, so that the result can be reproduced without a clock."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,9 +9,9 @@ from ...schedules.scored import Scored
 from .auto import find_schedule
 
 PILOTS = (2_000, 20_000, 60_000)
-"""Evaluations of the searches that tell what one costs; the first loads what is compiled."""
+"""Evaluations of the searches that measure the cost of one evaluation; the first also loads the compiled code."""
 SHARE = 0.95
-"""Of the time that is left, what the last search is given: costs drift."""
+"""Share of the remaining time for the last search, because the measured cost may drift."""
 
 
 def find_schedule_within(
@@ -22,23 +22,23 @@ def find_schedule_within(
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Scored:
-    """The fastest schedule found within a memory limit and about so many seconds.
+    """The fastest schedule found within a memory limit and about ``seconds``.
 
-    Small searches tell what a search costs and what each of its evaluations does; one with as many evaluations as the
-    rest of the time pays for comes last. The schedule's name tells their number, and ``find_schedule`` with that
-    number returns the same bytes.
+    Small searches measure the fixed cost of a search and the cost of one evaluation. A last search spends the rest of
+    the time. The schedule's name contains the number of evaluations; ``find_schedule`` with that number returns the
+    same bytes.
 
     Args:
         problems, families, seed: as in ``find_schedule``.
-        seconds: for all of it. The first of the small searches runs whatever it takes.
+        seconds: for all searches together. The first small search runs even if it takes longer.
         clock: seconds from any start.
 
     Raises:
-        RequestError: there is no time.
+        RequestError: ``seconds`` is not above 0.
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
     if not seconds > 0:
-        raise RequestError(f"{seconds:g} seconds for a search: give it some time, such as 10")
+        raise RequestError(f"{seconds:g} seconds for a search: give a time above 0, such as 10")
     known, deadline = list(families), clock() + seconds
 
     def search(evaluations: int) -> tuple[Scored, float]:

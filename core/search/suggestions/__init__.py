@@ -1,1 +1,1 @@
-"""What to suggest: the preferred of several plans, and changes with which a plan fits."""
+"""Suggestions: the preferred one of several plans, and changes with which a plan fits."""

@@ -1,7 +1,7 @@
-"""Where nothing fits: the smallest changes with which a plan does fit.
+"""If no plan fits: the smallest changes with which one does.
 
-A change is never guessed: each comes with the plan that was found with it, by the very search that finds one for
-whoever asks for that, within a bounded number of further searches.
+No change is guessed: each comes with the plan that was found with it, by the same search that a request with this
+change would run. The number of these searches is bounded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,13 +24,13 @@ MORE_MEMORY = "more memory"
 OFFLOAD = "offload"
 
 MOST_DEVICES = 8
-"""How many times the devices that there are, at most, are tried."""
+"""Largest number of devices to try, as a multiple of the present number."""
 SMALLEST_MICROBATCH = 16
-"""The part of a microbatch, at least, that is tried."""
+"""Largest number of parts of a microbatch to try."""
 NARROWED = 0.01
-"""Share of its memory to which the memory that a device would need is narrowed down."""
+"""Precision of the memory that a device would need, as a share of its memory."""
 DOUBLINGS = 12
-"""How often it is doubled, at most, until a plan is found."""
+"""Largest number of doublings of the further memory until a plan is found."""
 
 
 @frozen
@@ -39,9 +39,9 @@ class Change:
 
     Args:
         what: one of this module's names.
-        value: how many devices, microbatches a step, or stages that recompute; bytes more for each device; bytes to
-            offload over all devices.
-        found: the plan that fits with it.
+        value: number of devices, of microbatches per step, or of stages that recompute; further bytes for each device;
+            or bytes to offload over all devices.
+        found: a plan that fits with the change.
     """
 
     what: str
@@ -50,14 +50,14 @@ class Change:
 
 
 @frozen
-class Asked:
-    """What is asked for in place of what does not fit.
+class Relaxation:
+    """A change to a request that no plan fits.
 
     Args:
-        devices: how many; None as many as there are.
-        parts: a microbatch's parts that become microbatches themselves.
+        devices: their number; None for the request's.
+        parts: each microbatch is split into this many.
         extra_bytes: further memory of each device.
-        recompute: whether stages may recompute, whatever was said before.
+        recompute: whether stages may recompute, even if the request excludes it.
     """
 
     devices: int | None = None
@@ -66,21 +66,21 @@ class Asked:
     recompute: bool = False
 
 
-Replan = Callable[[Asked], Plan | None]
-"""A plan that fits what is asked for, by the beginning of the search that whoever asks for it gets; None where that
-finds none."""
+Replan = Callable[[Relaxation], Plan | None]
+"""A plan that fits the changed request, by the first part of the search that this request would run; None if it finds
+none."""
 
 
 @frozen
 class Problem:
-    """What was planned and does not fit.
+    """A request that no plan fits.
 
     Args:
         graph: with the costs of one microbatch.
-        microbatches: of a step, over all replicas; None where their size is the search's choice.
+        microbatches: of a step, over all replicas; None if the search chooses their size.
         memory: bytes that each of the cluster's devices may hold.
-        saves: whether no stage may recompute.
-        rows: of the batch of one step, where it is known: a microbatch has at least one.
+        saves: whether all stages save their tensors, because none may recompute.
+        rows: of the batch of one step, if known: a microbatch has at least one.
     """
 
     graph: OpGraph
@@ -91,51 +91,54 @@ class Problem:
 
     @property
     def devices(self) -> int:
-        """Of the cluster."""
+        """Number of the cluster's devices."""
         return len(self.memory)
 
     @property
     def limit(self) -> float:
-        """Bytes that the device with most memory may hold."""
+        """Bytes that the device with the most memory may hold."""
         return max(self.memory)
 
     def limits(self, plan: Plan) -> tuple[float, ...]:
         """Bytes that the device at each position of a plan may hold, in every replica."""
         return least_by_position(self.memory, plan.mesh.replicas)
 
-    def may_fit(self, asked: Asked) -> bool:
-        """Whether it may fit at all: the state of all operators together with what one microbatch saves between its
-        last forward and its first backward, and the state of each alone."""
-        nodes, limit, devices = self.graph.nodes, self.limit + asked.extra_bytes, asked.devices or self.devices
+    def may_fit(self, change: Relaxation) -> bool:
+        """Whether a plan is possible by two lower bounds of memory.
+
+        All devices together hold the state of all operators and the saved tensors of one microbatch between its last
+        forward and its first backward. One device holds the state of each single operator.
+        """
+        nodes, limit, devices = self.graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
         state = sum(node.state_bytes for node in nodes)
-        saved = sum(node.saved_bytes for node in nodes) / asked.parts if self.saves and not asked.recompute else 0
+        saved = sum(node.saved_bytes for node in nodes) / change.parts if self.saves and not change.recompute else 0
         return state + saved <= devices * limit and max(node.state_bytes for node in nodes) <= limit
 
     def only_possible(self, replan: Replan) -> Replan:
-        """The search, which is spared what cannot fit."""
-        return lambda asked: replan(asked) if self.may_fit(asked) else None
+        """The search, which is not run for changes with which no plan is possible."""
+        return lambda change: replan(change) if self.may_fit(change) else None
 
 
-def _least(
-    tried: Callable[[int], Plan | None], low: int, numbers: Iterable[int], near: float = 1.0
+def _smallest(
+    search: Callable[[int], Plan | None], low: int, numbers: Iterable[int], near: float = 1.0
 ) -> tuple[int, Plan | None]:
-    """The first of ascending numbers with which a plan is found, and then the least, by halving, up to ``near``.
+    """The smallest number with which a plan is found: the first of ``numbers``, then by bisection.
 
     Args:
-        tried: a number → a plan with it, or None.
-        low: with which none is found.
-        numbers: above it.
-        near: how far from a number with which none is found the least may be; 1 is the very least.
+        search: a number → a plan with it, or None.
+        low: a number with which none is found.
+        numbers: ascending, above ``low``.
+        near: the bisection ends if the interval is at most this long.
     """
     high, found = low, None
     for number in numbers:
-        high, found = number, tried(number)
+        high, found = number, search(number)
         if found is not None:
             break
         low = number
     while found is not None and high - low > max(near, 1):
         middle = (low + high) // 2
-        better = tried(middle)
+        better = search(middle)
         if better is None:
             low = middle
         else:
@@ -144,11 +147,11 @@ def _least(
 
 
 def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Change | None:
-    """The least further memory of each device with which a plan was found: by searches, narrowed down to round numbers.
+    """The smallest further memory of each device with which a plan is found, rounded up to a round number.
 
     Args:
-        nothing: what was found.
-        problem: what was planned.
+        nothing: the error of the search.
+        problem: the request.
         replan: searches for a plan that fits.
     """
     step = NARROWED * problem.limit
@@ -156,8 +159,8 @@ def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Chang
 
     first = ceil(max(excess(nothing.closest, nothing.limits)) / unit)
     numbers = [first << doubling for doubling in range(DOUBLINGS)]
-    ask = problem.only_possible(replan)
-    units, found = _least(lambda number: ask(Asked(extra_bytes=number * unit)), 0, numbers, near=step / unit)
+    search = problem.only_possible(replan)
+    units, found = _smallest(lambda number: search(Relaxation(extra_bytes=number * unit)), 0, numbers, step / unit)
     return None if found is None else Change(MORE_MEMORY, units * unit, found)
 
 
@@ -170,46 +173,47 @@ def smallest_changes(
     *,
     oracle: Oracle,
 ) -> tuple[Change, ...]:
-    """The smallest of each kind of change that makes a plan fit; kinds that do not help are left out.
+    """The smallest change of each kind with which a plan fits, without the kinds that do not help.
 
     Args:
-        nothing: what was found.
-        problem: what was planned.
-        memory: see :func:`more_memory`; its plan is the one that comes closest.
-        timelines: of that plan's memory, by device.
+        nothing: the error of the search.
+        problem: the request.
+        memory: see :func:`more_memory`; its plan is taken as the closest one.
+        timelines: memory of that plan, by device.
         replan: searches for a plan that fits.
         oracle: scores a plan.
     """
     plan = nothing.closest if memory is None else memory.found
     limits = problem.limits(plan)
 
-    ask = problem.only_possible(replan)
+    search = problem.only_possible(replan)
     changes = (
-        _smaller_microbatches(problem, ask),
-        _recompute(plan, limits, oracle, ask) if problem.saves else None,
+        _smaller_microbatches(problem, search),
+        _recompute(plan, limits, oracle, search) if problem.saves else None,
         _offload(plan, limits, timelines),
         memory,
-        _more_devices(problem, ask),
+        _more_devices(problem, search),
     )
     return tuple(change for change in changes if change is not None)
 
 
 def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle, replan: Replan) -> Change | None:
-    """Of the plan that comes closest the fewest stages, where they are fewer than those of a plan that is found."""
-    found = replan(Asked(recompute=True))
+    """Recomputation in a newly searched plan, or in the closest plan if fewer of its stages suffice."""
+    found = replan(Relaxation(recompute=True))
     if found is None:
         return None
-    fewest, count = _fewest(plan, limits, oracle), len(found.memory.recompute)
+    fewest, count = _fewest_stages(plan, limits, oracle), len(found.memory.recompute)
     return fewest if fewest is not None and fewest.value < count else Change(RECOMPUTE, count, found)
 
 
-def _fewest(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
-    """The fewest stages of devices that lack memory, those first that save most; None where all of them are too few."""
+def _fewest_stages(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
+    """Recomputation of the fewest stages on devices above their limits, those with the most saved bytes first; None if
+    even all of them do not suffice."""
     assert plan.prediction is not None
     costs = plan.prediction.costs
-    lacking = {device for device, lack in enumerate(excess(plan, limits)) if lack}
+    above = {device for device, size in enumerate(excess(plan, limits)) if size}
     again = plan.memory.recompute
-    held = [stage.index for stage in plan.stages if stage.device in lacking and stage.index not in again]
+    held = [stage.index for stage in plan.stages if stage.device in above and stage.index not in again]
     held.sort(key=lambda stage: (costs[stage].input_bytes - costs[stage].saved_bytes, stage))
     for count in range(1, len(held) + 1):
         chosen = tuple(sorted((*again, *held[:count])))
@@ -220,21 +224,22 @@ def _fewest(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | Non
 
 
 def _more_devices(problem: Problem, replan: Replan) -> Change | None:
-    """By doubling, then by halving the gap."""
+    """The smallest number of devices, by doubling and then bisection."""
     here = problem.devices
     most = min(MOST_DEVICES * here, len(problem.graph.nodes))
     numbers = sorted({min(here << doubling, most) for doubling in range(1, MOST_DEVICES.bit_length())})
-    devices, found = _least(lambda number: replan(Asked(devices=number)), here, (n for n in numbers if n > here))
+    larger = (number for number in numbers if number > here)
+    devices, found = _smallest(lambda number: replan(Relaxation(devices=number)), here, larger)
     return None if found is None else Change(MORE_DEVICES, devices, found)
 
 
 def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
-    """Twice as many microbatches of half the size, and so on."""
+    """The smallest power of two of parts of each microbatch."""
     if problem.microbatches is None:
         return None
     parts = 2
     while parts <= SMALLEST_MICROBATCH and (problem.rows is None or problem.microbatches * parts <= problem.rows):
-        found = replan(Asked(parts=parts))
+        found = replan(Relaxation(parts=parts))
         if found is not None:
             return Change(SMALLER_MICROBATCHES, problem.microbatches * parts, found)
         parts *= 2
@@ -242,9 +247,9 @@ def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
 
 
 def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Change | None:
-    """Saved tensors that would have to be with the host, where whatever is too much at any moment is such.
+    """Bytes of saved tensors to offload, if at every moment the excess of a device consists of them.
 
-    One microbatch of the device's largest stage has to stay: the running action works on it.
+    One microbatch of the device's largest stage stays on the device, because the running action uses it.
     """
     assert plan.prediction is not None
     total = 0.0

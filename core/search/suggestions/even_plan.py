@@ -1,4 +1,4 @@
-"""Plans that need no costs: as many operators in each stage. For checks, where every cut has to be right."""
+"""Plans that need no costs: stages with equal numbers of operators. For checks, in which every cut must be correct."""
 
 import itertools
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from ..problem.assemble import assemble
 
 
 def even_plan(graph: OpGraph, schedule: Schedule, parameter_sizes: Mapping[str, int]) -> Plan:
-    """A plan whose stages have as many operators each, in the graph's order.
+    """A plan whose stages have equal numbers of operators, up to rounding, in the graph's order.
 
     Args:
-        graph: what is trained.
+        graph: the operators of the training step.
         schedule: placement and compute order.
         parameter_sizes: bytes of each parameter.
 

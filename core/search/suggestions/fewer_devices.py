@@ -1,4 +1,4 @@
-"""Whether fewer of a cluster's devices are faster alone: with little to compute, or messages that take long."""
+"""Whether fewer of a cluster's devices alone are faster, because there is little to compute or messages are slow."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,17 +6,17 @@ from ...errors import InfeasibleError, RequestError
 from ...plan.plan import Plan
 
 SLOWER = 0.99
-"""A plan for fewer devices counts where its step is at most this share of the other's."""
+"""A plan for fewer devices is faster if its step takes at most this share of the other's."""
 
 
 def faster_alone(plan: Plan, search: Callable[[int], Plan]) -> Plan | None:
-    """The fastest plan for half of the devices, a quarter and so on down to one; None where none is faster.
+    """The fastest plan for half of the devices, a quarter and so on down to one; None if none is faster.
 
-    Only what could be faster if its devices never idled is searched.
+    A number of devices is only searched if a plan whose devices never idle would be faster.
 
     Args:
         plan: for all devices, in one pipeline, with its prediction.
-        search: the best plan for the first so many of them.
+        search: a number n → the best plan for the first n devices.
     """
     assert plan.prediction is not None
     costs, best, found = plan.prediction.costs, SLOWER * plan.prediction.step_s, None

@@ -1,4 +1,4 @@
-"""When nothing fits: what comes closest, and what the device that lacks most would hold."""
+"""If no plan fits: the closest plan, and the memory of the device that exceeds its limit most."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -12,11 +12,11 @@ from ...plan.residency import STATE_KINDS, Timeline
 
 
 class NothingFits(InfeasibleError):
-    """No plan was found that every device has the memory for.
+    """No plan was found that fits in the memory of every device.
 
     Args:
         message: one line.
-        closest: the plan that exceeds the limits least, with its prediction.
+        closest: the plan that exceeds the limits by the fewest bytes, with its prediction.
         limits: bytes that each device may hold.
     """
 
@@ -34,7 +34,7 @@ class NothingFits(InfeasibleError):
 
 
 def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
-    """Bytes that each device lacks for a plan; 0 where it has enough."""
+    """Bytes by which each device exceeds its limit; 0 if it does not."""
     assert plan.prediction is not None
     peaks = plan.prediction.peak_memory_bytes
     return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, limits, strict=True))
@@ -42,11 +42,11 @@ def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
 
 @frozen
 class Holding:
-    """What the device that lacks most holds at its peak, messages under way aside.
+    """What a device holds at its peak, without messages in flight.
 
     Args:
         device: its number.
-        action: that causes the peak.
+        action: the action at the peak.
         kinds: bytes by kind.
         limit: bytes that it may hold.
     """
@@ -58,20 +58,20 @@ class Holding:
 
     @property
     def bytes(self) -> float:
-        """Everything together."""
+        """The sum over all kinds."""
         return sum(self.kinds.values())
 
 
 def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Holding:
-    """The device that lacks most.
+    """What the device that exceeds its limit most holds at its peak.
 
     Args:
         plan: with its prediction.
         limits: bytes that each device may hold.
         timelines: of the plan's memory, by device.
     """
-    lacks = excess(plan, limits)
-    device = lacks.index(max(lacks))
+    above = excess(plan, limits)
+    device = above.index(max(above))
     timeline = timelines[device]
     worst = int((timeline.moving[0] + timeline.moving[2]).argmax())
     kinds = dict(zip(STATE_KINDS, timeline.state, strict=True))

@@ -1,4 +1,4 @@
-"""Which plan to prefer where time does not decide: less memory, then fewer stages, then the simpler schedule."""
+"""Which plan to prefer if their times are equal: less memory, then fewer stages, then the simpler schedule."""
 
 import math
 import re
@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from ...plan.plan import Plan
 
 ALIKE = 0.05
-"""Shares of a step below which two predictions from stages that were measured alone are equal: what they cost while all
-stages run is known no better."""
+"""Difference, as a share of a step, below which two predictions count as equal: the stages were measured alone, and
+their costs while all stages run are not known more precisely."""
 GAIN = 0.02
-"""Share of a step that a plan must be predicted to gain over a plain one, to be measured against it."""
+"""Predicted gain over a plain plan, as a share of the step, from which a plan is measured against it."""
 STEP_OF_MEMORY = 1.1
-"""Plans whose fullest devices hold bytes between two powers of this need about as much memory."""
+"""Plans whose fullest devices hold bytes between two powers of this count as equal in memory."""
 
 Preference = tuple[int, int, bool, int, str]
-"""Smaller is preferred: which power of bytes the fullest device holds, stages, whether the order departs from its
-family's, the place of the family among those to choose from, and the schedule's name."""
+"""Smaller is preferred: the fullest device's bytes as a power of ``STEP_OF_MEMORY``, the number of stages, whether the
+order differs from its family's, the family's index among those to choose from, and the schedule's name."""
 
 
 def preference(families: Sequence[str]) -> Callable[[Plan], Preference]:
-    """What plans with predictions are sorted by.
+    """The sorting key of plans with predictions.
 
     Args:
         families: names of the schedules to choose among, simple ones first.
@@ -38,7 +38,7 @@ def preference(families: Sequence[str]) -> Callable[[Plan], Preference]:
 
 
 def preferred(plans: Sequence[Plan], order: Callable[[Plan], Preference], alike: float = ALIKE) -> Plan:
-    """Of the plans predicted to be about as fast as the fastest, the one that comes first."""
+    """The first by ``order`` of the plans whose predicted time is within ``alike`` of the fastest plan's."""
     fastest = min(_step_s(plan) for plan in plans)
     return min((plan for plan in plans if _step_s(plan) <= (1 + alike) * fastest), key=order)
 
@@ -46,16 +46,16 @@ def preferred(plans: Sequence[Plan], order: Callable[[Plan], Preference], alike:
 def worth_rehearsing(
     plans: Sequence[Plan], plain: Sequence[Plan], order: Callable[[Plan], Preference], most: int
 ) -> list[Plan]:
-    """The plans to measure against each other, the one to prefer first.
+    """The plans to measure against each other, sorted by preference.
 
-    A plain one in any case. For each number of stages the preferred one, where it is predicted to gain at least
-    ``GAIN`` over the plain one; of these the fastest.
+    The plain plan is always one of them. The others are the preferred plan for each number of stages, if its predicted
+    gain over the plain plan is at least ``GAIN``; if these are too many, the fastest of them.
 
     Args:
         plans: with predictions; at least one.
-        plain: what is measured in any case, such as 1F1B; none or one.
-        order: what is preferred (see :func:`preference`).
-        most: plans at most.
+        plain: a plan that is always measured, such as 1F1B; none or one.
+        order: the sorting key (see :func:`preference`).
+        most: largest number of plans.
     """
     counts = sorted({len(plan.stages) for plan in plans})
     best = [preferred([plan for plan in plans if len(plan.stages) == count], order) for count in counts]
@@ -64,8 +64,8 @@ def worth_rehearsing(
         best = [plan for plan in best if _step_s(plan) <= enough]
     else:
         best = [plan for plan in best if _step_s(plan) <= (1 + ALIKE) * min(map(_step_s, best))]
-    room = max(most - len(plain), 0 if plain else 1)
-    return sorted([*plain, *sorted(best, key=_step_s)[:room]], key=order)
+    others = max(most - len(plain), 0 if plain else 1)
+    return sorted([*plain, *sorted(best, key=_step_s)[:others]], key=order)
 
 
 def _step_s(plan: Plan) -> float:

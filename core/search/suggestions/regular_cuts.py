@@ -1,13 +1,13 @@
-"""A regular cut: one that tomorrow's measurements give again.
+"""Regular cuts, which another measurement on the same machine reproduces.
 
 A search for cuts follows measured times to the last operator, so two runs on one machine cut at different operators for
-a gain that neither could measure. A regular cut depends on the times as little as it can:
+a gain that is too small to measure. A regular cut depends on the times as little as possible:
 
-1. It cuts only where no position nearby sends less, such as between the halves of a transformer's layers.
-2. No stage takes more than ``SLACK`` times what the longest stage of the best such cut takes.
-3. Of what is left it takes the one whose stages have numbers of operators that are most alike.
-
-The best one of 2 minimizes the longest stage (the chain partition problem; by dynamic programming over the positions).
+1. It cuts only at positions where no position nearby sends fewer bytes, such as between the halves of a transformer's
+   layers.
+2. No stage takes longer than ``SLACK`` times the longest stage of the best cut at these positions. The best cut
+   minimizes the longest stage (the chain partition problem, solved by dynamic programming over the positions).
+3. Among these cuts it is the one whose stages have the most equal numbers of operators.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ from ..problem.assemble import assemble, with_replicas
 from ..problem.score import Oracle, Score
 
 NEAR = 3
-"""Operators before and after a position within which none sends less."""
+"""Number of operators before and after a position among which none sends fewer bytes."""
 SLACK = 1.05
-"""How many times the longest stage of the best cut a stage may take. Less than half a layer of twelve."""
+"""Longest allowed stage ÷ longest stage of the best cut: less than half a layer of twelve."""
 
 Stages = tuple[tuple[str, ...], ...]
 
 
 def regular_cut(graph: OpGraph, count: int) -> Stages | None:
-    """The operators of each stage; None where there are fewer positions than such a cut needs.
+    """The operators of each stage; None if there are too few positions.
 
     Args:
         graph: with times.
-        count: stages.
+        count: number of stages.
     """
     ends = np.array([*thin_positions(graph), len(graph.nodes)], dtype=np.int64)
     if count > len(ends):
@@ -58,12 +58,12 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
 
 
 def longest_stage_s(graph: OpGraph, stages: Stages) -> float:
-    """What the longest stage takes of a microbatch, by the times of its operators."""
+    """Time of the longest stage for one microbatch, from the times of its operators."""
     return max(cost.forward_s + cost.full_backward_s for cost in stage_costs(graph, stages))
 
 
 def thin_positions(graph: OpGraph) -> list[int]:
-    """Cuts that send no more than any other nearby, by the number of operators before them."""
+    """Positions that send no more bytes than any other nearby; a position is the number of operators before it."""
     count = len(graph.nodes)
     change = np.zeros(count + 1)
     # A tensor is sent past every operator between its producer and its last reader, once.
@@ -79,15 +79,15 @@ def thin_positions(graph: OpGraph) -> list[int]:
 
 
 def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[float, list[int]]:
-    """The chain of ``count`` stages whose joined weights are least.
+    """The chain of ``count`` stages with the smallest total weight.
 
     Args:
-        weights: [start, end] of a stage; infinite where there is none.
-        count: stages; at most as many as there are ends.
-        join: how the weights of stages are joined.
+        weights: of a stage by [start, end]; infinite if it is not allowed.
+        count: number of stages; at most the number of ends.
+        join: combines the weights of stages into the total.
 
     Returns:
-        The joined weight, and the number of each stage's end.
+        The total weight, and the index of each stage's end.
     """
     best, chosen = weights[0], []
     for _ in range(count - 1):
@@ -113,15 +113,15 @@ def score_of_cut(
     message: MessageLine,
     parameter_sizes: Mapping[str, int] | None = None,
 ) -> Score:
-    """What the orders of a plan are worth on another cut into as many stages.
+    """The score of a plan with other cuts into the same number of stages.
 
     Args:
-        plan: whose orders and recomputation are kept.
+        plan: its orders and recomputation are kept.
         graph: with times.
         stages: operators of each.
         cluster: the machine.
-        oracle: scores it.
-        message: what a message costs its ends.
+        oracle: scores the plan.
+        message: time that a message takes on the devices at both ends.
         parameter_sizes: bytes of each parameter (see :func:`assemble`).
     """
     edges = stage_edges(graph, stages)

@@ -1,4 +1,4 @@
-"""What could be asked for in place of what does not fit: further devices, smaller microbatches, more memory."""
+"""Relaxed inputs for a request that no plan fits: more devices, smaller microbatches, more memory."""
 
 from math import ceil
 
@@ -10,9 +10,9 @@ from ...costs.graph import OpEdge, OpGraph, OpNode
 
 
 def with_more_devices(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with further devices, each like its last one and linked as that one is.
+    """The cluster with ``count`` devices: further ones have the properties and the links of the last one.
 
-    A device that is linked to others directly gets the same link to each of the new ones.
+    If the last device is linked to other devices directly, new devices are also linked to it and to each other.
     """
     last = cluster.devices[-1]
     names = {end for link in cluster.links for end in (link.a, link.b)} | {device.name for device in cluster.devices}
@@ -41,8 +41,10 @@ def _other(link: Link, end: str) -> str:
 
 
 def with_smaller_microbatches(graph: OpGraph, parts: int) -> OpGraph:
-    """The graph for microbatches of one ``parts``-th of the size, everything that a microbatch costs being in
-    proportion to its size: less than the truth for times, where an operator does not fill the device."""
+    """The graph for microbatches of one ``parts``-th of the size.
+
+    Costs are in proportion to the size. Times are then too short for operators that do not fill the device.
+    """
 
     def node(given: OpNode) -> OpNode:
         return evolve(
@@ -61,6 +63,6 @@ def with_smaller_microbatches(graph: OpGraph, parts: int) -> OpGraph:
 
 
 def with_more_memory(cluster: Cluster, extra_bytes: float) -> Cluster:
-    """The cluster with so much more memory on each device."""
+    """The cluster with ``extra_bytes`` more memory on each device."""
     devices = (evolve(device, memory_bytes=device.memory_bytes + ceil(extra_bytes)) for device in cluster.devices)
     return evolve(cluster, devices=tuple(devices))

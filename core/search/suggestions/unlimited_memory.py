@@ -1,4 +1,4 @@
-"""What the memory limit costs a plan: the fastest known order of its own stages that lacks nothing but memory."""
+"""The time that the memory limit costs a plan: the fastest published order of its stages without a limit."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,13 +13,13 @@ from ..problem.setting import FixedStages, Setting
 
 
 def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Sequence[float]) -> float | None:
-    """The shortest step of all schedules of these stages that do not fit; None where none is shorter than the plan's.
+    """The shortest step among schedules of the plan's stages that do not fit; None if none is shorter than the plan's.
 
-    Times are those of the compiled short-cut: a transfer is a pure delay.
+    Times are those of the compiled evaluation, in which a transfer is a pure delay.
 
     Args:
         plan: a plan with its prediction.
-        families: the schedules to build, those that place the stages as the plan does.
+        families: the schedules to build; those with another placement than the plan's are ignored.
         limits: bytes that each device may hold, by position along the pipeline.
     """
     prediction, mesh = plan.prediction, plan.mesh
@@ -41,14 +41,14 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     for walk in InitialWalks([setting], space).published():
         if tuple(walk.best.placement.tolist()) != plan.placement:
             continue
-        walk.judge()
+        walk.evaluate()
         if np.any(np.array(walk.peaks) > np.array(limits)):
             best = min(best, walk.step_s)
     return best if best < prediction.step_s else None
 
 
 def _holds_all(plan: Plan, device: int, limit: float) -> bool:
-    """Whether a device has room for all microbatches at once: then its memory keeps no order out."""
+    """Whether a device can hold all microbatches at once; then its limit excludes no order."""
     assert plan.prediction is not None
     own = [plan.prediction.costs[stage.index] for stage in plan.stages_on(device)]
     held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)

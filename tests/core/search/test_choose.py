@@ -1,4 +1,4 @@
-"""The planner: what it hands back is right, within its limits, deterministic, and better than what it started from."""
+"""The planner: its plans are complete, within their limits, deterministic, and faster than its starts."""
 
 from itertools import pairwise
 
@@ -42,7 +42,7 @@ def planned(**changes):
     return plan(graph, cluster, 4, SearchOptions(**arguments), parameter_sizes=sizes)
 
 
-def test_every_operator_once_in_order_and_every_action_once():
+def test_plan_has_every_operator_once_in_order_and_every_action_once():
     chosen = planned()
     assert tuple(name for stage in chosen.stages for name in stage.nodes) == tuple(n.name for n in GRAPH.nodes)
     wanted = {(s.index, m) for s in chosen.stages for m in range(4)}
@@ -52,7 +52,7 @@ def test_every_operator_once_in_order_and_every_action_once():
         assert set(done) == wanted
 
 
-def test_the_prediction_is_the_oracle_s_word_on_the_plan():
+def test_prediction_equals_the_oracle_s_score_of_the_plan():
     chosen = planned()
     prediction = chosen.prediction
     stages = [stage.nodes for stage in chosen.stages]
@@ -62,11 +62,11 @@ def test_the_prediction_is_the_oracle_s_word_on_the_plan():
     assert (score.step_s, score.peak_memory_bytes) == (prediction.step_s, prediction.peak_memory_bytes)
 
 
-def test_the_same_request_gives_the_same_bytes():
+def test_same_request_gives_the_same_bytes():
     assert plan_json(planned()) == plan_json(planned())
 
 
-def test_orders_of_its_own_beat_the_families():
+def test_annealed_orders_are_faster_than_the_families_orders():
     cluster = fully_connected(4, 1000, 80.0, 0.01)
     free, published = (planned(cluster=cluster, anneal=anneal).prediction.step_s for anneal in (True, False))
     assert free < published
@@ -74,7 +74,7 @@ def test_orders_of_its_own_beat_the_families():
 
 
 @pytest.mark.parametrize("budget", [1, 7, 40, 500])
-def test_the_budget_is_kept_and_counted(budget):
+def test_evaluations_are_counted_and_stay_within_the_budget(budget):
     told = []
     chosen = planned(budget=budget, progress=lambda *state: told.append(state))
     assert 1 <= chosen.prediction.evaluations <= budget
@@ -83,19 +83,19 @@ def test_the_budget_is_kept_and_counted(budget):
     assert told[-1][2] == pytest.approx(chosen.prediction.step_s)
 
 
-def test_another_seed_searches_elsewhere():
+def test_another_seed_gives_another_plan():
     options = [SearchOptions(families=ALL, budget=5000, seed=seed) for seed in (0, 0, 1)]
     plans = [search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, each).best for each in options]
     assert plan_json(plans[0]) == plan_json(plans[1]) != plan_json(plans[2])
 
 
-def test_a_longer_search_is_better():
+def test_longer_search_finds_a_faster_plan():
     cluster = fully_connected(4, 1000, 80.0, 0.01)
     short, long = (planned(cluster=cluster, budget=budget).prediction.step_s for budget in (50, 20_000))
     assert long < short
 
 
-def test_time_and_interrupts_end_a_search_with_the_best_so_far():
+def test_search_ended_by_time_or_interrupt_returns_the_best_plan_so_far():
     calls = []
 
     def interrupt(*state):
@@ -113,7 +113,7 @@ def test_time_and_interrupts_end_a_search_with_the_best_so_far():
         assert search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, options).stopped == stops
 
 
-def test_an_oracle_of_its_own_has_the_last_word():
+def test_score_of_a_given_oracle_decides():
     asked = []
 
     def oracle(draft, costs, cluster):
@@ -126,7 +126,7 @@ def test_an_oracle_of_its_own_has_the_last_word():
     assert len(chosen.stages) == min(len(draft.stages) for draft in asked) == chosen.prediction.step_s
 
 
-def test_runners_up_hold_less_and_take_longer():
+def test_alternatives_hold_less_and_take_longer():
     found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, SearchOptions(families=ALL, budget=5000))
     plans = [plan.prediction for plan in found.plans]
     assert len(plans) > 1
@@ -135,14 +135,14 @@ def test_runners_up_hold_less_and_take_longer():
         assert max(one.peak_memory_bytes) > max(other.peak_memory_bytes)
 
 
-def test_the_memory_limit_is_hard():
+def test_plan_stays_within_the_memory_limit():
     free = planned()
     tight = max(free.prediction.peak_memory_bytes) - 8
     limited = planned(memory_limit=tight)
     assert max(limited.prediction.peak_memory_bytes) <= tight
 
 
-def test_infeasible_names_the_device_and_a_limit_that_fits():
+def test_infeasible_error_names_the_device_and_a_limit_that_fits():
     with pytest.raises(InfeasibleError, match=r"device \d \('device\d'\) needs \d+ bytes and may hold 20: ") as caught:
         planned(memory_limit=20)
     enough = float(str(caught.value).split()[-3])
@@ -159,12 +159,12 @@ def test_infeasible_names_the_device_and_a_limit_that_fits():
         ({"memory_limit": 0}, "memory limit of 0"),
     ],
 )
-def test_a_wrong_request(changes, message):
+def test_wrong_request_is_refused(changes, message):
     with pytest.raises(RequestError, match=message):
         planned(**changes)
 
 
-def test_no_microbatches():
+def test_zero_microbatches_are_refused():
     with pytest.raises(RequestError, match="0 microbatches"):
         plan(GRAPH, CLUSTER, 0, SearchOptions(families=ALL, oracle=longest_path))
 
@@ -173,7 +173,7 @@ def test_chunks_can_be_bounded():
     assert len(planned(min_chunks=3, max_chunks=3).stages) == 6
 
 
-def test_one_device_runs_everything():
+def test_plan_for_one_device_has_all_actions_on_it():
     cluster = fully_connected(1, 1000, 1.0, 0.0)
     chosen = planned(cluster=cluster)
     compute = 4 * 3 * sum(node.forward_s for node in GRAPH.nodes)
@@ -197,17 +197,17 @@ def tied_plan(stages, **sizes):
     return assemble(TIED, stages, schedule, **sizes)
 
 
-def test_a_parameter_in_two_stages_is_tied():
+def test_parameter_in_two_stages_is_tied():
     draft = tied_plan([["embed"], ["mid"], ["head"]], parameter_sizes={"w": 10, "u": 2, "v": 4})
     assert draft.tied == (TiedWeight("w", (0, 2), 10), TiedWeight("v", (1, 2), 4))
     assert [stage.parameters for stage in draft.stages] == [("w",), ("u", "v"), ("w", "v")]
 
 
-def test_a_parameter_in_one_stage_is_not_tied():
+def test_parameter_in_one_stage_is_not_tied():
     assert tied_plan([["embed"], ["mid", "head"]]).tied == (TiedWeight("w", (0, 1), 10),)
 
 
-def test_a_size_that_nothing_tells_is_asked_for():
+def test_unknown_size_of_a_tied_parameter_is_refused():
     with pytest.raises(RequestError, match=r"size of parameter 'v'.*parameter_sizes"):
         tied_plan([["embed"], ["mid"], ["head"]])
 
@@ -236,7 +236,7 @@ def test_choose_schedule_uses_the_measured_costs():
     assert chosen.prediction.step_s == longest_path(chosen, costs, CLUSTER).step_s
 
 
-def test_backwards_are_split_where_that_is_faster():
+def test_backwards_are_split_if_that_is_faster():
     stages = HALVES
     costs = stage_costs(GRAPH, stages)
     chosen = choose_schedule(
@@ -256,7 +256,7 @@ def test_backwards_are_split_where_that_is_faster():
     assert plain.schedule == "1f1b"
 
 
-def test_choose_schedule_keeps_to_memory():
+def test_choose_schedule_stays_within_memory():
     stages = HALVES
     costs = tuple(StageCosts(1.0, 1.0, 1.0, saved_bytes=10) for _ in stages)
     chosen = choose_schedule(
@@ -296,7 +296,7 @@ def test_shapes_leave_no_stage_empty(times, devices, chunks):
         assert all(a < b for a, b in pairwise(cuts))
 
 
-def test_a_memory_limit_is_above_zero_and_never_above_the_device():
+def test_memory_limit_is_above_zero_and_at_most_the_device_s_memory():
     cluster = fully_connected(2, 100, 1.0, 0.0)
     assert device_limits(cluster, 50) == (50, 50)
     assert device_limits(cluster, 500) == (100, 100)
@@ -328,7 +328,7 @@ def test_longest_path_by_hand():
     assert score.bubble_ratio == 1 - 6 / 11.5
 
 
-def test_what_only_the_oracle_counts_is_within_the_limit_too():
+def test_memory_that_only_the_oracle_counts_stays_within_the_limit():
     """An oracle that counts messages: the limit holds by its word, and the plan is not one that gave up its order."""
 
     def with_messages(plan, costs, cluster):

@@ -1,4 +1,4 @@
-"""The search against every cut of every published schedule, on graphs small enough for that."""
+"""The search compared with every cut of every published schedule, on small graphs."""
 
 import itertools
 
@@ -53,7 +53,7 @@ def exhaustive(setting, chunks):
         walk = start_walk(setting, schedule, even_cuts(setting, placement), split=False)
         for inner in itertools.combinations(range(1, nodes), len(placement) - 1):
             walk.best.cuts[:] = np.array((0, *inner, nodes))
-            walk.judge()
+            walk.evaluate()
             if walk.excess == 0:
                 best = min(best, walk.step_s)
     return best
@@ -61,7 +61,7 @@ def exhaustive(setting, chunks):
 
 @given(graphs(), st.integers(2, 3), st.integers(2, 5), st.floats(0.2, 1.5))
 @settings(max_examples=15, deadline=None)
-def test_no_cuts_of_any_published_schedule_are_faster(graph, devices, microbatches, room):
+def test_plan_is_as_fast_as_all_cuts_of_all_published_schedules(graph, devices, microbatches, room):
     state, saved = (sum(getattr(node, key) for node in graph.nodes) for key in ("state_bytes", "saved_bytes"))
     limit = int((state + room * saved * devices) / devices * 1.2) + 1
     cluster = fully_connected(devices, limit, 20.0, 0.05)
@@ -75,7 +75,7 @@ def test_no_cuts_of_any_published_schedule_are_faster(graph, devices, microbatch
     assert found.prediction.step_s <= best * (1 + GAP)
 
 
-def test_what_cannot_fit_is_refused():
+def test_request_that_cannot_fit_is_refused():
     graph = OpGraph(tuple(OpNode(f"n{i}", 1, 1, 1, state_bytes=10) for i in range(4)))
     cluster = fully_connected(2, 19, 1.0, 0.0)
     with pytest.raises(InfeasibleError, match="may hold 19"):

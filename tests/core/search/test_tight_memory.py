@@ -1,4 +1,4 @@
-"""Whatever one microbatch at a time fits in is not refused: on graphs small enough to try every cut."""
+"""A plan is found whenever one microbatch at a time fits, on graphs small enough to try every cut."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def least_memory(graph, devices):
 
 @given(graphs(), st.integers(2, 4), st.integers(1, 6))
 @settings(max_examples=30, deadline=None)
-def test_what_one_microbatch_at_a_time_fits_in_is_planned(graph, devices, microbatches):
+def test_plan_is_found_if_one_microbatch_at_a_time_fits(graph, devices, microbatches):
     limit = max(least_memory(graph, devices), 1)
     cluster = fully_connected(devices, limit, 20.0, 0.05)
     options = SearchOptions(families=list(families().values()), max_chunks=2, budget=BUDGET)

@@ -10,7 +10,7 @@ from panpipe.core.search.problem.setting import one_setting
 from ....support.settings import setting_of
 
 
-def test_even_cuts_share_out_work_within_each_loop():
+def test_even_cuts_divide_work_evenly_within_each_loop():
     assert even_cuts(setting_of([1.0] * 8), (0, 1)) == (0, 4, 8)
     assert even_cuts(setting_of([1.0] * 8), (0, 1, 0, 1)) == (0, 2, 4, 6, 8)
     assert even_cuts(setting_of([4.0, 1.0, 1.0, 2.0]), (0, 1)) == (0, 1, 4)
@@ -25,7 +25,7 @@ def test_even_cuts_give_a_faster_device_more_work():
     assert even_cuts(setting, (0, 1)) == (0, 6, 9)
 
 
-def test_balanced_cuts_even_out_devices_whose_stages_are_uneven():
+def test_balanced_cuts_give_devices_equal_work_with_uneven_stages():
     times = [5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     setting, placement = setting_of(times), np.array([0, 1, 1, 0])
     cuts = balanced_cuts(setting, placement, (0, 2, 4, 6, 8))

@@ -1,4 +1,4 @@
-"""The compiled short-cut says what ``longest_path`` says, for stages of any cuts of any graph and measured stages."""
+"""The compiled evaluation equals ``longest_path``, for stages of any cuts of any graph and for measured stages."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def graphs(draw, least=3, most=10):
 
 @st.composite
 def schedules(draw, stages):
-    """Any schedule of at most so many stages, with any of its parameters."""
+    """Any schedule of at most ``stages`` stages, with any of its parameters."""
     family = draw(st.sampled_from([f for f in families().values() if f.name not in ("building-block", "v-min")]))
     chunks = draw(st.sampled_from(family.chunks or (1, 2, 3)))
     devices = draw(st.integers(1, max(stages // chunks, 1)))
@@ -64,7 +64,7 @@ def schedules(draw, stages):
 
 
 def uneven(devices):
-    """A cluster in which it is farther to some devices than to others."""
+    """A cluster with different rates and latencies between its devices."""
     links = [
         Link(f"d{a}", f"d{b}", RATE * (1 + (a + b) % 3), LATENCY * (a + 1))
         for a, b in itertools.combinations(range(devices), 2)
@@ -80,7 +80,7 @@ def same(walk, plan, costs, cluster):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_stages_of_any_cuts(data):
+def test_evaluation_of_stages_of_any_cuts_equals_longest_path(data):
     graph = data.draw(graphs())
     schedule = data.draw(schedules(len(graph.nodes)))
     stages, devices = len(schedule.placement), len(schedule.device_actions)
@@ -101,7 +101,7 @@ def test_stages_of_any_cuts(data):
     )  # fmt: skip
     walk = start_walk(setting, schedule, cuts, split=False)
     walk.best.recompute[list(again)] = True
-    walk.judge()
+    walk.evaluate()
     plan, costs = draft(walk)
     names = stages_of(graph, cuts)
     tables = [stage_costs(each, names) for each in (graph, slow)]
@@ -118,7 +118,7 @@ def test_stages_of_any_cuts(data):
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
-def test_replicas_reduce_their_gradients(data):
+def test_evaluation_of_replicas_includes_the_reduction_of_gradients(data):
     """Two replicas, and an all-reduce of two: 1 latency more than its bytes take, each way, on links of one rate."""
     graph = data.draw(graphs())
     schedule = data.draw(schedules(len(graph.nodes)))
@@ -129,7 +129,7 @@ def test_replicas_reduce_their_gradients(data):
     replicas = tuple(tuple(range(r, 2 * devices, 2)) for r in range(2))
     setting = Setting((graph,), cluster, replicas, schedule.microbatches, (0,) * 2 * devices, (1e6,) * 2 * devices)
     walk = start_walk(setting, schedule, cuts, split=False)
-    walk.judge()
+    walk.evaluate()
     plan, costs = draft(walk)
     assert plan.mesh.data == 2
     score = longest_path(plan, costs, cluster)
@@ -139,7 +139,7 @@ def test_replicas_reduce_their_gradients(data):
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_measured_stages(data):
+def test_evaluation_of_measured_stages_equals_longest_path(data):
     schedule = data.draw(schedules(8))
     stages, devices = len(schedule.placement), len(schedule.device_actions)
     costs = tuple(
@@ -159,25 +159,25 @@ def test_measured_stages(data):
     fixed = FixedStages(names, costs, stage_edges(graph, names))
     setting = one_setting(graph, cluster, schedule.microbatches, (1e6,) * devices, None, message=data.draw(MESSAGE))
     walk = start_walk(evolve(setting, fixed=fixed), schedule, tuple(range(stages + 1)), split=False)
-    walk.judge()
+    walk.evaluate()
     plan = assemble(graph, names, schedule)
     same(walk, plan, with_message_times(costs, plan.placement, plan.edges, setting.message), cluster)
 
 
-def test_a_deadlock_has_a_negative_step():
+def test_step_of_a_deadlock_is_negative():
     graph = OpGraph((OpNode("a", 1, 1, 1), OpNode("b", 1, 1, 1)), (OpEdge("a", "b", 8),))
     schedule = families()["1f1b"].build(ScheduleProblem(2, 2))
     walk = start_walk(
         one_setting(graph, fully_connected(2, 9, 1.0, 0.0), 2, (9.0, 9.0), None), schedule, (0, 1, 2), split=False
     )
     walk.best.orders[0, :4] = walk.best.orders[0, 3::-1]
-    walk.judge()
+    walk.evaluate()
     assert walk.step_s < 0
 
 
 @given(st.data())
 @settings(deadline=None)
-def test_codes_are_actions(data):
+def test_decode_orders_is_the_inverse_of_encode(data):
     schedule = data.draw(schedules(8))
     stages, count = len(schedule.placement), schedule.microbatches
     orders, lengths = encode(schedule.device_actions, stages, count)

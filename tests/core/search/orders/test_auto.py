@@ -1,4 +1,4 @@
-"""The search for schedules: its laws on random problems, what it has to reach, and what it refuses."""
+"""The search for schedules: laws on random problems, makespans that it must reach, and what it refuses."""
 
 import pytest
 from attrs import evolve
@@ -59,7 +59,7 @@ def problems(draw):
 
 @settings(max_examples=25, deadline=None)
 @given(problems())
-def test_what_is_found_is_complete_inside_its_limit_and_not_below_the_bound(problem):
+def test_found_schedule_is_complete_within_its_limit_and_not_below_the_bound(problem):
     found = search([problem], evaluations=2000)
     schedule, result = found.schedule, found.result
     done = [(a.stage, a.kind, a.microbatch) for row in schedule.device_actions for a in row]
@@ -77,7 +77,7 @@ def test_what_is_found_is_complete_inside_its_limit_and_not_below_the_bound(prob
 
 @settings(max_examples=25, deadline=None)
 @given(problems())
-def test_bounds_hold_for_every_named_schedule(problem):
+def test_lower_bound_holds_for_every_named_schedule(problem):
     for scored in named_schedules(problem, families().values()):
         if not exceeds(scored):
             bound = lower_bound(instance(problem, scored.schedule.placement))
@@ -91,29 +91,29 @@ def test_the_same_input_and_seed_give_the_same_order():
 
 @pytest.mark.parametrize("devices", [1, 2, 5])
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
-def test_any_limit_that_holds_one_microbatch_has_a_schedule(devices, microbatches):
+def test_every_limit_that_fits_one_microbatch_has_a_schedule(devices, microbatches):
     found = search([uniform(devices, microbatches, v, memory=1) for v in (1, 2, 3, 4)], evaluations=2000)
     assert max(found.result.peak_memory) / found.problem.chunks <= 1
 
 
-def test_a_limit_of_one_microbatch_holds_where_its_input_backward_creates_more_than_it_frees():
+def test_limit_of_one_microbatch_is_kept_if_i_creates_more_than_it_frees():
     cost = StageCosts(1, 1, 1, saved_bytes=1, created_by_input_bytes=1)
     found = search([ScheduleProblem(3, 2, 2, (cost,) * 6, 2.0, memory_limit=2.0)])
     assert max(found.result.peak_memory) <= 2.0
     assert found.result.makespan >= found.bound
 
 
-def test_a_limit_below_one_microbatch_names_the_least_that_would_do():
+def test_limit_below_one_microbatch_is_refused_with_the_smallest_sufficient_limit():
     with pytest.raises(InfeasibleError, match=r"the memory limit is 0\.9 .* takes 1:"):
         search([uniform(4, 8, 1, memory=0.9)])
 
 
-def test_the_folded_placement_goes_there_and_back():
+def test_folded_placement_visits_devices_forward_then_backward():
     assert folded_placement(3, 2) == (0, 1, 2, 2, 1, 0)
     assert folded_placement(2, 4) == (0, 1, 1, 0, 0, 1, 1, 0)
 
 
-def test_the_bound_of_hand():
+def test_lower_bound_equals_values_computed_by_hand():
     # Device 1 waits for F of stage 0 and one hop, works 4 × 3, and stage 0 still takes the gradient: hop, I and W.
     task = instance(uniform(2, 4, 1, hop=0.5), (0, 1))
     assert lower_bound(task) == max(1.5 + 12, 1.5 + 8 + 0.5 + 2)
@@ -128,14 +128,14 @@ def test_one_microbatch_at_a_time_is_found_optimal():
     assert found.gap == 0
 
 
-def test_fused_backwards_are_used_where_they_are_quicker():
+def test_fused_backwards_are_used_if_they_are_faster():
     cost = StageCosts(1, 1, 1, backward_s=1.2, saved_bytes=1)
     found = search([ScheduleProblem(1, 4, 1, (cost,))], evaluations=4000)
     assert {action.kind for action in found.schedule.device_actions[0]} == {Kind.F, Kind.B}
     assert found.result.makespan == pytest.approx(4 * 2.2)
 
 
-def test_every_pattern_is_a_start_of_its_own_instance():
+def test_patterns_allow_at_least_one_microbatch_per_stage():
     task = instance(uniform(4, 8, 2, memory=2), folded_placement(4, 2))
     states = list(patterns(task))
     assert len(states) > 1

@@ -1,4 +1,4 @@
-"""The exact program, against every order there is, and what the search makes of it."""
+"""The exact program compared with all possible orders, and its use in the search."""
 
 import itertools
 from functools import cache
@@ -57,13 +57,13 @@ def problems(draw):
 
 @settings(max_examples=40)
 @given(problems())
-def test_no_order_is_faster_and_this_one_is_there(problem):
+def test_solve_finds_the_fastest_of_all_orders(problem):
     best = float("inf")
     for one, other in itertools.product(rows(problem.microbatches), repeat=2):
         try:
             result = evaluate((actions(0, one), actions(1, other)), (0, 1), problem.costs, hop_s=problem.hop_s)
         except RequestError:
-            continue  # it waits for itself
+            continue  # a deadlock
         if max(result.peak_memory) <= problem.memory_limit:
             best = min(best, result.makespan)
     found = solve(instance(problem, (0, 1)), 1000.0)
@@ -82,7 +82,7 @@ def test_small_cases_are_proved_optimal(devices, microbatches, optimum):
     assert found.gap == 0
 
 
-def test_what_is_too_large_or_fuses_is_not_solved():
+def test_solvable_excludes_large_problems_and_faster_fused_backwards():
     cost = StageCosts(1, 1, 1, saved_bytes=1)
     assert not solvable(instance(problem_of(8, 32, [cost] * 8, 0, 4), looped_placement(8, 1)))
     fused = StageCosts(1, 1, 1, backward_s=1.5, saved_bytes=1)

@@ -1,4 +1,4 @@
-"""A time budget for the search, on a clock that the test keeps."""
+"""A time budget for the search, with a clock that the test controls."""
 
 import pytest
 from panpipe.core.costs.costs import StageCosts
@@ -40,14 +40,14 @@ def test_the_last_search_fills_the_time(monkeypatch, seconds):
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, 1), (4, 2), (14, 3)])
-def test_little_time_ends_with_what_small_searches_found(monkeypatch, seconds, expected):
+def test_little_time_ends_with_the_result_of_small_searches(monkeypatch, seconds, expected):
     clock = Clock(monkeypatch)
     found = time_limit.find_schedule_within(problems(), families().values(), seconds=seconds, clock=clock)
     assert tuple(clock.searches) == time_limit.PILOTS[:expected]
     assert found.result.makespan > 0
 
 
-def test_what_is_proved_optimal_ends_it(monkeypatch):
+def test_search_ends_if_a_schedule_is_proved_optimal(monkeypatch):
     clock = Clock(monkeypatch)
     found = time_limit.find_schedule_within(problems(2), families().values(), seconds=1000, clock=clock)
     assert found.gap == 0
@@ -55,6 +55,6 @@ def test_what_is_proved_optimal_ends_it(monkeypatch):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_no_time_is_refused(seconds):
+def test_time_of_zero_or_less_is_refused(seconds):
     with pytest.raises(RequestError, match="seconds for a search"):
         time_limit.find_schedule_within(problems(), families().values(), seconds=seconds)

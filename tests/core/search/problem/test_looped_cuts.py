@@ -20,11 +20,11 @@ def test_prefix_counts_all_of_the_compute_of_the_nodes_before():
         ([0, 0, 1], [0, 1, 2, 8]),
     ],
 )
-def test_spread_cuts_by_shares_and_leaves_no_range_empty(shares, cuts):
+def test_spread_cuts_in_proportion_to_shares_and_leaves_no_range_empty(shares, cuts):
     assert spread(tuple(map(float, range(9))), 0, 8, shares) == cuts
 
 
-def test_evened_makes_the_longest_part_as_short_as_it_can_be():
+def test_evened_makes_the_longest_part_as_short_as_possible():
     # 5 │ 1 1 1 │ 3: any other cut has a part of 6 or more.
     assert evened((0.0, 5.0, 6.0, 7.0, 8.0, 11.0), 0, 5, 3) == [0, 1, 4, 5]
 

@@ -14,7 +14,7 @@ def test_meter_counts_evaluations_and_keeps_the_best_step():
     assert told == [(4, 10, 3.0), (8, 10, 3.0), (10, 10, 3.0)]
 
 
-def test_meter_stops_when_its_seconds_are_over_and_has_counted_by_then():
+def test_meter_counts_evaluations_before_it_stops_at_its_time_limit():
     now = iter([100.0, 101.0, 102.5])
     meter = Meter(10, seconds=2.0, clock=lambda: next(now))
     meter.spend(1)

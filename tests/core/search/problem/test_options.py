@@ -18,14 +18,14 @@ def test_options_are_families_that_suit_the_problem_with_all_of_their_parameters
     assert {option.chunks for option in found} == {2}
 
 
-def test_option_that_is_not_made_for_a_problem_builds_nothing():
+def test_option_builds_none_for_an_unsupported_problem():
     assert Option(find_family("interleaved-1f1b"), {}, 2).placement(2) == (0, 1, 0, 1)
     option = Option(find_family("1f1b"), {}, 1)
     assert option.build(ScheduleProblem(2, 4, 1)) is not None
     assert option.build(ScheduleProblem(2, 4, 2)) is None
 
 
-def test_schedule_problem_has_the_mean_hop_between_devices_and_what_the_fullest_device_has_left():
+def test_schedule_problem_has_the_mean_hop_and_the_smallest_free_memory():
     costs = [StageCosts(1.0, 1.0, 1.0, parameter_bytes=10, workspace_bytes=w) for w in (1, 2, 3, 4)]
     edges = [StageEdge(0, 1, 20, 20), StageEdge(1, 2, 40, 40), StageEdge(0, 2, 999, 999)]
     problem = schedule_problem(

@@ -7,7 +7,7 @@ from panpipe.core.search.problem.score import Score, by_position, with_costs
 from ....support.plans import orders, plan_of
 
 
-def test_score_by_position_has_the_most_of_every_replica():
+def test_score_by_position_is_the_maximum_over_replicas():
     score = Score(2.0, (1.0, 5.0, 3.0, 4.0), (6.0, 0.0, 2.0, 9.0), 0.5)
     assert by_position(score, 2) == Score(2.0, (3.0, 5.0), (6.0, 9.0), 0.5)
     assert by_position(score, 4) == score

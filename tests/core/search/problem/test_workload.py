@@ -36,11 +36,11 @@ def best(work, cluster, meshes=None, **choices):
     return plan
 
 
-def test_meshes_are_all_ways_to_part_the_devices():
+def test_meshes_are_all_factorizations_of_the_number_of_devices():
     assert meshes(12) == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]
 
 
-def test_fast_links_and_much_memory_want_replicas_and_large_gradients_a_pipeline():
+def test_replicas_are_chosen_for_fast_links_and_a_pipeline_for_large_gradients():
     graph = chain(saved_bytes=1)
     fast = fully_connected(4, 10**6, 1e9, 0.0)
     plan = best(counted(graph, fast, 4), fast, meshes=meshes(4))
@@ -51,20 +51,20 @@ def test_fast_links_and_much_memory_want_replicas_and_large_gradients_a_pipeline
     assert plan.mesh.pipeline > 1
 
 
-def test_memory_makes_a_pipeline_where_a_replica_does_not_fit():
+def test_pipeline_is_chosen_if_a_replica_does_not_fit():
     graph = chain(saved_bytes=1)
     cluster = fully_connected(4, 300, 1e9, 0.0)  # all parameters, gradients and state take 512
     plan = best(counted(graph, cluster, 8), cluster, meshes=meshes(4))
     assert plan.mesh.pipeline > 1
 
 
-def test_a_mesh_that_parts_no_batch_is_refused():
+def test_mesh_that_does_not_divide_the_batch_is_refused():
     cluster = fully_connected(4, 10**6, 1e9, 0.0)
     with pytest.raises(RequestError, match=r"a batch of 3 on 4 devices .* has no mesh of 1 × 4"):
         search_plans(counted(chain(), cluster, 3), cluster, SearchOptions(families=ALL), meshes=[(1, 4)])
 
 
-def test_the_size_of_microbatches_is_chosen():
+def test_size_of_microbatches_is_chosen():
     """A microbatch takes 1 s for each operator whatever its size: large ones are better until the pipeline is empty."""
     cluster = fully_connected(2, 10**6, 1e9, 0.0)
     asked = []
@@ -89,7 +89,7 @@ def bridged():
     return Cluster(tuple(Device(f"d{i}", 10**6) for i in range(6)), (), tuple(links))
 
 
-def test_neighbours_stand_on_bridges():
+def test_neighbouring_stages_are_on_bridged_devices():
     cluster = bridged()
     found = arrangements(cluster, 6, 1)
     distances = np.array([[0.0 if a == b else cluster.transfer_s(a, b, 1e6) for b in range(6)] for a in range(6)])
@@ -101,7 +101,7 @@ def test_neighbours_stand_on_bridges():
     assert sum(pair in ({0, 3}, {1, 4}, {2, 5}) for pair in pairs) == 3
 
 
-def test_devices_of_two_kinds_get_what_they_are_fast_enough_for():
+def test_faster_devices_get_more_work():
     slow, fast = chain(24, 2.0), chain(24, 1.0)
     cluster = fully_connected(3, 10**6, 1e9, 0.0)
     work = Workload(lambda _: (fast, slow), 32, (1,), (0, 1, 0))
@@ -112,7 +112,7 @@ def test_devices_of_two_kinds_get_what_they_are_fast_enough_for():
     assert plan.prediction.step_s < 1.15 * 32 * 3 * 24 / 2.5
 
 
-def test_the_device_with_most_memory_comes_first():
+def test_device_with_the_most_memory_comes_first():
     devices = tuple(Device(f"d{i}", memory) for i, memory in enumerate((300, 300, 300, 3000)))
     links = fully_connected(4, 1, 1e9, 0.0).links
     names = {f"device{i}": f"d{i}" for i in range(4)}
@@ -120,7 +120,7 @@ def test_the_device_with_most_memory_comes_first():
     assert ((3, 0, 1, 2),) in arrangements(cluster, 4, 1)
 
 
-def test_stages_recompute_where_memory_is_short_and_only_there():
+def test_stages_recompute_only_if_memory_is_short():
     graph = chain(saved_bytes=40)
     roomy, tight = (fully_connected(4, size, 1e9, 0.0) for size in (10**5, 350))
     assert best(counted(graph, roomy, 8), roomy, recompute=None).memory.recompute == ()
@@ -136,7 +136,7 @@ def test_stages_recompute_where_memory_is_short_and_only_there():
     assert every.memory.recompute == tuple(range(len(every.stages)))
 
 
-def test_measured_stages_recompute_where_memory_is_short():
+def test_measured_stages_recompute_if_memory_is_short():
     graph = chain(saved_bytes=40)
     cluster = fully_connected(4, 310, 1e9, 0.0)
     stages = stages_of(graph, (0, 4, 8, 12, 16))

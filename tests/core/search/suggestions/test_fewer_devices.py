@@ -1,4 +1,4 @@
-"""Fewer devices are told of where they are faster alone."""
+"""Fewer devices are suggested if they are faster alone."""
 
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
@@ -23,12 +23,12 @@ def alone(latency_s, devices=4):
     return faster_alone(search(devices), search), tried
 
 
-def test_one_device_is_faster_alone_where_messages_take_longer_than_everything():
+def test_one_device_is_faster_alone_if_messages_take_longer_than_computing():
     found, tried = alone(1000.0)
     assert (found.devices, found.prediction.step_s) == (1, 4 * 8 * 3.0)
     assert tried == [4, 2, 1]
 
 
-def test_nothing_is_searched_that_could_not_be_faster():
+def test_numbers_of_devices_that_could_not_be_faster_are_not_searched():
     found, tried = alone(0.0)
     assert (found, tried) == (None, [4])

@@ -1,4 +1,4 @@
-"""The smallest changes with which a plan fits: what is tried, in which order, and what is said of it."""
+"""The smallest changes with which a plan fits: what is searched, in which order, and what is reported."""
 
 import pytest
 from attrs import evolve
@@ -9,7 +9,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.score import with_costs
-from panpipe.core.search.suggestions.changes import Asked, Problem, more_memory, smallest_changes
+from panpipe.core.search.suggestions.changes import Problem, Relaxation, more_memory, smallest_changes
 from panpipe.core.search.suggestions.infeasible import NothingFits, excess, holding
 from panpipe.core.search.suggestions.relaxations import with_more_devices, with_smaller_microbatches
 from panpipe.simulators.oracle import simulated
@@ -25,9 +25,9 @@ COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=40, gradient_bytes=40, saved_by
 
 
 SLIGHT = OpGraph(tuple(evolve(node, saved_bytes=0) for node in GRAPH.nodes), GRAPH.edges)
-"""Whatever its saved tensors, which the tests make up."""
+"""GRAPH without saved tensors: only its state limits which changes may fit."""
 PEAKS = (287, 187)
-"""What 1F1B holds on two devices: two microbatches and one, beside state and workspace."""
+"""Bytes that 1F1B holds on two devices: two microbatches and one, in addition to state and workspace."""
 
 
 def closest_plan(**options) -> Plan:
@@ -44,7 +44,7 @@ def predicted(plan: Plan) -> Plan:
 
 
 def changes(limits, fits, rows=None, plan=None, microbatches=4):
-    """Changes where a plan is found as ``fits(asked)`` says, and what was asked for."""
+    """The changes that are suggested if a plan is found for those with ``fits(asked)``, and all that were searched."""
     plan, tried = plan or closest_plan(), []
 
     def replan(asked):
@@ -56,7 +56,7 @@ def changes(limits, fits, rows=None, plan=None, microbatches=4):
     return {change.what: change.value for change in found}, tried
 
 
-def test_the_device_that_lacks_most():
+def test_holding_describes_the_device_that_exceeds_its_limit_most():
     plan = closest_plan()
     assert plan.prediction.peak_memory_bytes == PEAKS
     held = holding(plan, (250, 100), simulate(plan).timelines)
@@ -66,12 +66,12 @@ def test_the_device_that_lacks_most():
 
 
 @pytest.mark.parametrize("least", [77.0, 60.0, 13.0, 0.5, 300.0])
-def test_the_memory_that_would_do_is_narrowed_down_to_what_a_plan_was_found_with(least):
+def test_more_memory_finds_the_smallest_memory_with_a_plan(least):
     plan, tried = closest_plan(), []
 
     def replan(asked):
         tried.append(asked.extra_bytes)
-        assert asked == Asked(extra_bytes=asked.extra_bytes)
+        assert asked == Relaxation(extra_bytes=asked.extra_bytes)
         return plan if asked.extra_bytes >= least else None
 
     found = more_memory(NothingFits("", plan, (210, 210)), Problem(SLIGHT, 4, (210, 210)), replan)
@@ -88,14 +88,14 @@ def test_state_that_cannot_fit_is_not_searched():
 
 
 @pytest.mark.parametrize(("asked", "fits"), [
-    (Asked(), False), (Asked(devices=3), True), (Asked(extra_bytes=50), True), (Asked(extra_bytes=49), False),
-    (Asked(parts=2), True), (Asked(recompute=True), True),
+    (Relaxation(), False), (Relaxation(devices=3), True), (Relaxation(extra_bytes=50), True),
+    (Relaxation(extra_bytes=49), False), (Relaxation(parts=2), True), (Relaxation(recompute=True), True),
 ])  # fmt: skip
-def test_all_state_and_one_microbatch_have_to_fit(asked, fits):
+def test_may_fit_needs_all_state_and_one_microbatch_to_fit(asked, fits):
     assert Problem(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
 
 
-def test_devices_are_doubled_and_then_halved_down():
+def test_number_of_devices_is_found_by_doubling_and_bisection():
     found, tried = changes((250, 250), lambda asked: (asked.devices or 2) >= 5)
     assert found["more devices"] == 5
     assert [asked.devices for asked in tried if asked.devices] == [4, 8, 6, 5]
@@ -110,20 +110,20 @@ def test_microbatches_are_halved_as_long_as_they_have_rows():
     assert "smaller microbatches" not in changes((250, 250), fits, microbatches=None)[0]
 
 
-def test_what_cannot_fit_is_not_tried():
+def test_changes_that_cannot_fit_are_not_searched():
     found, tried = changes((187, 187), lambda _: True)
     assert found["more devices"] == 3  # all operators hold 400 bytes of state: two devices of 187 never suffice
     assert [asked for asked in tried if (asked.devices or 2) == 2] == []
 
 
-def test_offload_leaves_a_microbatch_to_work_on():
+def test_offload_leaves_one_microbatch_on_the_device():
     never = lambda _: False  # noqa: E731
     assert changes((250, 187), never)[0] == {"offload": 37}
     assert changes((187, 187), never)[0] == {"offload": 100}
     assert changes((186, 187), never)[0] == {}
 
 
-def test_recompute_takes_the_fewest_stages_where_a_search_finds_a_plan_too():
+def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
     # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
     plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
     assert plan.prediction.peak_memory_bytes == (487, 487)
@@ -136,14 +136,14 @@ def test_recompute_takes_the_fewest_stages_where_a_search_finds_a_plan_too():
         listed = smallest_changes(nothing, problem, None, timelines, replan, oracle=longest_path)
         return {change.what: change.value for change in listed}.get("recompute")
 
-    finds = lambda asked: found if asked == Asked(recompute=True) else None  # noqa: E731
+    finds = lambda asked: found if asked == Relaxation(recompute=True) else None  # noqa: E731
     assert recomputed((300, 500), finds) == 1
     assert recomputed((300, 300), finds) == 2
     assert recomputed((200, 500), finds) == 2  # the found plan's
     assert recomputed((300, 500), lambda _: None) is None
 
 
-def test_stages_of_replicas_recompute_too():
+def test_recompute_is_suggested_for_replicas():
     """The simulator tells the memory of every replica's devices, a plan that of each position."""
     plan = scheduled("gpipe", 2, 4, data=2, costs=[evolve(COST, input_bytes=10)] * 2)
     plan = with_costs(plan, plan.prediction.costs, simulated)
@@ -162,7 +162,7 @@ def test_stages_of_replicas_recompute_too():
     assert excess(fewest.found, limits) == (0, 0)
 
 
-def test_further_devices_are_linked_like_the_last():
+def test_added_devices_are_linked_like_the_last_one():
     direct = with_more_devices(fully_connected(2, 10, 5.0, 0.5), 4)
     assert [device.name for device in direct.devices] == ["device0", "device1", "device2", "device3"]
     assert {(a, b): direct.transfer_s(a, b, 10) for a in range(4) for b in range(4) if a != b} == dict.fromkeys(
@@ -174,7 +174,7 @@ def test_further_devices_are_linked_like_the_last():
     assert switched.transfer_s(0, 2, 10) == pytest.approx(2.5)
 
 
-def test_a_smaller_graph_costs_less_and_holds_the_same_state():
+def test_graph_of_smaller_microbatches_costs_less_and_holds_the_same_state():
     half = with_smaller_microbatches(GRAPH, 2)
     assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
     assert half.edges[0].bytes == 5

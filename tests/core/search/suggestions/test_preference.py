@@ -1,4 +1,4 @@
-"""Which plans are preferred where time does not decide, and which are measured against each other."""
+"""Which plans are preferred if their times are equal, and which are measured against each other."""
 
 from attrs import evolve
 from panpipe.core.costs.costs import StageCosts
@@ -17,7 +17,7 @@ def made(schedule, step_s, memory, stages=2):
     return evolve(plan, schedule=schedule, prediction=prediction)
 
 
-def test_less_memory_then_fewer_stages_then_the_simpler_schedule():
+def test_preference_is_less_memory_then_fewer_stages_then_the_simpler_schedule():
     plans = [
         made("v-min", 1.0, 50, 4), made("1f1b", 1.0, 100), made("1f1b", 1.0, 101, 4), made("zb-h1", 1.0, 99),
         made("auto(1f1b)", 1.0, 100), made("gpipe", 1.0, 400),
@@ -26,12 +26,12 @@ def test_less_memory_then_fewer_stages_then_the_simpler_schedule():
     assert found == [("v-min", 4), ("1f1b", 2), ("zb-h1", 2), ("auto(1f1b)", 2), ("1f1b", 4), ("gpipe", 2)]
 
 
-def test_a_plan_about_as_fast_as_the_fastest_is_preferred_for_its_memory():
+def test_plan_about_as_fast_as_the_fastest_is_preferred_for_its_memory():
     plans = [made("gpipe", 1.0, 400), made("zb-h1", 1.04, 200), made("1f1b", 1.1, 100)]
     assert preferred(plans, ORDER).schedule == "zb-h1"
 
 
-def test_plain_and_the_fastest_of_what_is_preferred_for_each_number_of_stages_are_rehearsed():
+def test_plain_plan_and_the_fastest_preferred_plans_are_rehearsed():
     plain = made("1f1b", 1.2, 100)
     plans = [made("zb-h1", 1.1, 150), made("gpipe", 1.08, 400), made("v-half", 1.0, 300, 4), made("gis", 1.0, 500, 4)]
     found = worth_rehearsing([plain, *plans], [plain], ORDER, 3)
@@ -39,7 +39,7 @@ def test_plain_and_the_fastest_of_what_is_preferred_for_each_number_of_stages_ar
     assert [plan.schedule for plan in worth_rehearsing([plain, *plans], [plain], ORDER, 2)] == ["1f1b", "v-half"]
 
 
-def test_what_needs_more_memory_for_no_time_is_not_rehearsed():
+def test_plan_with_more_memory_and_no_gain_is_not_rehearsed():
     plain = made("1f1b", 1.0, 100)
     plans = [plain, made("zb-h1", 0.99, 150), made("v-half", 0.985, 300, 4)]
     assert worth_rehearsing(plans, [plain], ORDER, 3) == [plain]

@@ -34,7 +34,7 @@ def test_thin_positions_are_those_between_layers():
     assert thin_positions(layers(3)) == [1, 6, 11, 16]
 
 
-def test_a_cut_between_layers_as_even_as_it_can_be():
+def test_regular_cut_is_between_layers_and_as_even_as_possible():
     assert [len(stage) for stage in regular_cut(layers(6), 2)] == [16, 16]
     assert [len(stage) for stage in regular_cut(layers(6), 3)] == [11, 10, 11]
 
@@ -45,7 +45,7 @@ def test_noise_of_measured_times_does_not_change_the_cut():
         assert len({regular_cut(noisy(graph, seed), count) for seed in range(20)}) == 1
 
 
-def test_times_decide_where_they_differ_by_more_than_noise():
+def test_times_decide_if_they_differ_by_more_than_noise():
     assert [len(stage) for stage in regular_cut(layers(6, last=5.0), 2)] == [21, 11]
 
 

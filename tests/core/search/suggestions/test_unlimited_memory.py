@@ -18,14 +18,14 @@ def limited(name, limit):
     return step_s, unlimited_step_s(plan, FAMILIES, [limit] * 4)
 
 
-def test_a_faster_schedule_that_does_not_fit():
+def test_unlimited_step_is_that_of_a_faster_schedule_that_does_not_fit():
     # 1F1B fills and drains for 3 (F + B); ZB-H2, which holds up to 7 microbatches, for 3 F.
     assert limited("1f1b", 4 * UNIT.saved_bytes + UNIT.workspace_bytes) == (33.0, 27.0)
 
 
-def test_a_faster_schedule_that_fits_is_no_limit():
+def test_unlimited_step_is_none_if_the_faster_schedule_fits():
     assert limited("1f1b", 10**9) == (33.0, None)
 
 
-def test_nothing_is_faster():
+def test_unlimited_step_is_none_if_no_schedule_is_faster():
     assert limited("zb-h2", 1.0) == (27.0, None)

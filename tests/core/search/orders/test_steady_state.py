@@ -1,4 +1,4 @@
-"""Rhythms of orders: legal whatever they come from, and a slip in one beat is mended by the others."""
+"""Repeated steady states: always valid orders, and a swap of two actions in the repeated part is undone."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from panpipe.core.schedules.instance import codes_of, instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import score
-from panpipe.core.search.orders.rhythm import in_rhythm
+from panpipe.core.search.orders.steady_state import repeat_steady_state
 
 
 def problem_of(devices, microbatches, chunks, memory=None):
@@ -25,14 +25,14 @@ def problem_of(devices, microbatches, chunks, memory=None):
     st.integers(1, 14),
     st.booleans(),
 )
-def test_a_rhythm_is_complete_and_inside_the_limit(family, devices, microbatches, limited):
+def test_repeated_steady_state_has_all_actions_and_keeps_the_memory_limit(family, devices, microbatches, limited):
     name, chunks = family
     free = problem_of(devices, microbatches, chunks)
     known = score(free, find_family(name).build(free))
     problem = problem_of(devices, microbatches, chunks, max(known.result.peak_memory) if limited else None)
     task = instance(problem, known.schedule.placement)
     orders, lengths = codes_of(known.schedule)
-    makespan, rows, _ = in_rhythm(task, orders, lengths, 1000)
+    makespan, rows, _ = repeat_steady_state(task, orders, lengths, 1000)
     if makespan == float("inf"):
         return  # too few microbatches for any
     for row, order, length in zip(rows, orders, lengths, strict=True):
@@ -43,36 +43,36 @@ def test_a_rhythm_is_complete_and_inside_the_limit(family, devices, microbatches
     assert not limited or max(result.peak_memory) <= problem.memory_limit
 
 
-def slips(orders, lengths):
+def with_one_swap(orders, lengths):
     """All orders with two neighbours swapped in the middle of device 3's."""
     for i in range(int(lengths[3]) * 2 // 5, int(lengths[3]) * 3 // 5):
-        slipped = orders.copy()
-        slipped[3, i], slipped[3, i + 1] = orders[3, i + 1], orders[3, i]
-        yield slipped
+        swapped = orders.copy()
+        swapped[3, i], swapped[3, i + 1] = orders[3, i + 1], orders[3, i]
+        yield swapped
 
 
-def test_a_slip_in_one_beat_is_mended_by_the_others():
+def test_repeating_other_microbatches_undoes_a_swap_of_two_actions():
     problem = ScheduleProblem(4, 16, 1, [StageCosts(1, 1, 1, saved_bytes=1)] * 4)
     schedule = find_family("1f1b").build(problem)
     task = instance(problem, schedule.placement)
     orders, lengths = codes_of(schedule)
     before = score(problem, schedule).result.makespan
     seen = 0
-    for slipped in slips(orders, lengths):
-        late = task.schedule("", slipped, lengths)
+    for swapped in with_one_swap(orders, lengths):
+        late = task.schedule("", swapped, lengths)
         try:
             result = evaluate(late.device_actions, late.placement, problem.costs, hop_s=0.0)
         except RequestError:
-            continue  # it waits for itself
+            continue  # a deadlock
         if result.makespan > before:
             seen += 1
-            assert in_rhythm(task, slipped, lengths, 1000)[0] <= before
+            assert repeat_steady_state(task, swapped, lengths, 1000)[0] <= before
     assert seen == 3
 
 
-def test_no_more_orders_are_tried_than_told():
+def test_no_more_orders_are_tried_than_allowed():
     problem = problem_of(4, 16, 2)
     schedule = find_family("zb-v").build(problem)
     task = instance(problem, schedule.placement)
-    assert in_rhythm(task, *codes_of(schedule), 3)[2] == 3
-    assert in_rhythm(task, *codes_of(schedule), 0)[0] == float("inf")
+    assert repeat_steady_state(task, *codes_of(schedule), 3)[2] == 3
+    assert repeat_steady_state(task, *codes_of(schedule), 0)[0] == float("inf")

@@ -1,7 +1,7 @@
-"""Rhythms: what a few microbatches do in the middle of an order, done by all of them.
+"""Repeat a steady state: the order of a few microbatches in the middle of a schedule is applied to all of them.
 
-Moves of one action at a time find a good rhythm for some microbatches long before they find it for all, because a
-rhythm of two or three microbatches is no faster until all of them keep it.
+Moves of single actions find a good steady state for some microbatches long before they find it for all, because a
+pattern of two or three microbatches gains nothing until all microbatches follow it.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,21 @@ from ...schedules.instance import Instance
 from ...schedules.local import makespan_of
 
 GROUPS = (1, 2, 3)
-"""Microbatches of a rhythm."""
+"""Numbers of microbatches in the repeated pattern."""
 
 
-def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) -> tuple[float, Integers, int]:
-    """The fastest order that a rhythm of these orders gives, its own beginning and end kept or not.
+def repeat_steady_state(task: Instance, orders: Integers, lengths: Integers, most: int) -> tuple[float, Integers, int]:
+    """The fastest orders that repeat a few microbatches of the given orders.
+
+    The start and the end of the given orders are kept or replaced; both are tried.
 
     Args:
-        task: what they are for.
+        task: the instance of the orders.
         orders, lengths: coded.
-        most: orders to try.
+        most: largest number of orders to try.
 
     Returns:
-        Its makespan and orders, infinite where no rhythm fits; and how many were tried.
+        Makespan, infinite if no such order is valid; the orders; the number of orders tried.
     """
     stages, count = len(task.placement), task.problem.microbatches
     given, scratch = task.for_orders(), task.scratch()
@@ -34,12 +36,12 @@ def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) ->
     if makespan_of(*given, orders, lengths, scratch) == INFINITY:
         return *best, tried
     ends = np.where(scratch.finish < 0, np.nan, scratch.finish).reshape(stages, count, KINDS)
-    whole = ~np.isnan(ends[:, 0, BOTH])  # their I ends there, too
+    whole = ~np.isnan(ends[:, 0, BOTH])  # stages that run B, whose I ends with it
     times = np.stack([task.times[FORWARD], np.where(whole, task.backward, task.times[INPUT]), task.times[WEIGHT]])
     begins = np.moveaxis(ends, -1, 0)[:BOTH] - times[:, :, None]
-    for wishes in islice(_repeated(begins, task.problem.devices), most):
+    for due in islice(_repeated(begins, task.problem.devices), most):
         tried += 1
-        keys, rows = np.stack([*wishes, wishes[INPUT]], axis=-1).reshape(-1), orders.copy()
+        keys, rows = np.stack([*due, due[INPUT]], axis=-1).reshape(-1), orders.copy()
         for row, length in zip(rows, lengths, strict=True):
             row[:length] = row[:length][np.argsort(keys[row[:length]], kind="stable")]
         value = float(makespan_of(*given, rows, lengths, scratch))
@@ -49,9 +51,9 @@ def in_rhythm(task: Instance, orders: Integers, lengths: Integers, most: int) ->
 
 
 def _repeated(begins: Floats, devices: int) -> Iterator[Floats]:
-    """When actions are due, (3, stages, microbatches), for every rhythm that begins behind the first fill.
+    """When actions are due, (3, stages, microbatches), for each pattern that starts after the first microbatches.
 
-    All microbatches keep it, or those in front of where it was found and some at the end stay as they are.
+    Either all microbatches repeat the pattern, or those before it and some at the end keep their times.
     """
     count = begins.shape[2]
     each = np.arange(count)
@@ -61,11 +63,11 @@ def _repeated(begins: Floats, devices: int) -> Iterator[Floats]:
             if period <= 0:
                 continue
             turn = each - first
-            beat = begins[:, :, first + turn % group] + (turn // group) * period
+            steady = begins[:, :, first + turn % group] + (turn // group) * period
             for start in (0, first):
-                early = np.where(each < start, begins, beat)
-                yield early
+                kept_start = np.where(each < start, begins, steady)
+                yield kept_start
                 for last in (count - devices, count - devices // 2):
                     if first + group < last < count:
-                        later = begins + np.nanmean(beat[:, :, last] - begins[:, :, last])
-                        yield np.where(each < last, early, later)
+                        kept_end = begins + np.nanmean(steady[:, :, last] - begins[:, :, last])
+                        yield np.where(each < last, kept_start, kept_end)
