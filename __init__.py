@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .core.search.orders.auto import find_schedule as find_schedule
     from .core.search.orders.time_limit import find_schedule_within as find_schedule_within
     from .core.trace.compare import compare as compare
-    from .core.trace.perfetto import read_trace as read_trace
     from .core.trace.perfetto import write_trace as write_trace
+    from .core.trace.perfetto_reader import read_trace as read_trace
     from .core.trace.trace import Trace as Trace
     from .runtimes.checkpoint.checkpoints import latest_checkpoint as latest_checkpoint
     from .runtimes.devices.empty_weights import empty_weights as empty_weights
@@ -61,7 +61,7 @@ _HOME = {
     "pipeline": "api",
     "plan_json": "core.plan.plan",
     "read_plan": "core.plan.plan",
-    "read_trace": "core.trace.perfetto",
+    "read_trace": "core.trace.perfetto_reader",
     "reference_step": "runtimes.diagnose.reference",
     "score": "core.schedules.scored",
     "simulate": "simulators.run",

@@ -62,7 +62,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.options import options, schedule_problem
-from panpipe.core.trace.compare import peak_memory
+from panpipe.core.trace.figures import peak_memory
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.heap import give_back_freed_memory, keep_freed_memory

@@ -13,7 +13,7 @@ from ..core.plan.derive import forward_only
 from ..core.plan.plan import read_plan
 from ..core.trace.compare import Comparison, KindSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
-from ..core.trace.perfetto import read_trace
+from ..core.trace.perfetto_reader import read_trace
 from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5

@@ -15,7 +15,7 @@ of each generation between two of the next one. Half a million small uncollected
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely within this context, and restore the thresholds at its end. A disabled collector stays disabled."""
+    """Collect rarely within this context; its end restores the thresholds. A disabled collector stays disabled."""
     before = gc.get_threshold()
     if before[0] == 0:
         yield

@@ -11,9 +11,9 @@ from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
 from ..plan.plan import Plan
 from ..plan.wording import counted
-from ..trace.compare import Comparison, bubble_per_device, compare, drift_of, memory_kinds, peak_memory
-from ..trace.perfetto import queue_order
-from ..trace.trace import LinkTrack, Trace, TraceEvent
+from ..trace.compare import Comparison, compare, drift_of
+from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
+from ..trace.trace import LinkTrack, Trace, TraceEvent, queue_order
 from .facts import ReportFacts
 from .operators import condensed
 
@@ -190,7 +190,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _traced(trace: Trace) -> dict[str, Any]:
-    """The plan's data as far as a trace has them."""
+    """The page's data of a plan, from a trace alone."""
     compute = [event for event in trace.events if event.action.kind in COMPUTE_KINDS]
     stages = {event.action.stage: event.device for event in compute}
     return {

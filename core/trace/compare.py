@@ -1,4 +1,4 @@
-"""A predicted step laid over a measured one, action by action.
+"""Comparison of a predicted step with a measured one, action by action.
 
 Errors are predicted − measured, relative ones divided by the measured value: above 0 the prediction was too high.
 """
@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
-from .trace import MEMORY_KINDS, Trace, TraceEvent
-
-TOTAL = "total"
-"""Name of the sum over all kinds of memory."""
+from .figures import TOTAL, bubble_per_device, memory_kinds, peak_memory
+from .trace import Trace, TraceEvent
 
 
 @frozen
@@ -42,9 +40,9 @@ class ActionError:
     """One action that both traces have. Times in seconds from the start of each step.
 
     Args:
-        device, action: which.
-        queue: where it was measured.
-        start, end, duration: both values of each.
+        device, action: the action and its device.
+        queue: in the measured trace.
+        start, end, duration: predicted and measured.
     """
 
     device: int
@@ -57,7 +55,7 @@ class ActionError:
 
 @frozen
 class ActionOnDevice:
-    """An action and the device that did it."""
+    """An action and the device that ran it."""
 
     device: int
     action: Action
@@ -68,13 +66,13 @@ class KindSummary:
     """Durations of all actions of one kind.
 
     Args:
-        kind: which.
-        count: how many both traces have.
+        kind: the kind.
+        count: number of actions in both traces.
         predicted_s, measured_s: sums, in seconds.
-        bias: relative error of the sum; None where nothing was measured and something predicted.
-        median_error, mean_error: of the sizes of the actions' relative errors; None where no action has one.
-        worst_error: the relative error of largest size, with its sign.
-        worst: the action that has it.
+        bias: relative error of the sum; None if the measured sum is 0 and the predicted one is not.
+        median_error, mean_error: of the actions' absolute relative errors; None if no action has one.
+        worst_error: the relative error with the largest absolute value.
+        worst: the action with that error.
     """
 
     kind: Kind
@@ -90,7 +88,7 @@ class KindSummary:
 
 @frozen
 class PeakMemory:
-    """Peak memory of one device, in bytes: of one kind, or ``total`` over the kinds that both traces know."""
+    """Peak memory of one device, in bytes: of one kind, or ``total`` over the kinds that both traces have."""
 
     device: int
     kind: str
@@ -99,7 +97,7 @@ class PeakMemory:
 
 @frozen
 class DeviceTime:
-    """Time in F, B, I and W of one device, in seconds, over the actions that both traces have."""
+    """Compute time of one device (``WORK_KINDS``), in seconds, over the actions that both traces have."""
 
     device: int
     compute: Pair
@@ -119,10 +117,10 @@ class OrderDifference:
     """A queue whose actions ran in another order than predicted, over the actions that both traces have.
 
     Args:
-        device, queue: which.
+        device, queue: the queue.
         position: of the first difference, from 0.
-        predicted, measured: the actions that stand there.
-        differing: at how many positions the two orders differ.
+        predicted, measured: the actions at that position.
+        differing: number of positions at which the two orders differ.
     """
 
     device: int
@@ -135,21 +133,21 @@ class OrderDifference:
 
 @frozen
 class Comparison:
-    """Everything that ``panpipe compare`` says.
+    """The result of a comparison, which ``panpipe compare`` prints.
 
     Args:
-        same_plan: whether both traces ran one plan.
+        same_plan: whether both traces are of the same plan.
         step: time of the step, in seconds.
         kinds: per kind, in the order of ``Kind``.
         bubbles: per device.
-        memory: per device and kind that both traces know, then the device's total over them.
+        memory: per device and kind that both traces have, then the device's total over these kinds.
         order: queues that ran in another order.
-        only_predicted, only_measured: actions that the other trace lacks.
-        actions: every action in both, in the prediction's order.
-        devices: time of each device's computing.
-        drift: how much slower the machine was while the step was measured than while the prediction's costs were, as a
-            share, by the reference workload; None where either trace does not know.
-        corrected: the step with the prediction corrected for that drift.
+        only_predicted, only_measured: actions that only one trace has.
+        actions: every action in both traces, in the prediction's order.
+        devices: compute time per device.
+        drift: how much slower the machine was when the step was measured than when the prediction's costs were, as a
+            share, by the reference workload; None if a trace has no time of it.
+        corrected: the step time with the prediction corrected for that drift.
     """
 
     same_plan: bool
@@ -167,7 +165,7 @@ class Comparison:
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
-    """Lay a prediction over a measurement. Actions match by device and action; repeats by their order."""
+    """Compare a prediction with a measurement. Actions match by device and action; repeated ones by their order."""
     ours, theirs = _keyed(predicted.events), _keyed(measured.events)
     actions = tuple(_action_error(event, theirs[key]) for key, event in ours.items() if key in theirs)
     drift = drift_of(predicted.reference_s, measured.reference_s)
@@ -188,55 +186,15 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
 
 
 def drift_of(then_s: float | None, now_s: float | None) -> float | None:
-    """How much slower a machine has become, as a share: from what its reference workload took then and takes now."""
+    """How much slower a machine has become, as a share, from the times of its reference workload then and now."""
     return None if then_s is None or now_s is None else now_s / then_s - 1
 
 
 def worst_actions(comparison: Comparison, count: int) -> tuple[ActionError, ...]:
-    """The actions of computing whose durations were wrong by the most seconds, the worst first."""
+    """The compute actions with the largest errors of their durations in seconds, the worst first."""
     compute = [each for each in comparison.actions if each.action.kind not in COMM_KINDS]
     compute.sort(key=lambda each: -abs(each.duration.predicted - each.duration.measured))
     return tuple(compute[:count])
-
-
-def bubble_per_device(trace: Trace) -> tuple[float, ...]:
-    """1 − time in F, B, I, W and RECOMPUTE ÷ step time, per device; 0 for a step that takes no time."""
-    busy = [0.0] * trace.devices
-    for event in trace.events:
-        if event.action.kind in WORK_KINDS:
-            busy[event.device] += event.end_s - event.start_s
-    return tuple(1 - time / trace.step_s if trace.step_s > 0 else 0.0 for time in busy)
-
-
-def memory_kinds(trace: Trace) -> tuple[str, ...]:
-    """The kinds of memory that a trace has samples of, in their usual order."""
-    found = {sample.kind for sample in trace.memory}
-    return (*(kind for kind in MEMORY_KINDS if kind in found), *sorted(found - set(MEMORY_KINDS)))
-
-
-def peak_memory(trace: Trace, kinds: Iterable[str]) -> tuple[dict[str, float], ...]:
-    """Per device the peak of each kind and of their sum (``total``), in bytes.
-
-    Samples of one device at one time take effect together, so that bytes that only change their kind count once.
-    """
-    kinds = tuple(kinds)
-    held: list[dict[str, float]] = [dict.fromkeys(kinds, 0.0) for _ in range(trace.devices)]
-    peaks = [dict.fromkeys((*kinds, TOTAL), 0.0) for _ in range(trace.devices)]
-    by_device: list[list[int]] = [[] for _ in range(trace.devices)]
-    for index, sample in enumerate(trace.memory):
-        if sample.kind in kinds:
-            by_device[sample.device].append(index)
-    for device, indices in enumerate(by_device):
-        now, peak = held[device], peaks[device]
-        for position, index in enumerate(indices):
-            sample = trace.memory[index]
-            now[sample.kind] = sample.bytes
-            last = position + 1 == len(indices) or trace.memory[indices[position + 1]].time_s > sample.time_s
-            if last:
-                for kind in kinds:
-                    peak[kind] = max(peak[kind], now[kind])
-                peak[TOTAL] = max(peak[TOTAL], sum(now.values()))
-    return tuple(peaks)
 
 
 _Key = tuple[int, Action, int]
@@ -317,7 +275,7 @@ def _order(ours: Mapping[_Key, TraceEvent], theirs: Mapping[_Key, TraceEvent]) -
     result = []
     for (device, queue), expected in queues[0].items():
         found = queues[1].get((device, queue), [])
-        # The queues of one name can differ in length where a runner names its queues otherwise.
+        # Queues of one name can differ in length, because runners may name their queues differently.
         differing = [i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b]
         if differing:
             first = differing[0]
@@ -330,5 +288,5 @@ def _queues(one: Mapping[_Key, TraceEvent], other: Mapping[_Key, TraceEvent]) ->
     for key, event in one.items():
         if key in other:
             queues[event.device, event.queue].append(event)
-    # Sorting is stable: actions that start at one time keep the order issued.
+    # Sorting is stable: actions that start at the same time keep the order issued.
     return {key: [e.action for e in sorted(events, key=lambda e: e.start_s)] for key, events in queues.items()}

@@ -1,35 +1,28 @@
-"""Traces on disk: Chrome JSON, which Perfetto opens and ``panpipe compare`` reads. Lossless, one event a line.
+"""Writing traces as Chrome JSON, which Perfetto opens and ``panpipe compare`` reads. Lossless, one event per line.
 
-A process is a device and a thread is one of its queues, under the names of ``trace.py``, so that the tracks of a
-prediction and of a measurement carry the same names. Slices of one thread must not overlap: a message that is sent
-while the one in front of it has yet to arrive stands on a second thread of the queue. A counter is a kind of memory of
-a device, or one direction of a link, and an arrow leads from every send to its receive. Times stand in microseconds, as
-the format wants, with every decimal digit that the number has.
+A process is a device and a thread is one of its queues, with the names of ``trace.py``, so that a prediction and a
+measurement have tracks of the same names. Slices of one thread must not overlap: a message that is sent before the
+previous one has arrived is on a second thread of the queue. A counter is a kind of memory of a device, or one direction
+of a link, and an arrow leads from every send to its receive. Times are in microseconds, as the format requires, with
+all decimal digits of the number.
 
 Source of the format: "Trace Event Format", the Chromium project.
 """
 
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
-
-from ..actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action, Kind
-from ..documents import check_format, read_text
-from ..errors import RequestError
-from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from ..actions import RECV_KINDS, SEND_KINDS
+from .trace import Trace, TraceEvent, queue_order, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
 LINK_CATEGORY = "link"
 LINK_RATE = "bytes_per_s"
-MOST_BYTES = 4 << 30
-"""Of a trace that is read: a long step on many devices has millions of events."""
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -38,15 +31,15 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 
 def write_traces(traces: Mapping[str, Trace], path: str | Path) -> None:
-    """Write several traces to one file, to look at side by side: ``{"predicted": …, "measured": …}``.
+    """Write several traces to one file, for comparison in Perfetto: ``{"predicted": …, "measured": …}``.
 
-    A device's processes stand below each other. Such a file is for eyes: ``read_trace`` wants one trace a file.
+    The processes of one device are displayed one below the other. ``read_trace`` refuses files with several traces.
     """
     Path(path).write_text(trace_json(traces), encoding="utf-8")
 
 
 def trace_json(traces: Mapping[str, Trace]) -> str:
-    """The text of a trace file; each trace under its label."""
+    """The text of a trace file; ``traces`` has each trace by its label."""
     headers = [
         {
             "label": label,
@@ -54,7 +47,7 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
             "plan_hash": trace.plan_hash,
             "devices": trace.devices,
             "step_s": float(trace.step_s),
-            "links": [[link.src, link.dst, _endless(link.bytes_per_s)] for link in trace.links],
+            "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
             **({} if trace.reference_s is None else {"reference_s": float(trace.reference_s)}),
         }
         for label, trace in traces.items()
@@ -83,16 +76,8 @@ def _lines(trace: Trace, writer: "_Writer") -> Iterator[str]:
             yield _record(record | {"args": {LINK_RATE: _plain(rate)}}, ts=_microseconds(time_s))
 
 
-def queue_order(queue: str) -> tuple[int, int]:
-    """Sorting key that puts compute first, then receives and sends by device, then every other queue."""
-    if queue == COMPUTE_QUEUE:
-        return 0, 0
-    match = re.fullmatch(r"(receive from|send to) (\d+)", queue)
-    return (3, 0) if match is None else (1 if match[1] == "receive from" else 2, int(match[2]))
-
-
 class _Writer:
-    """Numbers one trace's processes and threads."""
+    """The records of one trace, with the numbers of its processes and threads."""
 
     def __init__(self, trace: Trace, label: str, index: int, count: int) -> None:
         self.trace = trace
@@ -107,7 +92,7 @@ class _Writer:
         self.threads = {(device, queue, lane): i for i, (device, _, queue, lane) in enumerate(names)}
 
     def process(self, device: int) -> int:
-        # Same device, next trace: the neighbouring process, so that both stand below each other.
+        # The same device of the next trace has the next number, so that Perfetto displays it directly below.
         return device * self.count + self.index
 
     def tracks(self) -> Iterator[str]:
@@ -154,7 +139,7 @@ class _Writer:
                 continue
             receive, receive_lane = counterpart
             arrow = {"name": "message", "cat": "message", "id": f"{self.index}:{send.device}:{send.action}"}
-            # Perfetto ties an arrow's head to the slice around its time and wants it no earlier than its tail.
+            # Perfetto attaches an arrow's head to the slice at its time, which must not be before the arrow's tail.
             landing = min(max(send.start_s, receive.start_s), receive.end_s)
             yield _record({"ph": "s", **arrow, **self._at(send, lane)}, ts=_microseconds(send.start_s))
             yield _record({"ph": "f", "bp": "e", **arrow, **self._at(receive, receive_lane)}, ts=_microseconds(landing))
@@ -164,7 +149,7 @@ class _Writer:
 
 
 def _lanes(events: Sequence[TraceEvent]) -> list[int]:
-    """For each event which of its queue's threads has room for it, from 0: the first that is free at its start."""
+    """For each event the index of a thread of its queue: the first one without an event at that time."""
     lanes = [0] * len(events)
     free: dict[tuple[int, str], list[float]] = {}
     for number in sorted(range(len(events)), key=lambda number: (events[number].start_s, number)):
@@ -182,7 +167,7 @@ def _record(fields: Mapping[str, Any], **times: Decimal) -> str:
 
 
 def _microseconds(seconds: float) -> Decimal:
-    # Through the number's shortest decimal text: no digit is lost on the way to microseconds and back.
+    # From the number's shortest decimal text: the conversion to microseconds and back is exact.
     return Decimal(repr(float(seconds))).scaleb(6)
 
 
@@ -190,169 +175,10 @@ def _digits(value: Decimal) -> str:
     return format(value.normalize(), "f") if value else "0"
 
 
-def _endless(rate: float) -> float | int | None:
-    """JSON has no infinity: a link without a limit is null."""
+def _rate(rate: float) -> float | int | None:
+    """A link's bandwidth; None if it is infinite, which JSON cannot represent."""
     return _plain(rate) if math.isfinite(rate) else None
 
 
 def _plain(size: float) -> float | int:
     return int(size) if float(size).is_integer() else float(size)
-
-
-@frozen
-class _Header:
-    """What a file says of its one trace; None where a file from elsewhere says nothing."""
-
-    source: str = "measured"
-    plan_hash: str = ""
-    devices: int | None = None
-    step_s: float | None = None
-    links: tuple[tuple[str, str, float], ...] = ()
-    reference_s: float | None = None
-
-
-def read_trace(path: str | Path) -> Trace:
-    """Read a trace file.
-
-    Besides panpipe's own, any Chrome JSON is read whose complete events (``"ph": "X"``) carry stage, kind, microbatch
-    and device in ``args``; events without a kind are passed over.
-
-    Raises:
-        RequestError: it is no Chrome JSON, holds several traces or none, is of another version, or an event is wrong.
-    """
-    data = _load(path)
-    header = _header(data.get("otherData"), str(path))
-    records = data["traceEvents"]
-    queues = _thread_names(records)
-    events: list[TraceEvent] = []
-    memory: list[MemorySample] = []
-    rates: dict[str, list[tuple[float, float]]] = {}
-    for number, record in enumerate(records):
-        try:
-            if record.get("ph") == "X" and "kind" in record.get("args", {}):
-                events.append(_read_event(record, queues))
-            elif record.get("ph") == "C" and record.get("name") == MEMORY_COUNTER:
-                memory.extend(_read_memory(record))
-            elif record.get("ph") == "C" and record.get("cat") == LINK_CATEGORY:
-                rate = float(record["args"][LINK_RATE])
-                rates.setdefault(str(record["name"]), []).append((_seconds(Decimal(record["ts"])), rate))
-        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RequestError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise RequestError(f"{path}: event {number} of traceEvents is not an action: {reason}") from None
-    if header is None and not events:
-        raise RequestError(
-            f"{path} holds no action: each event of a trace carries stage, kind, microbatch and device in its args"
-        )
-    return _assemble(header or _Header(), events, memory, rates, str(path))
-
-
-def _load(path: str | Path) -> dict[str, Any]:
-    text = read_text(path, MOST_BYTES)
-    try:
-        data = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise RequestError(f"{path} is not a whole JSON file ({error}): write the trace again") from None
-    if isinstance(data, list):
-        data = {"traceEvents": data}
-    records = data.get("traceEvents") if isinstance(data, dict) else None
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise RequestError(f"{path} is not a trace: Chrome JSON holds a list 'traceEvents' of objects")
-    assert isinstance(data, dict)
-    return data
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number that JSON knows")
-
-
-def _header(found: object, origin: str) -> _Header | None:
-    if not isinstance(found, dict) or "format" not in found:
-        return None
-    check_format(found["format"], FORMAT, origin)
-    traces = found.get("traces")
-    if not isinstance(traces, list) or len(traces) != 1 or not isinstance(traces[0], dict):
-        count = len(traces) if isinstance(traces, list) else "an unknown number of"
-        raise RequestError(f"{origin} holds {count} traces, and one is read at a time: write each to its own file")
-    try:
-        one = traces[0]
-        links = tuple(
-            (str(src), str(dst), math.inf if rate is None else float(rate)) for src, dst, rate in one.get("links", ())
-        )
-        reference = None if one.get("reference_s") is None else float(one["reference_s"])
-        if reference is not None and not (math.isfinite(reference) and reference > 0):
-            raise ValueError(f"its reference workload takes {reference} s, and a time is finite and above 0")
-        return _Header(
-            str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links, reference
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"the header of {origin} is not one of {FORMAT}: {reason}; write the trace again") from None
-
-
-def _thread_names(records: Iterable[Mapping[str, Any]]) -> dict[tuple[object, object], str]:
-    return {
-        (record.get("pid"), record.get("tid")): str(record.get("args", {}).get("name"))
-        for record in records
-        if record.get("ph") == "M" and record.get("name") == "thread_name"
-    }
-
-
-def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object], str]) -> TraceEvent:
-    args = record["args"]
-    kind = Kind(args["kind"])
-    if (args["microbatch"] is None) != kind.whole_step:
-        raise ValueError(f"{kind.value} has microbatch {args['microbatch']}")
-    action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
-    queue = args.get("queue")
-    if queue is None:
-        queue = COMPUTE_QUEUE if kind in WORK_KINDS else queues.get((record.get("pid"), record.get("tid")), kind.value)
-    start, length = Decimal(record["ts"]), Decimal(record["dur"])
-    if length < 0:
-        raise ValueError(f"it lasts {length} µs, and a duration is at least 0")
-    size = float(args.get("bytes", 0))
-    return TraceEvent(_index(args["device"]), str(queue), action, _seconds(start), _seconds(start + length), size)
-
-
-def _read_memory(record: Mapping[str, Any]) -> Iterator[MemorySample]:
-    # The thread-less counter stands in a process, which is a device; merged files are not read, so pid is its number.
-    for kind, size in record["args"].items():
-        yield MemorySample(_index(record["pid"]), _seconds(Decimal(record["ts"])), str(kind), float(size))
-
-
-def _seconds(microseconds: Decimal) -> float:
-    return float(microseconds.scaleb(-6))
-
-
-def _index(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number from 0 up")
-    return value
-
-
-def _maybe(value: object) -> int | None:
-    return None if value is None else _index(value)
-
-
-def _assemble(
-    header: _Header,
-    events: Sequence[TraceEvent],
-    memory: Sequence[MemorySample],
-    rates: dict[str, list[tuple[float, float]]],
-    origin: str,
-) -> Trace:
-    highest = max([event.device for event in events] + [sample.device for sample in memory], default=-1)
-    devices = header.devices if header.devices is not None else highest + 1
-    if highest >= devices:
-        raise RequestError(f"{origin} says it has {devices} devices and names device {highest}: write the trace again")
-    step_s = header.step_s if header.step_s is not None else max((event.end_s for event in events), default=0.0)
-    if not math.isfinite(step_s) or step_s < 0:
-        raise RequestError(f"{origin} says its step takes {step_s} s: a time is finite and at least 0")
-    links = []
-    for src, dst, limit in header.links:
-        samples = rates.pop(f"{src} → {dst}", ())
-        times, moved = tuple(time_s for time_s, _ in samples), tuple(rate for _, rate in samples)
-        links.append(LinkTrack(src, dst, limit, times, moved))
-    if rates:
-        raise RequestError(f"{origin} counts bytes of link {next(iter(rates))}, which it does not list: write it again")
-    fields = asdict(header) | {"devices": devices, "step_s": step_s, "links": tuple(links)}
-    return Trace(events=tuple(events), memory=tuple(memory), **fields)

@@ -4,6 +4,8 @@ On disk a trace is a Chrome JSON file, which Perfetto displays and ``panpipe com
 kind, microbatch and device in its ``args``.
 """
 
+import re
+
 from attrs import frozen
 
 from ..actions import Action
@@ -106,3 +108,11 @@ def send_queue(peer: int) -> str:
 def receive_queue(peer: int) -> str:
     """Name of the queue on which a device receives from device ``peer``."""
     return f"receive from {peer}"
+
+
+def queue_order(queue: str) -> tuple[int, int]:
+    """Sorting key of queue names: compute first, then receives and sends by device, then every other queue."""
+    if queue == COMPUTE_QUEUE:
+        return 0, 0
+    match = re.fullmatch(r"(receive from|send to) (\d+)", queue)
+    return (3, 0) if match is None else (1 if match[1] == "receive from" else 2, int(match[2]))

@@ -7,7 +7,8 @@ from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import parse_action
 from panpipe.core.plan.plan import plan_json
-from panpipe.core.trace.perfetto import read_trace, write_trace
+from panpipe.core.trace.perfetto import write_trace
+from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 

@@ -11,7 +11,7 @@ from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.plan.derive import forward_only
 from panpipe.core.plan.plan import MemoryPolicy, plan_json
-from panpipe.core.trace.perfetto import read_trace
+from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.simulators.run import simulate
 
 from ..support.browser import Page

@@ -1,4 +1,4 @@
-"""Actions as words."""
+"""Actions and their text."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def actions():
 
 
 @given(actions())
-def test_what_is_written_is_read(action):
+def test_parse_action_is_the_inverse_of_str(action):
     assert parse_action(str(action)) == action
 
 
@@ -40,7 +40,7 @@ def test_grammar(text, action):
 
 
 @given(actions().filter(lambda action: action.peer is not None))
-def test_a_send_and_its_receive_are_each_others_counterpart(action):
+def test_send_and_its_receive_are_each_other_s_counterpart(action):
     other = action.counterpart
     assert other.counterpart == action
     assert (other.kind in SEND_KINDS) != (action.kind in SEND_KINDS)
@@ -49,7 +49,7 @@ def test_a_send_and_its_receive_are_each_others_counterpart(action):
 
 
 @pytest.mark.parametrize("action", [Action(0, Kind.F, 1), Action(0, Kind.STEP)])
-def test_nothing_else_has_a_counterpart(action):
+def test_only_communications_have_a_counterpart(action):
     with pytest.raises(ValueError, match="is not a communication"):
         _ = action.counterpart
 
@@ -69,7 +69,7 @@ def test_nothing_else_has_a_counterpart(action):
         ("1RECV_B0>2", "'1RECV_B0>2' is not an action: a send names its peer stage after"),
     ],
 )
-def test_other_words_are_refused(text, message):
+def test_text_that_is_not_an_action_is_refused(text, message):
     with pytest.raises(RequestError) as caught:
         parse_action(text)
     assert message in str(caught.value)

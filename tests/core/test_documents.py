@@ -21,7 +21,7 @@ class Example:
 EXAMPLE = Example("a", (1, 2), ((Action(0, Kind.F, 0), Action(0, Kind.SEND_F, 0, 1)),))
 
 
-def test_the_format_comes_first_and_actions_are_words():
+def test_format_comes_first_and_actions_are_text():
     assert json.loads(to_json(FORMAT, EXAMPLE)) == {
         "format": FORMAT,
         "name": "a",
@@ -31,7 +31,7 @@ def test_the_format_comes_first_and_actions_are_words():
     assert to_json(FORMAT, EXAMPLE).startswith('{\n "format": ')
 
 
-def test_what_is_written_is_read_and_written_again_to_the_same_bytes():
+def test_document_is_read_and_written_again_to_the_same_bytes():
     text = to_json(FORMAT, EXAMPLE)
     read = from_json(text, FORMAT, Example, "x")
     assert read == EXAMPLE
@@ -55,7 +55,7 @@ class Strict:
         raise RequestError(f"'{self.name}' is no name: take another")
 
 
-def test_what_a_class_says_of_its_fields_is_told_as_it_is():
+def test_message_of_a_class_s_validation_is_kept():
     with pytest.raises(RequestError, match=r"x is not a valid panpipe.example/1: 'a' is no name: take another @"):
         from_json(json.dumps({"format": FORMAT, "name": "a"}), FORMAT, Strict, "x")
 

@@ -13,7 +13,7 @@ def thresholds():
     gc.set_threshold(*before)
 
 
-def test_thresholds_are_raised_inside_and_put_back_after_a_failure():
+def test_thresholds_are_raised_inside_and_restored_after_a_failure():
     gc.set_threshold(700, 10, 10)
     with rare_collections():
         assert gc.get_threshold() == THRESHOLDS
@@ -23,7 +23,7 @@ def test_thresholds_are_raised_inside_and_put_back_after_a_failure():
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_a_collector_that_is_off_or_collects_more_rarely_stays_so():
+def test_disabled_or_less_frequent_collector_is_not_changed():
     for own in ((0, 10, 10), (1_000_000, 50, 500)):
         gc.set_threshold(*own)
         with rare_collections():

@@ -1,4 +1,4 @@
-"""Compiled functions where numba has a folder for them, and where it has none."""
+"""Compiled functions with and without a cache folder."""
 
 import os
 import subprocess
@@ -21,14 +21,14 @@ def refusing(monkeypatch, message):
     monkeypatch.setattr(numba, "njit", without_folder)
 
 
-def test_function_is_compiled_where_no_cache_can_be_written(monkeypatch):
+def test_function_is_compiled_without_a_writable_cache(monkeypatch):
     refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
     doubled = njit(inline="always")(lambda x: 2 * x)
     assert doubled(21) == 42
     assert doubled.signatures
 
 
-def test_other_failures_of_numba_are_its_own(monkeypatch):
+def test_other_errors_of_numba_are_raised(monkeypatch):
     refusing(monkeypatch, "something else")
     with pytest.raises(RuntimeError, match="something else"):
         njit()(lambda x: x)
@@ -49,7 +49,7 @@ def test_function_is_compiled_once_its_machine_code_is_on_disk(tmp_path):
     assert found == [["False", "42", "True"], ["True", "42", "True"]]
 
 
-def test_function_is_compiled_again_where_its_index_names_a_class_that_is_gone(tmp_path):
+def test_function_is_compiled_again_if_its_index_names_a_removed_class(tmp_path):
     source = (
         "from typing import NamedTuple\n\nfrom panpipe.core.numba_cache import is_compiled, njit\n\n"
         "class Old(NamedTuple):\n    x: int\n\n@njit()\ndef doubled(one):\n    return 2 * one.x\n"
@@ -65,6 +65,6 @@ def test_function_is_compiled_again_where_its_index_names_a_class_that_is_gone(t
     assert found == [["False", "42"], ["False", "42"]]
 
 
-def test_nothing_is_known_of_a_function_without_a_folder(monkeypatch):
+def test_function_without_a_cache_folder_counts_as_compiled(monkeypatch):
     refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
     assert is_compiled(njit()(lambda x: 2 * x))

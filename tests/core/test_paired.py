@@ -15,17 +15,17 @@ def test_four_pairs_of_one_sign_show_a_difference_and_three_do_not():
     assert (three.low, three.high) == (-math.inf, math.inf)
 
 
-def test_the_estimate_is_the_median_of_the_means_of_all_pairs_of_differences():
+def test_estimate_is_the_median_of_the_means_of_all_pairs_of_differences():
     assert difference([1.0, 2.0, 6.0], 0.1).estimate == 2.75  # of 1, 1.5, 2, 3.5, 4, 6
 
 
-def test_one_disturbed_pair_of_six_hides_nothing():
+def test_one_outlier_of_six_pairs_does_not_hide_a_difference():
     assert difference([0.04, 0.05, 0.05, 0.06, 0.05, -0.3], 0.1).low > -0.15
     assert difference([0.04, 0.05, 0.05, 0.06, 0.05, -0.001], 0.1).low > 0
 
 
 @pytest.mark.parametrize("count", [4, 5, 8, 12])
-def test_bounds_miss_the_truth_as_rarely_as_was_asked_whatever_the_noise(count):
+def test_bounds_have_the_requested_error_for_any_noise(count):
     source = random.Random(count)
     draws = (lambda: source.gauss(0, 1), lambda: source.choice((-1, 1)) * source.expovariate(1) ** 2)
     for draw in draws:

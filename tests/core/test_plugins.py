@@ -1,4 +1,4 @@
-"""Plug-ins that cannot be used are named, and hide no other."""
+"""Plug-ins that cannot be used are reported and do not prevent others."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def load(monkeypatch, tmp_path):
     return load
 
 
-def test_those_that_are_absent_or_refused_are_told_and_the_rest_are_loaded_by_name(load):
+def test_missing_or_refused_plugins_are_returned_and_the_others_are_loaded(load):
     found = []
 
     def add(number):
@@ -53,12 +53,12 @@ def test_those_that_are_absent_or_refused_are_told_and_the_rest_are_loaded_by_na
         ("this is no Python", "SyntaxError"),
     ],
 )
-def test_a_module_that_raises_while_it_is_loaded_is_told(load, line, told):
+def test_plugin_that_raises_while_loading_is_returned(load, line, told):
     (one,) = load(line + "\n", ["x"], None)
     assert told in one.reason
 
 
-def test_a_package_that_raises_keeps_no_command_from_its_own(tmp_path):
+def test_package_that_raises_does_not_stop_a_command(tmp_path):
     (tmp_path / "raising.py").write_text("raise OSError('no driver')\n", encoding="utf-8")
     record = tmp_path / "raising-1.0.dist-info"
     record.mkdir()

@@ -1,4 +1,4 @@
-"""The report: one file that loads nothing, holds everything, and draws itself in a browser."""
+"""The report: one file that loads nothing, has all data, and is drawn in a browser."""
 
 import re
 
@@ -147,7 +147,7 @@ def inputs(devices: int, microbatches: int = 8) -> dict:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_one_file_that_loads_nothing(devices):
+def test_report_is_one_file_that_loads_nothing(devices):
     text = report_html(**inputs(devices))
     page = Page(text)
     for tag, attributes in page.tags:
@@ -164,7 +164,7 @@ def test_one_file_that_loads_nothing(devices):
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_it_holds_every_action_and_figure(devices):
+def test_report_has_every_action_and_figure(devices):
     given = inputs(devices)
     data = Page(report_html(**given)).data
     for drawn, trace in zip(data["traces"], (given["predicted"], given["measured"]), strict=True):
@@ -187,7 +187,7 @@ def test_it_holds_every_action_and_figure(devices):
     assert {kind["kind"] for kind in data["comparison"]["kinds"]} == {e.action.kind for e in given["predicted"].events}
 
 
-def test_links_causes_and_modules():
+def test_report_has_links_idle_causes_and_modules():
     data = Page(report_html(**inputs(2))).data
     assert data["links"] == [
         {"name": "gpu0 → gpu1", "limit": 2e9, "times": [0.01, 0.011, 0.02, 0.022], "rates": [2e9, 0, 1e9, 0]},
@@ -205,7 +205,7 @@ def test_links_causes_and_modules():
     ]
 
 
-def test_every_replica_names_its_stages():
+def test_report_names_the_stages_of_every_replica():
     given = inputs(2)
     prediction = evolve(given["plan"].prediction, cluster=fully_connected(4, 320_000_000, 1e10, 1e-5))
     plan = evolve(given["plan"], mesh=Mesh(2, 2), prediction=prediction)
@@ -214,7 +214,7 @@ def test_every_replica_names_its_stages():
     assert Page(report_html(plan=None, predicted=given["predicted"])).data["plan"]["held"] == [[0], [1]]
 
 
-def test_memory_timelines_and_peaks():
+def test_report_has_memory_timelines_and_peaks():
     data = Page(report_html(**inputs(2))).data
     assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
     # 1F1B: the first of two devices holds two microbatches, the second one; beside state and workspace.
@@ -224,7 +224,7 @@ def test_memory_timelines_and_peaks():
     assert [max(row[3] for row in rows) for rows in held] == [2 * SAVED, SAVED]
 
 
-def test_phases_of_1f1b():
+def test_report_has_the_phases_of_1f1b():
     phases = Page(report_html(**inputs(2))).data["traces"][0]["phases"]
     first_backward = 2 * FORWARD_S + HOP_S
     assert phases[1]["warm"] == pytest.approx(first_backward)
@@ -232,7 +232,7 @@ def test_phases_of_1f1b():
     assert phases[0]["warm"] < phases[0]["cool"] < phases[0]["end"]
 
 
-def test_the_step_is_told_apart_from_the_machine_s_drift():
+def test_report_has_the_step_s_error_with_and_without_drift():
     given = inputs(2)
     given["plan"] = evolve(given["plan"], prediction=evolve(given["plan"].prediction, interval_s=(0.29, 0.31)))
     given["predicted"] = evolve(given["predicted"], reference_s=0.010)
@@ -243,7 +243,7 @@ def test_the_step_is_told_apart_from_the_machine_s_drift():
     assert step["interval"] == pytest.approx([0.348, 0.372])
 
 
-def test_the_measurement_and_the_facts_may_be_missing():
+def test_report_without_measurement_and_facts():
     given = inputs(2)
     data = Page(report_html(plan=given["plan"], predicted=given["predicted"])).data
     assert len(data["traces"]) == 1
@@ -266,7 +266,7 @@ def test_the_measurement_and_the_facts_may_be_missing():
     assert (data["title"], data["summary"][:22]) == ("Pipeline plan", "The graph in 2 stages ")
 
 
-def test_peaks_are_of_the_kinds_that_both_know():
+def test_peaks_are_of_the_kinds_in_both_traces():
     given = inputs(2)
     only_saved = tuple(sample for sample in given["measured"].memory if sample.kind == "saved")
     data = Page(report_html(**(given | {"measured": evolve(given["measured"], memory=only_saved)}))).data
@@ -277,7 +277,7 @@ def test_peaks_are_of_the_kinds_that_both_know():
     }
 
 
-def test_a_title_is_text_and_a_lost_loss_a_gap():
+def test_title_is_escaped_and_a_loss_that_is_not_finite_is_a_gap():
     given = inputs(2)
     facts = evolve(given["facts"], title="</script><b>&", losses=(1.0, float("nan"), 2.0))
     text = report_html(**(given | {"facts": facts}))
@@ -288,7 +288,7 @@ def test_a_title_is_text_and_a_lost_loss_a_gap():
     assert "&lt;/script&gt;&lt;b&gt;&amp; · panpipe" in text
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path):
+def test_same_input_gives_the_same_bytes(tmp_path):
     for name in ("a.html", "b.html"):
         write_report(tmp_path / name, **inputs(2))
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
@@ -342,7 +342,7 @@ addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame
 
 
 @in_a_browser
-def test_it_draws_itself_in_a_browser(tmp_path):
+def test_report_is_drawn_in_a_browser(tmp_path):
     found = probed(report_html(**inputs(2)), PROBE, tmp_path, "1280,4400")
     assert len(found["tones"]) == 7
     assert min(found["tones"]) > 4
@@ -383,7 +383,7 @@ addEventListener("load", () => frames(3, () => {
 
 @in_a_browser
 @pytest.mark.parametrize("size", ["1280,900", "500,900"])
-def test_a_large_step_draws_what_is_in_sight(tmp_path, size):
+def test_only_the_visible_part_of_a_large_step_is_drawn(tmp_path, size):
     given = inputs(16, 64)
     assert len(given["predicted"].events) == 2 * 16 * 64 + 4 * 15 * 64 + 16
     found = probed(report_html(plan=given["plan"], predicted=given["predicted"]), COUNTED, tmp_path, size)

@@ -15,7 +15,8 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.core.plan.derive import forward_only
 from panpipe.core.plan.plan import Prediction, plan_json
-from panpipe.core.trace.perfetto import read_trace, trace_json
+from panpipe.core.trace.perfetto import trace_json
+from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn

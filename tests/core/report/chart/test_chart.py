@@ -1,4 +1,4 @@
-"""Pictures of schedules: every action is there, memory is what the evaluation says, phases are where they belong."""
+"""Pictures of schedules: every action is drawn, and memory and phases equal those of the evaluation."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -40,7 +40,7 @@ NAMES = sorted(name for name, family in families().items() if name != "building-
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_action_is_drawn_where_and_when_it_runs(name):
+def test_every_action_is_drawn_on_its_device_at_its_time(name):
     given = scored(name)
     groups = iter(drawn(schedule_svg(given)))
     right = 0.0
@@ -62,7 +62,7 @@ def test_every_action_is_drawn_where_and_when_it_runs(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_memory_peaks_where_the_evaluation_says_and_ends_at_nothing(name):
+def test_memory_curve_has_the_evaluation_s_peak_and_ends_at_zero(name):
     given = scored(name)
     for curve, peak in zip(curves_of(given), given.result.peak_memory, strict=True):
         assert max(held for _, held in curve) == pytest.approx(peak / given.problem.chunks)
@@ -71,7 +71,7 @@ def test_memory_peaks_where_the_evaluation_says_and_ends_at_nothing(name):
         assert times == sorted(set(times))
 
 
-def test_a_memory_curve_by_hand():
+def test_memory_curve_equals_one_computed_by_hand():
     # One device: F takes 2 of 2, I frees half of it, W the rest; each takes one unit of time.
     costs = (StageCosts(1.0, 1.0, 1.0, saved_bytes=2, freed_by_input_bytes=1),)
     order = tuple(parse_action(text) for text in ("0F0", "0I0", "0F1", "0W0", "0B1"))
@@ -79,7 +79,7 @@ def test_a_memory_curve_by_hand():
     assert curves_of(given) == [[(0.0, 2.0), (2.0, 3.0), (4.0, 2.0), (6.0, 0.0)]]
 
 
-def test_phases_by_hand():
+def test_phases_equal_those_computed_by_hand():
     given = scored("1f1b", devices=2, microbatches=3)
     moments = [
         phases(actions, starts, ends)
@@ -95,7 +95,7 @@ def test_phases_by_hand():
     assert last.end == given.result.ends[1][-1]
 
 
-def test_kinds_and_phases_have_colours_of_their_own():
+def test_kinds_and_phases_have_different_colours():
     picture = schedule_svg(scored())
     classes = Counter(group.get("class").split()[1] for group in drawn(picture))
     assert classes == dict.fromkeys(("f0", "f1", "i0", "i1", "w0", "w1"), 24)
@@ -109,26 +109,26 @@ def test_kinds_and_phases_have_colours_of_their_own():
         assert picture.count(f"<title>{name} of device") == 4
 
 
-def test_the_limit_is_drawn_where_there_is_one():
+def test_memory_limit_is_drawn_if_there_is_one():
     assert 'class="limit"' not in schedule_svg(scored())
     assert schedule_svg(scored("v-half", limit=3)).count('class="limit"') == 4
 
 
 @pytest.mark.parametrize("draw", [schedule_svg, schedule_html])
-def test_same_bytes_and_nothing_loaded(draw):
+def test_picture_is_deterministic_and_loads_nothing(draw):
     text = draw(scored())
     assert text == draw(scored())
     assert set(re.findall(r"https?:[^\"'\s]+", text)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_names_cannot_break_out_of_the_picture():
+def test_names_are_escaped_in_the_picture():
     given = scored("1f1b", 2, 2)
     hostile = score(given.problem, evolve(given.schedule, name="</svg><script>&"))
     assert ET.fromstring(schedule_svg(hostile)).find(f"{SVG}title").text == "</svg><script>&"
     assert Page(schedule_html(hostile)).texts["title"][0].startswith("</svg><script>&")
 
 
-def test_times_of_nothing_are_drawn():
+def test_schedule_without_durations_is_drawn():
     problem = ScheduleProblem(2, 2, 1, (StageCosts(0, 0, 0, saved_bytes=0),) * 2)
     picture = schedule_svg(score(problem, find_family("1f1b").build(problem)))
     assert len(drawn(picture)) == 8
@@ -163,7 +163,7 @@ addEventListener("load", () => {
 
 
 @in_a_browser
-def test_the_page_answers_the_pointer(tmp_path):
+def test_page_shows_details_under_the_pointer(tmp_path):
     found = probed(schedule_html(scored()), PROBE, tmp_path)
     # A microbatch's F, I and W on eight stages.
     assert found["lit"] == 24
@@ -183,7 +183,7 @@ def measured_pair():
     return trace, evolve(trace, source="measured", events=tuple(later), memory=tuple(saved), step_s=1.1 * trace.step_s)
 
 
-def test_both_steps_of_a_comparison_have_every_compute_action_where_it_ran():
+def test_comparison_has_every_compute_action_of_both_steps_on_its_device():
     predicted, measured = measured_pair()
     picture = ET.fromstring(comparison_svg(predicted, measured, "v-half"))
     titles = [title.text for title in picture.iter(f"{SVG}title")]
@@ -198,7 +198,7 @@ def test_both_steps_of_a_comparison_have_every_compute_action_where_it_ran():
     assert [text for text in texts if text.startswith("measured ")] == [f"measured {peak:.1f} MB" for peak in peaks]
 
 
-def test_a_comparison_is_the_same_bytes_loads_nothing_and_escapes_its_title():
+def test_comparison_is_deterministic_loads_nothing_and_escapes_its_title():
     pictures = [comparison_svg(*measured_pair(), "<script>") for _ in range(2)]
     assert pictures[0] == pictures[1]
     assert "<script>" not in pictures[0]

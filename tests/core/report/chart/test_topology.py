@@ -15,7 +15,7 @@ def texts(svg):
 
 
 @pytest.mark.parametrize("name", [*catalogue().clusters, "4xH100+4xA100-80GB", "64x8xH100", "cpu:4", "1xL40S"])
-def test_every_place_of_a_drawn_node_is_there_once_and_inside_the_picture(name):
+def test_every_device_of_a_drawn_node_is_there_once_and_inside_the_picture(name):
     cluster = find_cluster(name)
     svg = topology_svg(name, cluster)
     root = ElementTree.fromstring(svg)
@@ -32,7 +32,7 @@ def test_every_place_of_a_drawn_node_is_there_once_and_inside_the_picture(name):
     assert topology_svg(name, cluster) == svg
 
 
-def test_links_tell_what_they_are():
+def test_links_have_their_ends_and_rate_as_title():
     svg = topology_svg("pair", find_cluster("2x8xA100-80GB"))
     titles = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}title")]
     assert "node0.gpu0 – node0.nvswitch: 240 GB/s in each direction, 6 µs" in titles
