@@ -6,11 +6,11 @@ of the simulator.
 
 from attrs import frozen
 
+from .core.analytic.model import costs_by_type, model_work
+from .core.analytic.optimizers import Optimizer
 from .core.capture.export.operators import Operators, tensor_bytes
 from .core.cluster.catalog import required_type
 from .core.cluster.cluster import Cluster
-from .core.costs.analytic.model import costs_by_type, model_work
-from .core.costs.analytic.optimizers import Optimizer
 from .core.costs.costs import StageCosts, stage_costs
 from .core.costs.graph import OpGraph
 from .core.errors import RequestError

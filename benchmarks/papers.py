@@ -22,10 +22,10 @@ from typing import Any
 
 import megatron
 from attrs import field, frozen
+from panpipe.core.analytic.model import ModelWork, model_work
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.catalog import find_cluster, find_device
-from panpipe.core.costs.analytic.model import ModelWork, model_work
 from panpipe.core.costs.costs import stage_costs, stage_edges
 from panpipe.core.costs.graph import OpGraph
 from panpipe.core.schedules.problem import ScheduleProblem

@@ -18,8 +18,8 @@ from ..core.cluster.sourced import joined
 from ..core.cluster.topology import PathClass, Topology, path_classes, topology_of
 from ..core.documents import as_plain, read_text, write_text
 from ..core.errors import RequestError
-from ..core.plan.wording import counted
 from ..core.report.chart.topology import topology_svg
+from ..core.wording import counted
 from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import draw, rate_text
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ..core.analytic.optimizers import DEFAULT, find_optimizer
 from ..core.cluster.catalog.find import CPU, required_type
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.device_type import NUMBER_TYPES, DeviceType
-from ..core.costs.analytic.optimizers import DEFAULT, find_optimizer
 from ..core.costs.graph import OpGraph, read_graph
 from ..core.errors import RequestError
 from ..core.trace.throughput import Work
@@ -96,8 +96,8 @@ def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningC
 
 
 def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: Work) -> PlanningCosts:
-    from ..core.costs.analytic.model import costs_by_type, model_work
-    from ..core.costs.analytic.roofline import rate_of
+    from ..core.analytic.model import costs_by_type, model_work
+    from ..core.analytic.roofline import rate_of
     from .models import planned_model
 
     planned = planned_model(

@@ -11,13 +11,13 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from ..core.analytic.model import with_state
+from ..core.analytic.optimizers import Optimizer
 from ..core.capture.batch.batch_dims import AUTO
 from ..core.capture.batch.find_batch_dims import find_batch_dims
 from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.export.step import capture_step
 from ..core.capture.values.containers import flatten_batch
-from ..core.costs.analytic.model import with_state
-from ..core.costs.analytic.optimizers import Optimizer
 from ..core.costs.graph import OpGraph
 from ..core.errors import RequestError
 from ..core.trace.throughput import Work

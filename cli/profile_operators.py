@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from ..core.analytic.calibration import Calibration, Residual, Sample, calibrate
 from ..core.cluster.catalog import catalogue, find_device
 from ..core.cluster.catalog.device_file import Numbers, device_file
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import Source
-from ..core.costs.analytic.calibration import Calibration, Residual, Sample, calibrate
 from ..core.documents import write_text
 from ..core.errors import RequestError
 from ..runtimes.devices.machine import machine
@@ -106,7 +106,7 @@ def _samples(model: str | None, device: torch.device, dtype: str, repeats: int) 
 
         scale = GPU_SCALE if device.type == "cuda" else 1
         return profile_kernels(device, DTYPES[dtype], scale=scale, repeats=repeats)
-    from ..core.costs.analytic.model import model_work
+    from ..core.analytic.model import model_work
     from ..runtimes.profile.calibration_samples import model_samples
     from .models import planned_model
 

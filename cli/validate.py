@@ -7,7 +7,8 @@ import typer
 
 from ..core.documents import as_plain
 from ..core.plan.plan import Plan
-from ..core.plan.wording import counted, plan_size
+from ..core.plan.wording import plan_size
+from ..core.wording import counted
 from .output import bytes_text, note, print_json, print_table
 from .plan_files import read_plan_or_schedule
 

@@ -20,8 +20,8 @@ from ..core.capture.python.surroundings import refuse_no_grad
 from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import PanpipeError, RequestError
 from ..core.plan.plan import Plan
-from ..core.plan.wording import counted, first_of
 from ..core.trace.trace import Trace
+from ..core.wording import counted, first_of
 from .batch.example import Example
 from .batch.microbatches import BatchCutter
 from .batch.modes import ModuleModes

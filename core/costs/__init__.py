@@ -1,1 +1,1 @@
-"""Costs of operators and stages: the operator graph, stage costs, and the analytic model."""
+"""Costs of operators and stages: the operator graph, stage costs, partitions, times of messages."""

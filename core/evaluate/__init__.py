@@ -1,1 +1,1 @@
-"""Time and memory of an order of actions where nothing contends: a reference, its compiled twin, the memory table."""
+"""Time and memory of an order of actions where nothing contends: a reference and its compiled twin."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..numba_cache import njit
+from ..plan.memory import Moment, Size, Use, order_changes
 from .coding import BOTH, FORWARD, INFINITY, INPUT, KIND, KINDS, WEIGHT, Floats, Integers
-from .memory import Moment, Size, Use, order_changes
 
 UNKNOWN = -1
 START, END = range(2)

@@ -18,8 +18,8 @@ from attrs import frozen
 from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
 from ..errors import RequestError
+from ..plan.memory import saved_bytes
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
-from .memory import saved_bytes
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and

@@ -24,10 +24,10 @@ from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
 from ..errors import RequestError
-from ..evaluate.memory import CHANGES
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
 from .items import Item, Task
 from .kinds import Compute, TaskKind, declare
+from .memory import CHANGES
 from .plan import Plan
 
 _KINDS = (Kind.OFFLOAD, Kind.RELOAD)

@@ -17,8 +17,8 @@ from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.memory import Change
 from .items import Item, Task
+from .memory import Change
 from .plan import Plan
 
 Seconds = Callable[[StageCosts], float]

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from ..actions import WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from ..evaluate.memory import Memory, Moment, Size, Use, changes
 from .kinds import task_kinds
+from .memory import Memory, Moment, Size, Use, changes
 from .plan import Plan
 from .queues import Queues
 

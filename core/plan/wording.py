@@ -1,25 +1,7 @@
-"""Texts for messages: counts, lists of names, the size of a plan."""
+"""The size of a plan as text for messages."""
 
-from collections.abc import Sequence
-
+from ..wording import counted
 from .plan import Plan
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: ``1 device``, ``2 devices``, ``2 microbatches``."""
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{'' if count == 1 else plural}"
-
-
-def first_of(names: Sequence[str], shown: int = 1) -> str:
-    """The first of several names and the number of the others: ``wte.weight and 3 more``."""
-    more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
-
-
-def module_text(name: str) -> str:
-    """A module by its qualified name: ``module 'h.0.attn'``, or ``the model`` for the root."""
-    return f"module '{name}'" if name else "the model"
 
 
 def plan_size(plan: Plan) -> str:

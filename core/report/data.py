@@ -10,10 +10,10 @@ from ..costs.module_names import module_ranges
 from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
 from ..plan.plan import Plan
-from ..plan.wording import counted
 from ..trace.compare import Comparison, compare, drift_of
 from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
 from ..trace.trace import LinkTrack, Trace, TraceEvent, queue_order
+from ..wording import counted
 from .facts import ReportFacts
 from .operators import condensed
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from ..actions import Action, Kind
-from ..evaluate.memory import reserving_bytes
+from ..plan.memory import reserving_bytes
 from .problem import ScheduleProblem, source_of
 from .scored import costs_of
 

@@ -14,7 +14,7 @@ from attrs import define, field
 
 from ..actions import Kind
 from ..evaluate.coding import FORWARD, INPUT, KIND, WEIGHT
-from ..evaluate.memory import reserving_bytes
+from ..plan.memory import reserving_bytes
 from .problem import ScheduleProblem, source_of
 from .scored import costs_of
 

@@ -8,7 +8,7 @@ from attrs import frozen
 from ..actions import Kind
 from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
 from ..evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
-from ..evaluate.memory import saved_bytes
+from ..plan.memory import saved_bytes
 from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
 

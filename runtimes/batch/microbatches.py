@@ -14,7 +14,7 @@ from ...core.capture.batch.row_trace import with_lists
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import BatchNesting, flatten_batch
 from ...core.errors import RequestError
-from ...core.plan.wording import first_of
+from ...core.wording import first_of
 from .remote_tensors import as_meta_tensors
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from ...core.errors import RequestError
-from ...core.plan.wording import module_text
+from ...core.wording import module_text
 
 Modes = tuple[bool, ...]
 """For every module whether it is in training mode."""

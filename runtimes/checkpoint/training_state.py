@@ -24,7 +24,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...core.errors import RequestError
-from ...core.plan.wording import first_of
+from ...core.wording import first_of
 from ..optimizer.state import StageState
 from ..training.averages import WeightAverage
 from ..weights import places

@@ -4,9 +4,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ...core.costs.analytic.calibration import Sample
-from ...core.costs.analytic.kernels import Kernel
-from ...core.costs.analytic.model import ModelWork
+from ...core.analytic.calibration import Sample
+from ...core.analytic.kernels import Kernel
+from ...core.analytic.model import ModelWork
 from ...core.costs.graph import OpGraph
 
 

@@ -10,9 +10,9 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...core.costs.analytic import attention
-from ...core.costs.analytic.calibration import Sample
-from ...core.costs.analytic.kernels import Kernel, kernel_of
+from ...core.analytic import attention
+from ...core.analytic.calibration import Sample
+from ...core.analytic.kernels import Kernel, kernel_of
 from ..devices.compute import Stopwatch
 from ..devices.heap import keep_freed_memory
 

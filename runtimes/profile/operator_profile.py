@@ -15,13 +15,13 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from ...core.analytic.alone import LoneOperator
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.stage import aimed
 from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.stand_ins import stand_in_for
-from ...core.costs.analytic.alone import LoneOperator
 from ...core.costs.graph import OpGraph, OpNode
 from ..devices.compute import Stopwatch, compute_device
 from ..programs.stage_run import constant_on

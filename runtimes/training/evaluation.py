@@ -29,7 +29,7 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.errors import RequestError
 from ...core.plan.derive import forward_only
 from ...core.plan.plan import Plan
-from ...core.plan.wording import module_text
+from ...core.wording import module_text
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes

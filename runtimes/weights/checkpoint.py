@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import RequestError
-from ...core.plan.wording import first_of
+from ...core.wording import first_of
 from .tensor_files import DTYPES, Entry, TensorFile, write_tensors, write_whole
 
 INDEX = "model.safetensors.index.json"

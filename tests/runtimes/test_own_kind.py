@@ -11,9 +11,9 @@ import torch
 from panpipe.core.actions import Action, Kind, declare_kind, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.memory import Change, Memory, Moment, Size, Use
 from panpipe.core.plan.kinds import declared, own_queue
 from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
 from panpipe.core.plan.queues import queues_of
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.trace.compare import compare

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ...plan.wording import first_of
+from ...wording import first_of
 from ..values.containers import BatchNesting, flatten_batch, one_level
 
 AUTO = "auto"

@@ -15,7 +15,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from ...errors import RequestError
-from ...plan.wording import module_text
+from ...wording import module_text
 from ..values.user_lines import warn_at
 from ..values.values import LateNumber, holds_captured
 from .reached import Reached

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
-from ...evaluate.memory import held_bytes
+from ...plan.memory import held_bytes
 from ...schedules.scored import Scored, costs_of
 
 FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})

@@ -2,9 +2,9 @@
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
-from ...evaluate.memory import held_bytes
 from ...evaluate.reduction import reduction_time, step_ends, sync_time
 from ...evaluate.reference import Evaluation, evaluate
+from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from .score import Score
 

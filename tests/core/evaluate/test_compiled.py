@@ -11,8 +11,8 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.coding import CODE, INFINITY, KINDS, encode
 from panpipe.core.evaluate.compiled import count_whole, make_scratch, make_stage_arrays, peak, run, work_of
-from panpipe.core.evaluate.memory import held_bytes
 from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.plan.memory import held_bytes
 from panpipe.core.search.problem.arrays import MachineArrays
 from panpipe.core.search.problem.costing import fill_fixed
 

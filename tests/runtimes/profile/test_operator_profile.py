@@ -1,7 +1,7 @@
 """Operators' times: those that do the same work have one."""
 
 import torch
-from panpipe.core.costs.analytic.alone import LoneOperator
+from panpipe.core.analytic.alone import LoneOperator
 from panpipe.runtimes.profile.operator_profile import profile_operators
 
 from ...support.cuts import captured_once

@@ -9,10 +9,10 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...capture.export.operators import Operators, tensor_bytes
-from ...capture.graph.nodes import root_of
-from ...cluster.device_type import DeviceType
-from ..graph import OpGraph, OpNode
+from ..capture.export.operators import Operators, tensor_bytes
+from ..capture.graph.nodes import root_of
+from ..cluster.device_type import DeviceType
+from ..costs.graph import OpGraph, OpNode
 from .alone import LoneOperator
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer

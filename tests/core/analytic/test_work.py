@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from panpipe.core.analytic.alone import LoneOperator
+from panpipe.core.analytic.model import ModelWork, model_work
+from panpipe.core.analytic.work import Work, work_of
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.costs.analytic.alone import LoneOperator
-from panpipe.core.costs.analytic.model import ModelWork, model_work
-from panpipe.core.costs.analytic.work import Work, work_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode

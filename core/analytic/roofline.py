@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from ...cluster.device_type import COMPUTE_KINDS, DeviceType
-from ...errors import RequestError
+from ..cluster.device_type import COMPUTE_KINDS, DeviceType
+from ..errors import RequestError
 from .kernels import Kernel
 
 

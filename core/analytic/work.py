@@ -6,9 +6,9 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ...capture.graph.nodes import root_of
-from ...capture.graph.storages import storage_sizes
-from ...capture.programs.joint import (
+from ..capture.graph.nodes import root_of
+from ..capture.graph.storages import storage_sizes
+from ..capture.programs.joint import (
     JointGraph,
     ancestors,
     at_hand,
@@ -18,8 +18,8 @@ from ...capture.programs.joint import (
     split_masked,
     trace_joint,
 )
-from ...capture.programs.overwriting import may_overwrite
-from ...capture.programs.products import products_of
+from ..capture.programs.overwriting import may_overwrite
+from ..capture.programs.products import products_of
 from .alone import LoneOperator, is_copy
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work

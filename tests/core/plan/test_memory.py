@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from panpipe.core.actions import COMPUTE_KINDS, Kind
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.evaluate.memory import CHANGES, Change, Memory, Size, Use, changes, order_changes, saved_bytes
+from panpipe.core.plan.memory import CHANGES, Change, Memory, Size, Use, changes, order_changes, saved_bytes
 
 WORKSPACE = "start +workspace_bytes, end -workspace_bytes"
 MESSAGE = "start +message_bytes, end -message_bytes"

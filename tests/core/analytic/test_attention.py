@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from panpipe.core.analytic.attention import score_products
+from panpipe.core.analytic.model import model_work
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.costs.analytic.attention import score_products
-from panpipe.core.costs.analytic.model import model_work
 from torch import nn
 from torch.nn import functional as F
 

@@ -7,10 +7,10 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...capture.graph.storages import storage_sizes
-from ...capture.regions.regions import Region, region_of
-from ...capture.values.stand_ins import stand_in_for
-from ...errors import RequestError
+from ..capture.graph.storages import storage_sizes
+from ..capture.regions.regions import Region, region_of
+from ..capture.values.stand_ins import stand_in_for
+from ..errors import RequestError
 from .alone import LoneOperator
 from .kernels import Kernel, kernel_of
 

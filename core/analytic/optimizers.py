@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from ...errors import RequestError
+from ..errors import RequestError
 
 FLOAT32 = 4
 """Bytes of a float32."""

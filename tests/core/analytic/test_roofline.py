@@ -2,9 +2,9 @@
 
 import pytest
 from attrs import evolve
+from panpipe.core.analytic.kernels import Kernel
+from panpipe.core.analytic.roofline import kernel_s, kernels_s
 from panpipe.core.cluster.catalog import find_device
-from panpipe.core.costs.analytic.kernels import Kernel
-from panpipe.core.costs.analytic.roofline import kernel_s, kernels_s
 from panpipe.core.errors import RequestError
 
 A100 = find_device("A100-40GB")

@@ -13,8 +13,8 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ...cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS, DeviceType
-from ...errors import RequestError
+from ..cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS, DeviceType
+from ..errors import RequestError
 from .kernels import Kernel
 from .roofline import kernels_s, rate_of
 

@@ -8,9 +8,9 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
-from ...capture.export.operators import Operators
-from ...capture.graph.nodes import root_of
-from ...capture.programs.stage import KEY, StageGraph, StageInputs
+from ..capture.export.operators import Operators
+from ..capture.graph.nodes import root_of
+from ..capture.programs.stage import KEY, StageGraph, StageInputs
 from .attention import with_fused_attention
 
 aten = torch.ops.aten

@@ -4,10 +4,10 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from panpipe.core.analytic.calibration import Sample, calibrate
+from panpipe.core.analytic.kernels import Kernel
+from panpipe.core.analytic.roofline import kernels_s
 from panpipe.core.cluster.catalog import find_device
-from panpipe.core.costs.analytic.calibration import Sample, calibrate
-from panpipe.core.costs.analytic.kernels import Kernel
-from panpipe.core.costs.analytic.roofline import kernels_s
 from panpipe.core.errors import RequestError
 
 BASE = find_device("A100-40GB")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.costs.analytic.optimizers import OPTIMIZERS, find_optimizer
+from panpipe.core.analytic.optimizers import OPTIMIZERS, find_optimizer
 from panpipe.core.errors import RequestError
 
 TORCH = {
