@@ -2,9 +2,7 @@
 
 from typing import Any, NoReturn
 
-from ..core.cluster.cluster import Cluster
 from ..core.errors import InfeasibleError
-from ..core.plan.plan import Plan
 from ..core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
@@ -72,14 +70,14 @@ class InfeasibleAnswer:
     def text(self) -> str:
         """The text; its first line is a summary."""
         held = self.held
+        name = self.plan.predicted.cluster.devices[held.device].name
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in held.kinds.items() if size)
         width = max((len(change.what) for change in self.changes), default=0)
         smallest = self._words(self.changes[0]) if self.changes else "none was found"
         return "\n".join(
             (
-                f"nothing found fits: device {held.device} ('{_cluster(self.plan).devices[held.device].name}') needs "
-                f"{bytes_text(held.bytes)} at {held.action} and may hold {bytes_text(held.limit)}; "
-                f"smallest change that fits: {smallest}",
+                f"nothing found fits: device {held.device} ('{name}') needs {bytes_text(held.bytes)} at {held.action} "
+                f"and may hold {bytes_text(held.limit)}; smallest change that fits: {smallest}",
                 f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
@@ -89,7 +87,7 @@ class InfeasibleAnswer:
 
     def _words(self, change: Change) -> str:
         value = change.value
-        step = f", step at most {seconds_text(_step_s(change.found))}"
+        step = f", step at most {seconds_text(change.found.predicted.step_s)}"
         if change.what == MORE_DEVICES:
             return f"{value:.0f} devices in place of {self.devices}{step}"
         if change.what == SMALLER_MICROBATCHES:
@@ -103,7 +101,7 @@ class InfeasibleAnswer:
         if change.what == OFFLOAD:
             return f"{bytes_text(value)} of saved tensors to the host, by hand: no runner of this version does it"
         assert change.what == MORE_MEMORY
-        return f"{bytes_text(value)} more a device{step}"
+        return f"{bytes_text(value)} more for each device{step}"
 
     def _plain_change(self, change: Change) -> dict[str, Any]:
         units = {MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages"}
@@ -112,16 +110,6 @@ class InfeasibleAnswer:
         return {
             "change": change.what,
             unit: value,
-            "step_s": _step_s(change.found),
+            "step_s": change.found.predicted.step_s,
             "schedule": change.found.schedule,
         }
-
-
-def _cluster(plan: Plan) -> Cluster:
-    assert plan.prediction is not None
-    return plan.prediction.cluster
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s

@@ -1,7 +1,7 @@
 """Cuts of a graph's order into stages, and the memory limits of devices."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ..cluster.cluster import Cluster
 from ..errors import RequestError
@@ -15,6 +15,19 @@ Cuts = tuple[int, ...]
 def stages_of(graph: OpGraph, cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """Names of the nodes of each stage."""
     return tuple(tuple(node.name for node in graph.nodes[start:end]) for start, end in pairwise(cuts))
+
+
+def boundary_bytes(graph: OpGraph) -> tuple[int, ...]:
+    """Bytes of the tensors that cross the position after each node; a tensor with several readers counts once."""
+    crossing: dict[tuple[str, int], tuple[int, int]] = {}  # a tensor's last reader, and its size
+    for edge in graph.edges:
+        reader, size = crossing.get((edge.src, edge.tensor), (0, 0))
+        crossing[edge.src, edge.tensor] = max(reader, graph.index[edge.dst]), max(size, edge.bytes)
+    change = [0] * len(graph.nodes)
+    for (source, _), (reader, size) in crossing.items():
+        change[graph.index[source]] += size
+        change[reader] -= size
+    return tuple(accumulate(change))
 
 
 def device_limits(cluster: Cluster, memory_limit: float | None = None) -> tuple[float, ...]:

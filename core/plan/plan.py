@@ -158,6 +158,17 @@ class Plan:
         """Devices along the pipeline."""
         return self.mesh.pipeline
 
+    @property
+    def predicted(self) -> Prediction:
+        """The prediction, which every plan of the planner has.
+
+        Raises:
+            ValueError: the plan has none.
+        """
+        if self.prediction is None:
+            raise ValueError(f"this plan of {self.model} has no prediction: simulate it, or plan again")
+        return self.prediction
+
     @cached_property
     def placement(self) -> tuple[int, ...]:
         """Device of every stage."""

@@ -16,6 +16,8 @@ import numpy as np
 from ..evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT
 from ..numba_cache import njit
 
+DECODING = 40
+"""Cost of one ``decode``, in evaluations of an order."""
 TAIL = 1e-3
 """Weight of the devices' mean end, added to the makespan in a search: it ranks orders of equal makespan."""
 

@@ -142,8 +142,7 @@ def _missing(candidate: Candidate, devices: int) -> list[float]:
     """Bytes that each of the cluster's devices lacks for a plan."""
     plan, missing = candidate.plan, [0.0] * devices
     for rank, device in enumerate(plan.mesh.cluster_devices):
-        position = rank % plan.devices
-        missing[device] = max(candidate.score.peak_memory_bytes[position] - candidate.limits[position], 0.0)
+        missing[device] = candidate.excess[rank % plan.devices]
     return missing
 
 

@@ -13,7 +13,7 @@ from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
 from .problem.score import Oracle, Score, by_position
 from .problem.setting import Setting
-from .suggestions.infeasible import NothingFits
+from .suggestions.infeasible import NothingFits, excess_bytes
 
 Rank = tuple[float, float]
 """Smaller is better: bytes of the worst device above its limit, then the step time."""
@@ -26,9 +26,18 @@ class Candidate:
     plan: Plan
     costs: tuple[StageCosts, ...]
     score: Score
-    rank: Rank
     setting: Setting
     limits: tuple[float, ...]
+
+    @property
+    def excess(self) -> tuple[float, ...]:
+        """Bytes by which each device exceeds its limit; 0 if it does not."""
+        return excess_bytes(self.score.peak_memory_bytes, self.limits)
+
+    @property
+    def rank(self) -> Rank:
+        """For comparisons with other candidates."""
+        return max(self.excess), self.score.step_s
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
@@ -61,8 +70,7 @@ def scored(walk: Walk, oracle: Oracle) -> Candidate:
     setting = walk.setting
     score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     limits = least_by_position(setting.memory, plan.mesh.replicas)
-    over = max(peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True))
-    return Candidate(plan, costs, score, (max(over, 0.0), score.step_s), setting, limits)
+    return Candidate(plan, costs, score, setting, limits)
 
 
 def predicted(candidate: Candidate, evaluations: int) -> Plan:
@@ -99,12 +107,11 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
         NothingFits: one line: the device that exceeds its limit most, its memory by kind, and the smallest change that
             fits.
     """
-    excess, _ = best.rank
+    excess = max(best.excess)
     if excess <= 0:
         return
     score, limits, plan = best.score, best.limits, best.plan
-    over = [peak - limit for peak, limit in zip(score.peak_memory_bytes, limits, strict=True)]
-    device = over.index(max(over))
+    device = best.excess.index(excess)
     need, saved, limit = score.peak_memory_bytes[device], score.peak_saved_bytes[device], limits[device]
     state = sum(best.costs[stage.index].state_bytes for stage in plan.stages_on(device))
     raise NothingFits(

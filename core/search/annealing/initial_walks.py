@@ -6,6 +6,7 @@ from ...actions import Action
 from ...costs.partition import Cuts
 from ...evaluate.coding import INFINITY
 from ...plan.derive import Recompute, recomputed_stages
+from ...schedules.decode import DECODING
 from ...schedules.problem import ScheduleProblem
 from ..problem.options import Option, options, schedule_problem
 from ..problem.search_space import SearchSpace
@@ -23,8 +24,7 @@ ENOUGH = 12
 """Schedules that fit. With fewer, because memory is short, list-scheduled orders are added."""
 LISTED = 0.1
 """Share of the evaluations for list-scheduled orders."""
-DECODING = 40
-"""Cost of one list-scheduled order, in evaluations of a place."""
+
 PLACES = 4
 """Approximate number of pairs of placement and cuts for each number of stages per device."""
 LEAST_LISTED = 4

@@ -63,6 +63,18 @@ def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, rea
 
 
 @njit()
+def _busiest_s(stages_on: Any, times: Any) -> float:
+    """Time of one microbatch on the busiest device."""
+    busiest = 0.0
+    for d in range(stages_on.shape[0]):
+        work = 0.0
+        for s in stages_on[d]:
+            work += times[:, s].sum()
+        busiest = max(busiest, work)
+    return busiest
+
+
+@njit()
 def anneal_keys(
     seed: int,
     evaluations: int,
@@ -96,12 +108,7 @@ def anneal_keys(
     devices = stages_on.shape[0]
     orders = np.empty((devices, 3 * stages_on.shape[1] * count), dtype=np.int64)
     lengths = np.zeros(devices, dtype=np.int64)
-    period = 0.0
-    for d in range(devices):
-        work = 0.0
-        for s in stages_on[d]:
-            work += times[:, s].sum()
-        period = max(period, work)
+    period = _busiest_s(stages_on, times)
     span, tail = decode(
         count, placement, stages_on, times, hops, need, kept, limits, keys, patience, caps, fused, orders, lengths
     )  # fmt: skip

@@ -16,7 +16,7 @@ from attrs import define, evolve
 
 from ...evaluate.coding import INFINITY, KINDS, Integers, decode_orders, encode
 from ...evaluate.reference import Evaluation, evaluate
-from ...schedules.decode import decode
+from ...schedules.decode import DECODING, decode
 from ...schedules.instance import Instance, codes_of, instance
 from ...schedules.local import improve, makespan_of
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -30,8 +30,7 @@ from .steady_state import repeat_steady_state
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
-DECODING = 40
-"""Cost of decoding keys into an order, in evaluations of an order."""
+
 KEYS_SHARE = 0.2
 """Share of the evaluations for keys."""
 FIRST_SHARE = 0.3

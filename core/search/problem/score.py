@@ -41,12 +41,11 @@ def by_position(score: Score, devices: int) -> Score:
 
 def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
     """The plan with a new prediction from other costs, without the old prediction's measured fields."""
-    assert plan.prediction is not None
-    score = by_position(oracle(evolve(plan, prediction=None), costs, plan.prediction.cluster), plan.devices)
+    score = by_position(oracle(evolve(plan, prediction=None), costs, plan.predicted.cluster), plan.devices)
     return evolve(
         plan,
         prediction=evolve(
-            plan.prediction,
+            plan.predicted,
             costs=costs,
             step_s=score.step_s,
             peak_memory_bytes=score.peak_memory_bytes,

@@ -12,7 +12,7 @@ from ...cluster.mesh import least_by_position
 from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine, with_message_times
-from ...costs.partition import stages_of
+from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
 from .arrangements import Replicas
 from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
@@ -172,13 +172,7 @@ class Setting:
     @cached_property
     def _boundary_bytes(self) -> float:
         """Bytes of the tensors that cross a cut, median over all positions."""
-        change = np.zeros(len(self.graph.nodes))
-        arrays = self.arrays
-        for tensor, source in enumerate(arrays.source):
-            readers = slice(arrays.first[tensor], arrays.first[tensor + 1])
-            change[source] += arrays.size[readers].max()
-            change[arrays.reader[readers].max()] -= arrays.size[readers].max()
-        return float(np.median(np.cumsum(change)))
+        return float(np.median(boundary_bytes(self.graph)))
 
     @cached_property
     def mixes(self) -> bool:

@@ -209,8 +209,7 @@ def _recompute(plan: Plan, limits: Sequence[float], oracle: Oracle, replan: Repl
 def _fewest_stages(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Change | None:
     """Recomputation of the fewest stages on devices above their limits, those with the most saved bytes first; None if
     even all of them do not suffice."""
-    assert plan.prediction is not None
-    costs = plan.prediction.costs
+    costs = plan.predicted.costs
     above = {device for device, size in enumerate(excess(plan, limits)) if size}
     again = plan.memory.recompute
     held = [stage.index for stage in plan.stages if stage.device in above and stage.index not in again]
@@ -251,11 +250,10 @@ def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline])
 
     One microbatch of the device's largest stage stays on the device, because the running action uses it.
     """
-    assert plan.prediction is not None
     total = 0.0
     for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=False)):
         over = sum(timeline.state) + timeline.moving[0] + timeline.moving[2] - limit
-        stays = max((plan.prediction.costs[s.index].reserved_bytes for s in plan.stages_on(device)), default=0)
+        stays = max((plan.predicted.costs[s.index].reserved_bytes for s in plan.stages_on(device)), default=0)
         if (over > numpy.maximum(timeline.moving[0] - stays, 0.0)).any():
             return None
         total += max(float(over.max()), 0.0)

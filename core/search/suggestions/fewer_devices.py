@@ -18,8 +18,7 @@ def faster_alone(plan: Plan, search: Callable[[int], Plan]) -> Plan | None:
         plan: for all devices, in one pipeline, with its prediction.
         search: a number n → the best plan for the first n devices.
     """
-    assert plan.prediction is not None
-    costs, best, found = plan.prediction.costs, SLOWER * plan.prediction.step_s, None
+    costs, best, found = plan.predicted.costs, SLOWER * plan.predicted.step_s, None
     compute_s = plan.microbatches * sum(cost.forward_s + cost.full_backward_s for cost in costs)
     for devices in _halves(plan.devices):
         if compute_s / devices >= best:
@@ -28,9 +27,8 @@ def faster_alone(plan: Plan, search: Callable[[int], Plan]) -> Plan | None:
             other = search(devices)
         except (InfeasibleError, RequestError):
             continue
-        assert other.prediction is not None
-        if other.prediction.step_s < best:
-            best, found = other.prediction.step_s, other
+        if other.predicted.step_s < best:
+            best, found = other.predicted.step_s, other
     return found
 
 

@@ -33,11 +33,14 @@ class NothingFits(InfeasibleError):
         return cls(message, parse_plan(details["closest"], "the closest plan"), details["limits"])
 
 
-def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
+def excess_bytes(peaks: Sequence[float], limits: Sequence[float]) -> tuple[float, ...]:
     """Bytes by which each device exceeds its limit; 0 if it does not."""
-    assert plan.prediction is not None
-    peaks = plan.prediction.peak_memory_bytes
     return tuple(max(peak - limit, 0.0) for peak, limit in zip(peaks, limits, strict=True))
+
+
+def excess(plan: Plan, limits: Sequence[float]) -> tuple[float, ...]:
+    """Bytes by which each device exceeds its limit, by the plan's prediction."""
+    return excess_bytes(plan.predicted.peak_memory_bytes, limits)
 
 
 @frozen

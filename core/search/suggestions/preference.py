@@ -27,11 +27,10 @@ def preference(families: Sequence[str]) -> Callable[[Plan], Preference]:
     """
 
     def of(plan: Plan) -> Preference:
-        assert plan.prediction is not None
         found = re.match(r"(auto\()?([^()+]*)", plan.schedule)
         own, name = (bool(found[1]), found[2]) if found else (True, plan.schedule)
         place = families.index(name) if name in families else len(families)
-        held = max(*plan.prediction.peak_memory_bytes, 1.0)
+        held = max(*plan.predicted.peak_memory_bytes, 1.0)
         return round(math.log(held, STEP_OF_MEMORY)), len(plan.stages), own, place, plan.schedule
 
     return of
@@ -69,5 +68,4 @@ def worth_rehearsing(
 
 
 def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s
+    return plan.predicted.step_s

@@ -20,9 +20,11 @@ from ...cluster.cluster import Cluster
 from ...costs.costs import stage_costs, stage_edges
 from ...costs.graph import OpGraph
 from ...costs.message_times import MessageLine, with_message_times
+from ...costs.partition import boundary_bytes
 from ...plan.plan import Plan
 from ...schedules.problem import Schedule
 from ..problem.assemble import assemble, with_replicas
+from ..problem.looped_cuts import prefix_of
 from ..problem.score import Oracle, Score
 
 NEAR = 3
@@ -43,8 +45,7 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     ends = np.array([*thin_positions(graph), len(graph.nodes)], dtype=np.int64)
     if count > len(ends):
         return None
-    times = np.array([node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes])
-    before = np.concatenate(([0.0], np.cumsum(times)))
+    before = np.array(prefix_of(graph))
     starts = np.concatenate(([0], ends))
     length = before[ends][None, :] - before[starts][:, None]  # of a stage from each start to each end
     size = (ends[None, :] - starts[:, None]).astype(float)
@@ -64,18 +65,8 @@ def longest_stage_s(graph: OpGraph, stages: Stages) -> float:
 
 def thin_positions(graph: OpGraph) -> list[int]:
     """Positions that send no more bytes than any other nearby; a position is the number of operators before it."""
-    count = len(graph.nodes)
-    change = np.zeros(count + 1)
-    # A tensor is sent past every operator between its producer and its last reader, once.
-    last: dict[tuple[str, int], tuple[int, int]] = {}
-    for edge in graph.edges:
-        reach, size = last.get((edge.src, edge.tensor), (0, 0))
-        last[edge.src, edge.tensor] = max(reach, graph.index[edge.dst]), max(size, edge.bytes)
-    for (source, _), (reader, size) in last.items():
-        change[graph.index[source] + 1] += size
-        change[reader + 1] -= size
-    sent = np.cumsum(change)
-    return [i for i in range(1, count) if sent[i] <= sent[max(i - NEAR, 1) : min(i + NEAR, count - 1) + 1].min()]
+    count, sent = len(graph.nodes), (0, *boundary_bytes(graph))
+    return [i for i in range(1, count) if sent[i] <= min(sent[max(i - NEAR, 1) : min(i + NEAR, count - 1) + 1])]
 
 
 def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[float, list[int]]:

@@ -22,8 +22,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
         families: the schedules to build; those with another placement than the plan's are ignored.
         limits: bytes that each device may hold, by position along the pipeline.
     """
-    prediction, mesh = plan.prediction, plan.mesh
-    assert prediction is not None
+    prediction, mesh = plan.predicted, plan.mesh
     devices = mesh.cluster_devices
     replicas = tuple(devices[first : first + plan.devices] for first in range(0, mesh.ranks, plan.devices))
     names = tuple(stage.nodes for stage in plan.stages)
@@ -49,7 +48,6 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
 
 def _holds_all(plan: Plan, device: int, limit: float) -> bool:
     """Whether a device can hold all microbatches at once; then its limit excludes no order."""
-    assert plan.prediction is not None
-    own = [plan.prediction.costs[stage.index] for stage in plan.stages_on(device)]
+    own = [plan.predicted.costs[stage.index] for stage in plan.stages_on(device)]
     held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)
     return held + sum(cost.saved_bytes + cost.workspace_bytes for cost in own) <= limit

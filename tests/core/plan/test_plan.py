@@ -80,6 +80,12 @@ def test_a_plan_without_prediction_is_whole():
     assert parse_plan(plan_json(bare), "plan.json") == bare
 
 
+def test_predicted_is_the_prediction_and_raises_without_one():
+    assert PLAN.predicted is PLAN.prediction
+    with pytest.raises(ValueError, match="this plan of two has no prediction"):
+        _ = evolve(PLAN, prediction=None).predicted
+
+
 def test_the_prediction_is_no_part_of_the_identity():
     assert evolve(PLAN, prediction=None).hash == PLAN.hash
     assert evolve(PLAN, schedule="gpipe").hash != PLAN.hash
