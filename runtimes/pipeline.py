@@ -31,11 +31,11 @@ from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.saving import save_checkpoint
 from .devices.compute import compute_device
 from .engine.clocked import Clock
-from .engine.executor import StepRecord
-from .engine.prepared import Preparations
+from .engine.prepared import PreparedSteps
+from .engine.step_data import StepOptions, StepRecord
 from .engine.tracing import measured_trace, message_times
 from .engine.transport import check_transport
-from .engine.workers import Order, Workers
+from .engine.workers import Workers
 from .launch.team import Team
 from .optimizer.training import Training
 from .optimizer.update import Ending, NormParameters
@@ -107,9 +107,9 @@ class Pipeline:
         self._stages = LocalStages(model, plan, team, first, on, training)
         self._states = self._stages.states
 
-        def variant() -> tuple[Shapes, Preparations]:
+        def variant() -> tuple[Shapes, PreparedSteps]:
             shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, limit, compiler)
-            return shapes, Preparations(plan, shapes, self._states, model)
+            return shapes, PreparedSteps(plan, shapes, self._states, model)
 
         self._variants = Variants(model, step, variant, self._follow_model)
         self._variants.shapes.keep(shape, first)
@@ -150,7 +150,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan.
             WorkerError: a worker stopped.
         """
-        return self._run(batch, Order(Ending.STEP if update else Ending.KEEP))[0]
+        return self._run(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
         """Train on one batch and record what every local device did, and after it how fast the machine is.
@@ -158,7 +158,7 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        loss, done = self._run(batch, Order(Ending.STEP, trace=True, watch=True))
+        loss, done = self._run(batch, StepOptions(Ending.STEP, trace=True, watch=True))
         trace = self._traced(done)
         if done.trace is None:  # devices that take the time they take
             trace = self.trace = evolve(trace, reference_s=reference_s(self._team))
@@ -453,11 +453,11 @@ class Pipeline:
         passes = PASSES if prediction is None else passes_around(prediction.step_s)
         with self._stages.rehearsing():
             for _ in range(warm_up):
-                self._run(batch, Order(Ending.REDUCE, trace=True))
+                self._run(batch, StepOptions(Ending.REDUCE, trace=True))
             before = reference_s(self._team, passes) if steps else 0.0
             for _ in range(steps):
                 start = time.perf_counter()
-                _, done = self._run(batch, Order(Ending.REDUCE, trace=True))
+                _, done = self._run(batch, StepOptions(Ending.REDUCE, trace=True))
                 whole_s = self._team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
                 after = reference_s(self._team, passes)
@@ -496,22 +496,22 @@ class Pipeline:
         self.trace = done.trace or self.trace
         return done
 
-    def _run(self, batch: Any, order: Order) -> tuple[Tensor, BatchResult]:
+    def _run(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         self._refuse_closed()
         self._averages.refuse_applied("train")
         refuse_no_grad()
         self._modes.refuse_others()
-        if order.ending is not Ending.REDUCE:
+        if options.ending is not Ending.REDUCE:
             self._stages.have_values()
             self._stages.tied.follow()
         ready = self._runner.batch(self._cutter.cut(batch))
         if ready.remark is not None and self.steps and self._team.first:
             warnings.warn(ready.remark, stacklevel=3)
-        done = self._runner.run(ready, self.steps, order)
+        done = self._runner.run(ready, self.steps, options)
         assert done.loss is not None
         self._stages.tied.note()
         self._counts.steps, self._counts.visits = self._counts.steps + 1, 0
-        if order.ending is Ending.STEP:
+        if options.ending is Ending.STEP:
             self._norm, self.skipped = self._runner.norm, self._runner.skipped
             self._counts.updates += not self.skipped
             if not self.skipped:

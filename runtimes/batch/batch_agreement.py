@@ -81,7 +81,7 @@ class BatchAgreement:
             return
         self._table = self._own_row(known)
         if self._queue.device.type == "cpu":
-            self._handle = team.add_up(self._table)
+            self._handle = team.sum_over_processes(self._table)
         else:
             self._later = True
 

@@ -1,14 +1,14 @@
-"""Virtual devices: the instructions of all of them in one process, each run when a clock comes to its action.
+"""Virtual devices: the instructions of all devices run in one process, each at the time that a clock gives its action.
 
-The clock is whatever calls `perform` at the moments of ``core/trace/callback.py``; a simulator, for instance. What runs
-are the very instructions that threads and ranks run, on tensors of the host::
+The clock calls `ClockedStep.perform` at the moments of ``core/trace/callback.py``; a simulator is one. The instructions
+are those that threads and ranks run, on tensors of the host::
 
     ISSUE     send, receive: the instruction runs
-    ARRIVAL   the message is copied, and its sender lets go of it
-    START     F, RECOMPUTE run: saved tensors are there from the start of the action
-    END       B, I, W run: saved tensors are there until its end
+    ARRIVAL   the message is copied, and the sender frees it
+    START     F, RECOMPUTE run: saved tensors are alive from the start of the action
+    END       B, I, W run: saved tensors are alive until its end
 
-Reductions and optimizer steps are left for the end of the step, where the clock has stopped.
+Reductions and optimizer steps run after the clock has stopped.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,20 +25,20 @@ from ...core.trace.callback import ActionCallback, Moment
 from ...core.trace.trace import Trace
 from ..launch.progress import Report
 from .executor import Bound
-from .mail import Mail
+from .messages import Message
 
 Clock = Callable[[Plan, ActionCallback], Trace]
-"""Runs a step of a plan, has every action performed in its time, and returns the trace of it."""
+"""Runs a step of a plan: calls the callback for every action at its time, and returns the trace."""
 
 
 class VirtualDevices(Protocol):
-    """Devices that are not there."""
+    """Devices that this machine does not have: a clock models them."""
 
     def clock(self, plan: Plan, operators: Operators) -> Clock:
         """The clock of a plan of this captured step.
 
         Raises:
-            RequestError: there is nothing to time it by.
+            RequestError: the times of its operators are unknown.
         """
 
     def planned(self, operators: Operators, report: Report) -> Plan:
@@ -46,27 +46,27 @@ class VirtualDevices(Protocol):
 
         Args:
             operators: of the step.
-            report: called with what planning is doing.
+            report: called with the progress of planning.
 
         Raises:
-            RequestError: there is nothing to plan by.
+            RequestError: the times of its operators are unknown.
             InfeasibleError: no plan fits in memory.
         """
 
 
-_AT_THE_START = (Kind.F, Kind.RECOMPUTE)
+_AT_START = (Kind.F, Kind.RECOMPUTE)
 
 
-class ClockedWalk:
+class ClockedStep:
     """One step of all devices under a clock.
 
     Args:
-        plan: that the clock runs.
-        bound: the instructions of every device.
+        plan: the plan that the clock runs.
+        bound: device → its instructions.
 
     Attributes:
-        exchange: the transport that the instructions talk over.
-        now_s: the clock.
+        exchange: the transport of the devices.
+        now_s: the clock's time, in seconds since the start of the step.
     """
 
     def __init__(self, plan: Plan, bound: Mapping[int, Bound]) -> None:
@@ -75,45 +75,45 @@ class ClockedWalk:
         self._placement = plan.placement
         self._left = {device: iter(each.compute) for device, each in bound.items()}
         self._known = {device: {one.action for one in each.compute} for device, each in bound.items()}
-        self._sent: dict[Action, Mail] = {
-            one.action: one.mail
+        self._sent: dict[Action, Message] = {
+            one.action: one.message
             for each in bound.values()
             for one in each.compute
-            if one.mail is not None and one.action.kind in SEND_KINDS
+            if one.message is not None and one.action.kind in SEND_KINDS
         }
 
     def perform(self, moment: Moment, device: int, action: Action, now_s: float) -> None:
-        """Do what an action does at this moment (a ``ActionCallback``)."""
+        """Do what an action does at this moment (an ``ActionCallback``)."""
         self.now_s = now_s
-        # A message that is empty for this shape of microbatch has no instruction.
+        # A message without tensors for this shape of microbatch has no instruction.
         if action.microbatch is None or action not in self._known[device]:
             return
         if moment is Moment.ARRIVAL:
             assert action.peer is not None
             self.exchange.deliver(self._placement[action.peer], device)
-            self._sent[action.counterpart].settle()
-        elif moment is Moment.ISSUE or (moment is Moment.START) == (action.kind in _AT_THE_START):
+            self._sent[action.counterpart].finish_send()
+        elif moment is Moment.ISSUE or (moment is Moment.START) == (action.kind in _AT_START):
             self._run(device, action)
 
     def _run(self, device: int, action: Action) -> None:
         found, wait, run, *_ = next(self._left[device])
         if found != action:
-            raise RuntimeError(f"the clock comes to {action} on device {device}, whose next instruction is {found}")
+            raise RuntimeError(f"the clock runs {action} on device {device}, whose next instruction is {found}")
         if wait is not None:
             wait()
         run()
 
     def check_done(self) -> None:
-        """Every instruction has run."""
+        """Raise an error if an instruction has not run."""
         for device, left in self._left.items():
             one = next(left, None)
             if one is not None:
-                raise RuntimeError(f"the clock stopped in front of {one.action} on device {device}")
+                raise RuntimeError(f"the clock stopped before {one.action} on device {device}")
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Operators on one thread, as the devices of a process have it: the same sums to the last bit."""
+    """Run operators on one thread, as the devices of a process do, so that sums have the same bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

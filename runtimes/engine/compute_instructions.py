@@ -1,4 +1,4 @@
-"""The instructions of F, B, I, W and RECOMPUTE: what they wait for, what they read, and what they leave for others."""
+"""The instructions of F, B, I, W and RECOMPUTE: what they wait for, read and write."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,29 +10,43 @@ from ...core.capture.graph.storages import StorageMeter
 from ..programs.linked_stage import LinkedStage
 from .frame import Frame
 from .instructions import Binder, Call, Instruction, executes
-from .mail import Mail
+from .messages import Message
 
 
 @executes(Kind.F)
 def _bind_forward(binder: Binder, action: Action) -> Instruction:
     run, microbatch = binder.run_of(action), action.microbatch or 0
     wait = _arrivals(binder, Kind.RECV_F, action.stage, microbatch, run.senders)
-    return Instruction(action, _with_room(binder, run, microbatch, wait), _forward(binder, run, microbatch))
+    return Instruction(action, _limited_ahead(binder, run, microbatch, wait), _forward(binder, run, microbatch))
 
 
-@executes(Kind.B, Kind.I)
+@executes(Kind.B)
 def _bind_backward(binder: Binder, action: Action) -> Instruction:
     run, microbatch = binder.run_of(action), action.microbatch or 0
     wait = _arrivals(binder, Kind.RECV_B, action.stage, microbatch, run.receivers)
-    return Instruction(action, wait, _backward(binder, run, microbatch, action.kind is Kind.I))
+    return Instruction(action, wait, _backward(binder, run, microbatch, run.backward))
+
+
+@executes(Kind.I)
+def _bind_backward_input(binder: Binder, action: Action) -> Instruction:
+    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
+    wait = _arrivals(binder, Kind.RECV_B, action.stage, microbatch, run.receivers)
+    backward_input = _backward(binder, run, microbatch, run.backward_input)
+
+    def call() -> None:
+        backward_input()
+        if frame.meter is not None:
+            _watch(frame.meter, run, microbatch, frame.leaves_of(microbatch))
+
+    return Instruction(action, wait, call)
 
 
 @executes(Kind.W)
 def _bind_backward_weight(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
+    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
 
     def call() -> None:
-        leaves = frame.given(microbatch)
+        leaves = frame.leaves_of(microbatch)
         run.backward_weight(microbatch, frame.seeds[microbatch], leaves, frame.keys[microbatch])
 
     return Instruction(action, None, call)
@@ -40,10 +54,10 @@ def _bind_backward_weight(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.RECOMPUTE)
 def _bind_recompute(binder: Binder, action: Action) -> Instruction:
-    frame, run, microbatch = binder.frame, binder.run_of(action), action.microbatch or 0
+    frame, run, microbatch = binder.frame, binder.captured_run_of(action), action.microbatch or 0
 
     def call() -> None:
-        leaves = frame.given(microbatch)
+        leaves = frame.leaves_of(microbatch)
         run.recompute(microbatch, leaves, frame.keys[microbatch])
         if frame.meter is not None:
             _watch(frame.meter, run, microbatch, leaves)
@@ -52,7 +66,7 @@ def _bind_recompute(binder: Binder, action: Action) -> Instruction:
 
 
 def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: Sequence[int]) -> Call | None:
-    """Waits for the messages from other devices, and settles the sends that are over when these have arrived."""
+    """Waits for the messages from other devices, and frees the sends that these arrivals prove to have ended."""
     frame, mark = binder.frame, binder.frame.queue.mark
     expected = []
     for sender in senders:
@@ -62,36 +76,36 @@ def _arrivals(binder: Binder, kind: Kind, stage: int, microbatch: int, senders: 
             expected.append((receive, binder.message(sender, stage, microbatch), finished))
 
     def wait() -> None:
-        for receive, mail, finished in expected:
-            handle, mail.handle = mail.handle, None
+        for receive, message, finished in expected:
+            handle, message.handle = message.handle, None
             assert handle is not None
             handle.wait()
             if frame.traced:
                 frame.arrivals[receive] = mark()
             for sent in finished:
-                sent.settle()
+                sent.finish_send()
 
     return wait if expected else None
 
 
-def _with_room(binder: Binder, run: LinkedStage, microbatch: int, wait: Call | None) -> Call | None:
-    """Waits, before what an F waits for, until its readers are not too far behind."""
+def _limited_ahead(binder: Binder, run: LinkedStage, microbatch: int, wait: Call | None) -> Call | None:
+    """``wait``, after a wait for the sends of earlier microbatches that the limit on running ahead requires."""
     if binder.ahead_limit is None:
         return wait
     ahead = {dst: microbatch - binder.ahead_limit(run.index, dst) for dst in run.outgoing}
-    left = [
+    earlier = [
         binder.message(run.index, dst, before)
         for dst, before in ahead.items()
         if before >= 0 and binder.placement[dst] != binder.device
     ]
 
-    def wait_for_room() -> None:
-        for mail in left:
-            mail.settle()
+    def wait_for_readers() -> None:
+        for message in earlier:
+            message.finish_send()
         if wait is not None:
             wait()
 
-    return wait_for_room if left else wait
+    return wait_for_readers if earlier else wait
 
 
 def _forward(binder: Binder, run: LinkedStage, microbatch: int) -> Call:
@@ -102,33 +116,32 @@ def _forward(binder: Binder, run: LinkedStage, microbatch: int) -> Call:
     names = run.results
 
     def call() -> None:
-        boundary = [mail.tensors[place] for mail, place in sources if mail.tensors is not None]
-        for mail in incoming:
-            mail.tensors = None
-        leaves = frame.given(microbatch)
+        boundary = [message.tensors[place] for message, place in sources if message.tensors is not None]
+        for message in incoming:
+            message.tensors = None
+        leaves = frame.leaves_of(microbatch)
         outputs, results = forward(microbatch, boundary, leaves, frame.keys[microbatch])
-        for mail, places in outgoing:
-            mail.tensors = [outputs[place] for place in places]
+        for message, places in outgoing:
+            message.tensors = [outputs[place] for place in places]
         if frame.meter is not None:
             _watch(frame.meter, run, microbatch, leaves)
         if names:
-            _keep(frame, microbatch, names, results)
+            _store(frame, microbatch, names, results)
 
     return call
 
 
-def _keep(frame: Frame, microbatch: int, names: Sequence[str], results: Sequence[Tensor]) -> None:
+def _store(frame: Frame, microbatch: int, names: Sequence[str], results: Sequence[Tensor]) -> None:
     for name, value in zip(names, results, strict=True):
-        if frame.taken is None or not frame.taken(name, microbatch, value):
+        if frame.store_result is None or not frame.store_result(name, microbatch, value):
             frame.results[name, microbatch] = value
         if name == frame.weights[microbatch]:
             seed = value.to(frame.seeds[microbatch].dtype)
             frame.seeds[microbatch] = seed if frame.scale is None else frame.scale * seed
 
 
-def _backward(binder: Binder, run: LinkedStage, microbatch: int, split: bool) -> Call:
+def _backward(binder: Binder, run: LinkedStage, microbatch: int, program: Callable[..., list[list[Tensor]]]) -> Call:
     frame = binder.frame
-    program: Callable[..., list[list[Tensor]]] = run.backward_input if split else run.backward
     incoming = [binder.message(dst, run.index, microbatch) for dst in run.receivers]
     tangents = [
         (output, [(binder.message(dst, run.index, microbatch), place) for dst, place in sources])
@@ -137,27 +150,25 @@ def _backward(binder: Binder, run: LinkedStage, microbatch: int, split: bool) ->
     returned = [binder.message(run.index, src, microbatch) for src in run.returned]
 
     def call() -> None:
-        given = {output: _total(parts) for output, parts in tangents}
-        for mail in incoming:
-            mail.tensors = None
-        leaves = frame.given(microbatch)
-        messages = program(microbatch, given, frame.seeds[microbatch], leaves, frame.keys[microbatch])
-        for mail, message in zip(returned, messages, strict=True):
-            mail.tensors = message
-        if split and frame.meter is not None:
-            _watch(frame.meter, run, microbatch, leaves)
+        gradients = {output: _total(parts) for output, parts in tangents}
+        for message in incoming:
+            message.tensors = None
+        leaves = frame.leaves_of(microbatch)
+        sent = program(microbatch, gradients, frame.seeds[microbatch], leaves, frame.keys[microbatch])
+        for message, tensors in zip(returned, sent, strict=True):
+            message.tensors = tensors
 
     return call
 
 
-def _total(parts: Sequence[tuple[Mail, int]]) -> Tensor:
-    """The sum of the gradients that an output gets from its readers."""
-    mail, place = parts[0]
-    assert mail.tensors is not None
-    total = mail.tensors[place]
-    for mail, place in parts[1:]:
-        assert mail.tensors is not None
-        total = total + mail.tensors[place]
+def _total(parts: Sequence[tuple[Message, int]]) -> Tensor:
+    """The sum of the gradients of an output, one from each of its readers."""
+    message, place = parts[0]
+    assert message.tensors is not None
+    total = message.tensors[place]
+    for message, place in parts[1:]:
+        assert message.tensors is not None
+        total = total + message.tensors[place]
     return total
 
 

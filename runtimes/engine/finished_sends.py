@@ -1,25 +1,32 @@
-"""Which sends of a device are over by the time that a receive is: what tells that a message need not be kept."""
+"""Which sends of a device have ended when one of its receives has arrived, so that their tensors can be freed."""
 
 from collections.abc import Sequence
 
 from ...core.actions import COMPUTE_KINDS, RECV_KINDS, Action, Kind
 from ...core.plan.plan import Plan
-from .mail import Message
+from .messages import MessageKey
 
 
-def finished_sends(plan: Plan, lowered: Sequence[Sequence[Action]], device: int) -> dict[Action, tuple[Message, ...]]:
-    """For receives of one device: which of its own sends are over once the receive is.
+def finished_sends(
+    plan: Plan, lowered: Sequence[Sequence[Action]], device: int
+) -> dict[Action, tuple[MessageKey, ...]]:
+    """For receives of one device, the messages it sent whose transfers have ended once the receive has arrived.
 
-    A send from this device is over when the peer has run the action that reads it. The first message that the peer
-    sends back afterwards proves it, so that nobody need ask: gloo's handles can only be waited for.
+    A send has ended when the peer has run the action that reads the message. The next message from that peer proves it.
+    So no handle is polled: gloo's handles can only be waited for.
+
+    Args:
+        plan: the plan.
+        lowered: the lowered actions of all devices.
+        device: the device that sends.
     """
-    found: dict[Action, tuple[Message, ...]] = {}
+    finished: dict[Action, tuple[MessageKey, ...]] = {}
     placement = plan.placement
     for peer, actions in enumerate(lowered):
         if peer == device:
             continue
-        read: list[Message] = []
-        arrived: dict[tuple[int, int | None, bool], list[Message]] = {}
+        read: list[MessageKey] = []
+        arrived: dict[tuple[int, int | None, bool], list[MessageKey]] = {}
         for action in actions:
             stage, kind, microbatch, other = action.stage, action.kind, action.microbatch, action.peer
             if other is not None and microbatch is not None and placement[other] == device:
@@ -27,8 +34,8 @@ def finished_sends(plan: Plan, lowered: Sequence[Sequence[Action]], device: int)
                     reader = stage, microbatch, kind is Kind.RECV_F
                     arrived.setdefault(reader, []).append((other, stage, microbatch))
                 elif read:
-                    found[action.counterpart] = tuple(read)
+                    finished[action.counterpart] = tuple(read)
                     read = []
             elif kind in COMPUTE_KINDS and kind is not Kind.W:
                 read += arrived.pop((stage, microbatch, kind is Kind.F), [])
-    return found
+    return finished

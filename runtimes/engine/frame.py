@@ -1,6 +1,6 @@
-"""What the instructions of a device know of the step under way: the batch, seeds, results, marks.
+"""The state of the current step that a device's instructions read and write: the batch, seeds, results, marks.
 
-Instructions are bound to a frame once; it is filled in anew for every step.
+Instructions are bound to a frame once. The executor fills the frame again for each step.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,38 +14,38 @@ from ...core.actions import Action
 from ...core.capture.graph.storages import StorageMeter
 from ..devices.compute import ComputeQueue
 from ..optimizer.update import Update
-from .mail import Transport
+from .messages import Transport
 
 
 @define(eq=False, slots=True)
 class Frame:
-    """What instructions know of the step under way.
+    """The state of the current step on one device.
 
     Args:
         backend: this device's end of the transport, for the end of the step.
-        messages: its end of what moves messages between stages; mostly the same.
-        queue: where this device computes.
-        leaves: of each microbatch, those that are read here; use `given`.
-        loading: microbatch → what the queue waits for before its leaves are read, until it has.
-        keys: the random key of each.
-        seeds: the gradient that each microbatch's loss starts with: its share of the samples, a scalar tensor.
-        weights: for each, the name of the result that takes the seed's place, where the step returns (loss, weight).
-        scale: what it is multiplied by there, a scalar tensor; None for 1.
+        transport: what moves messages between stages; usually the same.
+        queue: the compute queue of this device.
+        update: this device's part of the optimizer step.
+        leaves: for each microbatch the batch's leaves that this device reads; use `leaves_of`.
+        loading: microbatch → ticket of the queue for the load of its leaves, until it was waited for.
+        keys: the random key of each microbatch.
+        seeds: for each microbatch the gradient of its loss: its share of the samples, a scalar tensor.
+        weights: for each microbatch the name of the result that replaces its seed, if the step returns (loss, weight).
+        scale: factor on the seeds that are computed, a scalar tensor; None for 1.
         results: (name, microbatch) → the part of the step's result computed here.
-        taken: takes such a part instead, if it does.
-        traced: whether arrivals are recorded.
-        arrivals: when the step is traced: receive → the mark at which its reader had waited for it; what was pending →
-            that at which it was over, or where nothing reports that, at which it was waited for.
-        flying: send → its transfer, when the step is traced.
-        meter: of the saved tensors, when they are watched.
-        reduced: whether the gradients of tied weights were exchanged.
-        update: this device's part of it.
-        replicas: this device's end to its replicas; None where there are none.
-        pending: what actions on other queues than compute have under way, that nobody has waited for yet.
+        store_result: stores a result, by name and microbatch, and returns whether ``results`` need not keep it.
+        traced: whether the step is traced.
+        arrivals: if the step is traced: receive → mark at which its reader had waited for it; pending action → mark at
+            which it ended, or at which it was waited for if its handle does not report the end.
+        traced_sends: send → handle of its transfer, if the step is traced.
+        meter: of the saved tensors; None if they are not watched.
+        tied_reduced: whether the gradients of tied weights were exchanged.
+        replicas: this device's end of the transport to its replicas; None for one replica.
+        pending: actions of other queues than compute → handles that were not waited for yet.
     """
 
     backend: Backend
-    messages: Transport
+    transport: Transport
     queue: ComputeQueue
     update: Update
     leaves: list[tuple[Any, ...]] = field(factory=list)
@@ -55,17 +55,17 @@ class Frame:
     weights: Sequence[str | None] = ()
     scale: Tensor | None = None
     results: dict[tuple[str, int], Tensor] = field(factory=dict)
-    taken: Callable[[str, int, Tensor], bool] | None = None
+    store_result: Callable[[str, int, Tensor], bool] | None = None
     traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
-    flying: dict[Action, Handle] = field(factory=dict)
+    traced_sends: dict[Action, Handle] = field(factory=dict)
     meter: StorageMeter | None = None
-    reduced: bool = False
+    tied_reduced: bool = False
     replicas: Backend | None = None
     pending: dict[Action, Handle] = field(factory=dict)
 
-    def settle(self, *actions: Action) -> None:
-        """Wait for what these actions have under way, or for everything that is."""
+    def wait_pending(self, *actions: Action) -> None:
+        """Wait for the pending handles of these actions, or for all if none is named."""
         for action in actions or tuple(self.pending):
             handle = self.pending.pop(action, None)
             if handle is not None:
@@ -74,9 +74,9 @@ class Frame:
                     ended = getattr(handle, "ended_ns", None)
                     self.arrivals[action] = self.queue.mark() if ended is None else ended
 
-    def given(self, microbatch: int) -> tuple[Any, ...]:
-        """The leaves of a microbatch, there to be read."""
+    def leaves_of(self, microbatch: int) -> tuple[Any, ...]:
+        """The leaves of a microbatch; what the caller issues from now on runs after their load."""
         if self.loading:
-            for m in [m for m in self.loading if m <= microbatch]:  # a tensor that all share came with the first
+            for m in [m for m in self.loading if m <= microbatch]:  # shared tensors were loaded with the first
                 self.queue.loaded(self.loading.pop(m))
         return self.leaves[microbatch]

@@ -1,8 +1,8 @@
-"""What a function returns for a batch: the rows of its microbatches, joined in order.
+"""The return value of a function for a whole batch: the rows of its microbatches, joined in order.
 
 microbatch   0      1      2
-computed   ┌─────┬─────┬─────┐  one tensor for the batch, taken before anything runs; a result goes
-or received│     │     │     │  to its place when it is computed, and lives nowhere else
+computed   ┌─────┬─────┬─────┐  one tensor for the batch, allocated before anything runs; each result
+or received│     │     │     │  is copied to its rows when it is computed or received
            └─────┴─────┴─────┘
 """
 
@@ -27,14 +27,15 @@ class JoinedRows:
     """The results of a function, in this process.
 
     Args:
-        prepared: what runs.
+        prepared: the step.
         pieces: its microbatches.
         team: the devices.
-        where: device of this process → the device that its tensors are on.
-        everywhere: whether every process gets them; else those stay where they are computed, and None is elsewhere.
+        where: device of this process → its torch device.
+        everywhere: whether every process gets the results; otherwise only those that compute them, and the others get
+            None.
 
     Raises:
-        RequestError: what it returns for one microbatch does not fit what it returns for another.
+        RequestError: the results of two microbatches differ in dtype, or in shape beyond their rows.
     """
 
     def __init__(
@@ -59,33 +60,33 @@ class JoinedRows:
             if first is None:
                 continue
             names = [str(each.values[number]) for each in outputs]
-            made = [placement[c.stage_of(name)] for c, name in zip(prepared.compiled, names, strict=True)]
-            if not everywhere and not set(made) & set(team.local):
+            devices = [placement[c.stage_of(name)] for c, name in zip(prepared.compiled, names, strict=True)]
+            if not everywhere and not set(devices) & set(team.local):
                 continue
             like = [c.operators.values[name] for c, name in zip(prepared.compiled, names, strict=True)]
             dim = outputs[0].dims[number]
             _check_alike([tensor.movedim(dim, 0) for tensor in like], pieces)
-            local = next((device for device in made if device in team.local), team.local[0])
+            local = next((device for device in devices if device in team.local), team.local[0])
             rest = like[0].movedim(dim, 0).shape[1:]
             whole = torch.empty((ends[-1], *rest), dtype=like[0].dtype, device=where[local])
             self._whole[number] = whole
-            for m, (name, device) in enumerate(zip(names, made, strict=True)):
+            for m, (name, device) in enumerate(zip(names, devices, strict=True)):
                 rows = whole[ends[m] : ends[m + 1]]
                 self._places.setdefault((name, m), []).append((rows, dim))
                 self._sources[device].append(rows)
 
-    def take(self, name: str, microbatch: int, value: Tensor) -> bool:
-        """Put a result in its place; whether it is not needed any more."""
+    def store(self, name: str, microbatch: int, value: Tensor) -> bool:
+        """Copy a result to its rows. Returns whether nothing else needs it: printed text may."""
         for rows, dim in self._places.get((name, microbatch), ()):
             rows.copy_(value.movedim(dim, 0))
         return name not in self._texts
 
     def sent_by(self, device: int) -> list[Tensor]:
-        """What a device computes and the others get; nothing where it stays, or all devices are in this process."""
+        """The rows that a device computes and sends to all others; empty if no other process gets them."""
         return self._sources[device] if self._everywhere and len(self._here) < self._devices else []
 
     def result(self) -> Any:
-        """What the function returned, nested as it did."""
+        """The function's return value for the whole batch, with its nesting."""
         found = [
             whole.movedim(0, dim).contiguous() if whole is not None and dim else whole
             for whole, dim in zip(self._whole, self._outputs.dims, strict=True)
@@ -100,12 +101,12 @@ def _outputs(compiled: Compiled) -> RowOutputs:
 
 
 def _check_alike(like: Sequence[Tensor], pieces: Sequence[Microbatch]) -> None:
-    """Beyond their rows, which are dimension 0 here, the results of all microbatches have one shape and dtype."""
+    """Check that the results of all microbatches have one dtype, and one shape beyond dimension 0, their rows."""
     for other, piece in zip(like, pieces, strict=True):
         if other.shape[1:] != like[0].shape[1:] or other.dtype != like[0].dtype:
             raise RequestError(
                 f"the function returns {_text(like[0])} for {pieces[0].samples} samples and {_text(other)} for "
-                f"{piece.samples}: what is joined has one shape beyond its rows; pad it"
+                f"{piece.samples}: results that are joined need one shape beyond their rows; pad them"
             )
 
 

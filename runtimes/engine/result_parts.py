@@ -1,4 +1,4 @@
-"""The numbers of a step's result, for each microbatch: loss, weight, metrics, numbers in texts; who computes each."""
+"""The numbers in a step's result: loss, weight, metrics, numbers in printed text, and the device that computes each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ..programs.compiled import Compiled
 
 @frozen
 class Computed:
-    """A part of the step's result for one microbatch.
+    """A number of the step's result, for one microbatch.
 
     Args:
         name: its node in the captured graph.
@@ -23,15 +23,20 @@ class Computed:
 
 
 Part = Computed | float
+"""A number that a device computes, or a constant of the step."""
 
 WEIGHT = 1
 """Position of a microbatch's weight among its parts."""
 
 
 def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
-    """Loss, weight, metrics, numbers in texts: each computed somewhere, or a number; None for a weight there is not.
+    """The parts of a microbatch's result: loss, weight, metrics, numbers in printed text.
 
-    Of a function that returns rows, numbers in texts alone.
+    The weight is None if the step returns none. A function that returns rows has only the numbers in printed text.
+
+    Args:
+        compiled: the programs of all stages.
+        placement: stage → device.
     """
     outputs, nodes = compiled.operators.step.outputs, compiled.operators.nodes
 

@@ -1,10 +1,10 @@
-"""What a plan's run over one batch returns, carried from the devices that compute it to all of them.
+"""The results of one batch, sent from the devices that compute them to all others.
 
-    numbers  loss, weight, metrics, numbers in texts: a row for each microbatch, then means over all replicas
+    numbers  loss, weight, metrics, numbers in printed text: a row for each microbatch, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
-`announce` sends what a device computed, posts receives for the rest, and does not wait: the last stage has its results
-while the first ones still compute. `collect` waits. On CUDA only `collect` makes the host wait.
+`BatchResults.announce` sends the results of a device, posts receives for the others, and does not wait: the last stage
+has its results while the first stages still compute. `collect` waits. On CUDA only `collect` makes the host wait.
 """
 
 import math
@@ -22,36 +22,38 @@ from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
 from ..launch.team import Team
 from ..optimizer.replicas import Rows, rows_of_all
-from .executor import StepRecord
 from .joined_rows import JoinedRows
 from .prepared import Prepared
 from .result_parts import WEIGHT, Computed
+from .step_data import StepRecord
 from .workers import Workers
 
 
 def weight_of(piece: Microbatch, replicas: int) -> float:
-    """How much a microbatch counts, where the step does not say: its share of a batch, or over replicas, which may have
-    batches of other sizes, its samples."""
+    """The weight of a microbatch if the step returns none.
+
+    It is its share of the batch; with replicas, whose batches may have other sizes, its number of samples.
+    """
     return piece.weight if replicas == 1 else float(piece.samples)
 
 
 class BatchResults:
-    """Loss, metrics, joined rows and what is printed, of one batch.
+    """Loss, metrics, joined rows and printed text of one batch.
 
     Args:
-        prepared: what runs.
+        prepared: the step.
         pieces: its microbatches.
-        microbatches: the most that a replica may have.
+        microbatches: the largest number of microbatches of a replica.
         team: the devices.
-        workers: those of this process.
-        agreement: of all ranks about this batch.
-        everywhere: whether every process gets joined rows; else they stay where they are computed.
+        workers: the devices of this process.
+        agreement: compares this batch between all ranks.
+        everywhere: whether every process gets joined rows; otherwise only the processes that compute them.
 
     Attributes:
-        joined: the rows of a function; None of a step.
+        joined: the rows of a function; None for a training step.
 
     Raises:
-        RequestError: what a function returns for one microbatch does not fit what it returns for another.
+        RequestError: the results of two microbatches cannot be joined.
     """
 
     def __init__(
@@ -86,9 +88,9 @@ class BatchResults:
         self._rows: dict[int, Rows] = {}
 
     def announce(self, device: int, record: StepRecord) -> None:
-        """Send what a device computed to all others, and post receives for theirs; after its last compute action.
+        """Send the results of a device to all others, and post receives for theirs; after its last compute action.
 
-        The numbers of a device are one table, of the mean of each over its microbatch.
+        The numbers of a device are one table; a number is the mean over its microbatch.
         """
         backend, where = self._team.backend(device), self._workers.queues[device].device
         tables, handles = self._tables.setdefault(device, {}), self._handles.setdefault(device, [])
@@ -107,14 +109,16 @@ class BatchResults:
         self._agreement.announce()
 
     def _table(self, record: StepRecord, computed: Sequence[tuple[int, int, str]]) -> Tensor:
-        """The means of what a device computed, place by place: those of one place have one dtype."""
+        """The numbers that a device computed, place by place; those of one place have the same dtype."""
         by_place = groupby(computed, key=lambda entry: entry[0])
         return torch.cat([_means([record.results[name, m] for _, m, name in of_one]) for _, of_one in by_place])
 
     def total_weight(self, device: int) -> Tensor | float:
-        """The sum of the microbatches' weights, in the dtype of those that are computed; added up where they are, so
-        that the host does not wait for a device."""
-        self._arrive(device)
+        """The sum of the microbatches' weights, in the dtype of the computed ones.
+
+        It is computed on the device, so that the host does not wait.
+        """
+        self._wait_arrivals(device)
         computed = {
             m: self._tables[device][source][at]
             for source, entries in self._computed.items()
@@ -128,9 +132,9 @@ class BatchResults:
         return total
 
     def collect(self, device: int) -> None:
-        """Wait for the others' parts, and for those of all replicas."""
+        """Wait for the results of the other devices, and exchange the numbers between replicas."""
         self._agreement.collect()
-        self._arrive(device)
+        self._wait_arrivals(device)
         own = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
         for source, table in self._tables[device].items():
             values = self._workers.queues[device].read(table).tolist()
@@ -144,30 +148,32 @@ class BatchResults:
             self._rows[device], apart = rows_of_all(own, replicas, self._most, columns, where, differ)
             self._agreement.note_replica(apart)
 
-    def _arrive(self, device: int) -> None:
+    def _wait_arrivals(self, device: int) -> None:
         for handle in self._handles[device]:
             handle.wait()
         self._handles[device] = []  # a handle is waited for once
 
     @property
     def own(self) -> Rows:
-        """For each microbatch of this replica loss, weight, metrics, and what the step writes into text."""
+        """For each microbatch of this replica loss, weight, metrics, and numbers in printed text."""
         return self._own[self._team.local[0]]
 
-    def say(self) -> None:
-        """Print and log what the step prints and logs, microbatch by microbatch, in the process that does."""
+    def print_text(self) -> None:
+        """Print and log what the step prints and logs, for each microbatch, in the process of the first device."""
         if 0 in self._team.local:
             for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
                 compiled.operators.step.outputs.printed.say(row[self._prepared.columns :])
 
     def loss_and_metrics(self) -> tuple[Tensor | None, dict[str, float]]:
-        """Their means over the microbatches of all replicas: by numbers that every device has, in the dtypes that they
-        had; of a function that returns rows None, and no metrics."""
+        """The means of loss and metrics over the microbatches of all replicas, in their own dtypes.
+
+        Every device computes them from the same numbers. None and no metrics for a function that returns rows.
+        """
         prepared, rows = self._prepared, self._rows[self._team.local[0]]
         if self.joined is not None:
             return None, {}
         total = math.fsum(row[WEIGHT] for row in rows)
-        if self._team.replicas > 1 and not prepared.weighted:  # samples, and not shares of a batch
+        if self._team.replicas > 1 and not prepared.weighted:  # weights are samples here, not shares of a batch
             rows = [[row[0], row[WEIGHT] / total, *row[2:]] for row in rows]
             total = math.fsum(row[WEIGHT] for row in rows)
         losses = [torch.tensor(row[0], dtype=prepared.loss_dtype) for row in rows]
@@ -180,7 +186,7 @@ class BatchResults:
 
     @property
     def rows(self) -> Any:
-        """What a function returned, nested as it did; None of a step."""
+        """The return value of a function; None for a training step."""
         return None if self.joined is None else self.joined.result()
 
 

@@ -1,4 +1,4 @@
-"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC and STEP; what they do is in ``optimizer``."""
+"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC and STEP. Their work is in ``optimizer``."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ def _bind_reduction_over_replicas(binder: Binder, action: Action) -> Instruction
         assert frame.replicas is not None
         reduction = frame.pending[action] = state.reduce_gradients(frame.replicas)
         moved = reduction.bytes
-        if frame.traced and frame.queue.device.type == "cpu":  # the marks of a GPU are events of its own
+        if frame.traced and frame.queue.device.type == "cpu":  # on a GPU the queue's marks are events
             reduction.watch()
 
     return Instruction(action, None, call, None, COLLECTIVE_QUEUE, lambda: moved)
@@ -28,17 +28,17 @@ def _bind_tied_reduction(binder: Binder, action: Action) -> Instruction:
     frame, tied = binder.frame, binder.tied
 
     def call() -> None:
-        if not frame.reduced:  # one exchange serves all stages of this device
+        if not frame.tied_reduced:  # the first REDUCE_TIED of a step reduces for all stages of this device
             tied.reduce(frame.backend)
-            frame.reduced = True
+            frame.tied_reduced = True
 
-    return Instruction(action, frame.settle, call)
+    return Instruction(action, frame.wait_pending, call)
 
 
 @executes(Kind.SYNC)
 def _bind_sync(binder: Binder, action: Action) -> Instruction:
     frame = binder.frame
-    return Instruction(action, frame.settle, lambda: frame.update.sync(frame.backend))
+    return Instruction(action, frame.wait_pending, lambda: frame.update.sync(frame.backend))
 
 
 @executes(Kind.STEP)

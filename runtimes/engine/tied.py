@@ -1,6 +1,6 @@
-"""Tied weights: every stage that reads one has a replica, and all replicas get the sum of the partial gradients.
+"""Tied weights: every stage that reads one has a copy of it, and all copies get the sum of their gradients.
 
-The first of the stages adds the partial gradients up, in stage order, and hands the sum back.
+The first of these stages sums the gradients in stage order, and sends the sum to the others.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ from ...core.plan.plan import Plan, TiedWeight
 
 
 class TiedReduction:
-    """Reduces the gradients of the tied weights that one device has replicas of.
+    """Reduces the gradients of the tied weights that one device has copies of.
 
     Args:
         plan: the plan.
-        replicas: (stage, parameter name) → this device's replica.
+        copies: (stage, parameter name) → the copy on this device.
     """
 
-    def __init__(self, plan: Plan, replicas: Mapping[tuple[int, str], nn.Parameter]) -> None:
+    def __init__(self, plan: Plan, copies: Mapping[tuple[int, str], nn.Parameter]) -> None:
         self._tied = plan.tied
         self._placement = plan.placement
-        self._replicas = replicas
+        self._copies = copies
 
     def reduce(self, backend: Backend) -> None:
-        """Exchange gradients; returns when this device's replicas hold the sums.
+        """Exchange gradients; returns when the gradients of this device's copies are the sums.
 
-        Every device sends its partial gradients before it waits for any, so the exchange cannot lock up.
+        Every device sends its gradients before it waits for any, so the exchange cannot deadlock.
         """
         here, sends = backend.device, _Sends(backend)
         tied = [weight for weight in self._tied if not self._frozen(weight)]
@@ -39,31 +39,31 @@ class TiedReduction:
             mine = [stage for stage in others if self._placement[stage] == here]
             if self._placement[first] == here:
                 total = _sum(partials[weight.name])
-                self._replicas[first, weight.name].grad = total
+                self._copies[first, weight.name].grad = total
                 for stage in mine:
-                    self._replicas[stage, weight.name].grad = total.clone()
+                    self._copies[stage, weight.name].grad = total.clone()
                 for stage in others:
                     if stage not in mine:
                         sends.add(total, self._placement[stage])
             else:
                 for stage in mine:
-                    replica = self._replicas[stage, weight.name]
-                    buffer = torch.empty_like(replica, memory_format=torch.contiguous_format)
-                    totals.append((replica, buffer, backend.receive([buffer], self._placement[first])))
-        for replica, buffer, handle in totals:
+                    copy = self._copies[stage, weight.name]
+                    buffer = torch.empty_like(copy, memory_format=torch.contiguous_format)
+                    totals.append((copy, buffer, backend.receive([buffer], self._placement[first])))
+        for copy, buffer, handle in totals:
             handle.wait()
-            replica.grad = buffer
+            copy.grad = buffer
         sends.wait()
 
     def _frozen(self, weight: TiedWeight) -> bool:
-        """Whether it is frozen now: all devices with a replica see the same."""
-        held = (self._replicas.get((stage, weight.name)) for stage in weight.stages)
-        return any(replica is not None and not replica.requires_grad for replica in held)
+        """Whether it is frozen now; all devices with a copy see the same value."""
+        copies = (self._copies.get((stage, weight.name)) for stage in weight.stages)
+        return any(copy is not None and not copy.requires_grad for copy in copies)
 
     def _exchange_partials(
         self, weight: TiedWeight, backend: Backend, sends: "_Sends"
     ) -> list[tuple[Tensor, Handle | None]]:
-        """Send this device's partial gradients to where they are added up; there, return all of them in stage order."""
+        """Send this device's gradients to the device of the first stage; there, return all of them in stage order."""
         here, owner_stage = backend.device, weight.stages[0]
         owner = self._placement[owner_stage]
         found: list[tuple[Tensor, Handle | None]] = []
@@ -74,28 +74,28 @@ class TiedReduction:
             elif device == here:
                 sends.add(self._gradient(stage, weight.name), owner)
             elif owner == here:
-                first = self._replicas[owner_stage, weight.name]
+                first = self._copies[owner_stage, weight.name]
                 buffer = torch.empty_like(first, memory_format=torch.contiguous_format)
                 found.append((buffer, backend.receive([buffer], device)))
         return found
 
     def _gradient(self, stage: int, name: str) -> Tensor:
-        replica = self._replicas[stage, name]
-        return torch.zeros_like(replica) if replica.grad is None else replica.grad
+        copy = self._copies[stage, name]
+        return torch.zeros_like(copy) if copy.grad is None else copy.grad
 
 
 class _Sends:
-    """Messages on their way, kept until they have arrived."""
+    """Sent messages; their tensors are kept until the transfers have ended."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._flying: list[tuple[Handle, Tensor]] = []
+        self._sent: list[tuple[Handle, Tensor]] = []
 
     def add(self, tensor: Tensor, device: int) -> None:
-        self._flying.append((self._backend.send([tensor], device), tensor))
+        self._sent.append((self._backend.send([tensor], device), tensor))
 
     def wait(self) -> None:
-        for handle, _ in self._flying:
+        for handle, _ in self._sent:
             handle.wait()
 
 

@@ -1,4 +1,4 @@
-"""From what the devices of a pipeline recorded to one measured trace, and to what messages cost the devices."""
+"""The measured trace of a step, and the cost of its messages, from the records of all devices."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,29 +8,28 @@ from ...core.costs.message_times import MessageTimes
 from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace, TraceEvent, receive_queue, send_queue
-from .executor import StepRecord
+from .step_data import StepRecord
 
 
 def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     """The trace of a step.
 
-    Where the transport does not tell, a transfer is known from its two ends: it starts when send and receive are both
-    posted, and it had arrived when the reader had waited for it, which is the earliest that anybody can tell.
-    What ran on another queue, such as a reduction over replicas, likewise: it starts when all who take part have issued
-    it, and ends for each when it was over there, as gloo reports; of another transport, when it had been waited for,
-    which may be much later.
+    If the transport does not report when a transfer ran, its two ends determine it: it starts when send and receive are
+    both posted, and ends when the reader has waited for it, which is the earliest time known. A reduction over replicas
+    starts when all of them have issued it. On each it ends when gloo reports the end; with another transport, when it
+    was waited for, which may be much later.
 
     Args:
-        plan: that was run.
+        plan: the plan that ran.
         records: one for each device, replica by replica, on one monotonic clock.
     """
     origin = min(record.start_ns for record in records)
     kinds = task_kinds()
-    joined: dict[Action, int] = {}
+    last_issued: dict[Action, int] = {}
     for record in records:
         for action, _, issued, _, _ in record.events:
             if (declared := kinds.get(action.kind)) is not None and declared.joins_replicas:
-                joined[action] = max(issued, joined.get(action, issued))
+                last_issued[action] = max(issued, last_issued.get(action, issued))
     events, memory = [], []
     for first in range(0, len(records), plan.devices):
         replica = records[first : first + plan.devices]
@@ -52,7 +51,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                     peer = first + plan.placement[action.counterpart.stage]
                     where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
                 elif action in record.arrivals:
-                    start = joined.get(action, issued)
+                    start = last_issued.get(action, issued)
                     end = max(record.arrivals[action], start)
                 events.append(TraceEvent(device, where, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
@@ -63,9 +62,9 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
 
 
 def message_times(records: Sequence[StepRecord]) -> MessageTimes:
-    """What the calls that send and receive took, by bytes; means over the step.
+    """The mean time of the calls that send and receive, by bytes.
 
-    Waiting for a message is no part of it: then the device is free.
+    The wait for a message does not count: the device is idle then.
 
     Args:
         records: one for each device.

@@ -1,4 +1,4 @@
-"""What a plan asks of the transport, before anything is sent."""
+"""Checks that a backend can move every tensor that a plan sends, before training."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -15,17 +15,17 @@ from ..programs.linked_stage import Layout
 def check_transport(
     kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor], where: Mapping[int, torch.device]
 ) -> None:
-    """Refuse a plan that would send what its backend does not move.
+    """Refuse a plan that would send tensors that its backend cannot move.
 
     Args:
         kind: the backend.
-        plan: which stages are on which devices.
+        plan: the plan.
         layout: the tensors of every message between stages.
         parameters: of the model, by name.
-        where: device of this process → the torch device that its tensors are on.
+        where: device of this process → its torch device.
 
     Raises:
-        RequestError: a dtype, or a type of device, that the backend lacks.
+        RequestError: the backend does not move a dtype, or tensors on a type of device.
     """
     device = next((device for device in where.values() if device.type not in kind.device_types), None)
     if device is not None:
@@ -45,7 +45,7 @@ def check_transport(
 
 
 def _sent(plan: Plan, layout: Layout, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, torch.dtype]]:
-    """What crosses between devices."""
+    """Name and dtype of every tensor that is sent between devices."""
     for (sender, reader), tensors in layout.items():
         if plan.placement[sender] != plan.placement[reader]:
             yield from ((tensor.name, tensor.dtype) for tensor in tensors)

@@ -1,10 +1,10 @@
-"""The devices of this process at work: each has a queue and an executor, and all run one prepared step together."""
+"""The devices of this process: each has a compute queue and an executor, and together they run a prepared step."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import nn
 
 from ...core.plan.plan import Plan
@@ -13,42 +13,28 @@ from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..optimizer.state import StageState
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, NormParameters, Update
-from .clocked import Clock, ClockedWalk, one_thread
-from .executor import Bound, Executor, StepInputs, StepRecord
+from ..optimizer.update import NormParameters, Update
+from .clocked import Clock, ClockedStep, one_thread
+from .executor import Bound, Executor
 from .prepared import Prepared
+from .step_data import StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
-
-
-@frozen
-class Order:
-    """How a prepared step is run.
-
-    Args:
-        ending: what is done with the gradients.
-        trace: whether every action is recorded.
-        watch: whether the saved tensors are.
-    """
-
-    ending: Ending
-    trace: bool = False
-    watch: bool = False
 
 
 class Workers:
     """The devices of this process.
 
     Args:
-        plan: where stages are, and what is tied.
-        states: stage index → what this process keeps of it.
+        plan: has the placement of stages and the tied weights.
+        states: stage index → its parameters, buffers and optimizer in this process.
         team: the devices.
-        where: device of this process → the device that its tensors are on.
-        training: what happens in an update beside the optimizers' steps.
-        norm_parameters: whose norms make the global norm.
-        clock: that the devices run under, all of them in this process; None where time is time.
+        where: device of this process → its torch device.
+        training: what an update does in addition to the optimizers' steps.
+        norm_parameters: the parameters of the global norm.
+        clock: runs virtual devices, all of them in this process; None for real ones.
 
     Attributes:
-        queues: device of this process → where it computes.
+        queues: device of this process → its compute queue.
     """
 
     def __init__(
@@ -70,68 +56,66 @@ class Workers:
         self,
         prepared: Prepared,
         inputs: StepInputs,
-        order: Order,
+        options: StepOptions,
         before_end: Callable[[int, StepRecord], None],
         after: Callable[[int], None],
     ) -> tuple[dict[int, StepRecord], Trace | None]:
-        """Run a step on all devices of this process, each on a thread of its own if there are several.
+        """Run a step on all devices of this process, each on its own thread if there are several.
 
         Args:
-            prepared: what they run.
-            inputs: what it works on.
-            order: how.
-            before_end: called on each device, with what it did, between its last compute action and the first reduction
+            prepared: the step.
+            inputs: of the step.
+            options: how it runs.
+            before_end: called on each device, with its record, between its last compute action and the first reduction
                 or optimizer step.
-            after: called on each behind the last action.
+            after: called on each device after its last action.
 
         Returns:
-            What each did, and the trace of the clock that they ran under, if they did.
+            Device → its record, and the clock's trace; None for the trace without a clock.
         """
         begun: dict[int, StepRecord] = {}
-        clocked: Trace | None = None
+        trace: Trace | None = None
 
         def work(device: int) -> StepRecord:
-            executor, ending = self.executor(device), order.ending
+            executor = self.executor(device)
             before_update = partial(before_end, device)
             with self.queues[device].active():
                 bound = self._bound(prepared, device)
                 if device in begun:
                     record = begun[device]
-                    executor.end(bound, record, ending=ending, before_update=before_update)
+                    executor.end(bound, record, options.ending, before_update)
                 else:
-                    record = executor.run(
-                        bound, inputs, trace=order.trace, watch=order.watch, ending=ending, before_update=before_update
-                    )
+                    record = executor.run(bound, inputs, options, before_update)
                 after(device)
             record.results.clear()
             return record
 
         for queue in self.queues.values():
-            queue.begin(order.trace)
+            queue.begin(options.trace)
         if self._clock is not None:
-            begun, clocked = self._compute_under(self._clock, prepared, inputs)
+            begun, trace = self._compute_under(self._clock, prepared, inputs)
         records = self._team.run_local(work)
         for queue in self.queues.values():
             queue.end()
-        return records, clocked
+        return records, trace
 
     def _compute_under(
         self, clock: Clock, prepared: Prepared, inputs: StepInputs
     ) -> tuple[dict[int, StepRecord], Trace]:
-        """Everything up to the reductions and optimizer steps, on all devices, under a clock.
+        """Run everything before the reductions and optimizer steps on all devices, under a clock.
 
         Returns:
-            What each device did, and the clock's trace, with the saved tensors as they were alive.
+            Device → its record, and the clock's trace with the measured saved tensors.
         """
         bound = {device: self._bound(prepared, device) for device in self._team.local}
-        walk = ClockedWalk(prepared.plan, bound)
+        step = ClockedStep(prepared.plan, bound)
         records = {
-            device: self.executor(device).begin(each, inputs, lambda: walk.now_s, walk.exchange.transport(device))
+            device: self.executor(device).begin(each, inputs, lambda: step.now_s, step.exchange.transport(device))
             for device, each in bound.items()
         }
         with one_thread():
-            trace = clock(prepared.plan, walk.perform)
-        walk.check_done()
+            trace = clock(prepared.plan, step.perform)
+        step.check_done()
         memory = [
             MemorySample(device, at_s, "saved", alive)
             for device, record in records.items()
@@ -142,7 +126,7 @@ class Workers:
     def _bound(self, prepared: Prepared, device: int) -> Bound:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
-            # A clock says when a message has arrived, and its sender lets go of it then.
+            # A clock frees a sent message when it arrives, so its devices need no limit on running ahead.
             ahead_limit = prepared.ahead_limit if self._clock is None else None
             prepared.bound[device] = self.executor(device).bind(
                 prepared.plan, prepared.lowered, prepared.runs[device], ahead_limit
@@ -154,7 +138,7 @@ class Workers:
         return self._executors[device].update
 
     def executor(self, device: int) -> Executor:
-        """The device's executor, at the transport's end that is open now."""
+        """The device's executor, with the transport that is open now."""
         backend = self._team.backend(device)
         if device not in self._executors:
             tied = {w.name for w in self._plan.tied}

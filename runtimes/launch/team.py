@@ -131,12 +131,12 @@ class Team(ABC):
                 end.all_reduce(sums).wait()
         return sums
 
-    def add_up(self, numbers: Tensor) -> Handle:
-        """Start to sum a CPU tensor over the devices of this replica, in place; returns without waiting.
+    def sum_over_processes(self, numbers: Tensor) -> Handle:
+        """Start to sum a CPU tensor over the processes of this replica, in place; returns without waiting.
 
-        For processes with one device, whose transport may be busy with other messages.
+        Its messages are independent of those of the transport. One process has nothing to add.
         """
-        raise NotImplementedError(f"the devices of a {type(self).__name__} share a process")
+        return _Done()
 
     def rank(self, number: int) -> int:
         """The rank of a device, by its number among all devices of all replicas."""
@@ -145,6 +145,13 @@ class Team(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close threads and connections."""
+
+
+class _Done:
+    """The handle of an operation that has ended."""
+
+    def wait(self) -> None:
+        """See :class:`Handle`."""
 
 
 class ThreadTeam(Team):
@@ -312,7 +319,7 @@ class RankTeam(Team):
         decision: T = chosen[0]
         return decision
 
-    def add_up(self, numbers: Tensor) -> Handle:
+    def sum_over_processes(self, numbers: Tensor) -> Handle:
         with self._watched():
             work: Handle = dist.all_reduce(numbers, group=self._pipeline, async_op=True)
         return work

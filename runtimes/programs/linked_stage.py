@@ -1,6 +1,9 @@
-"""A stage as instructions see it: what it reads of other stages and sends them, and the calls of F and B.
+"""The interface between instructions and a stage: the messages that it exchanges with other stages, and its calls.
 
-`StageRun` runs a captured stage's programs; a stage of a graph that autograd runs is in ``torch_compile/running``.
+    LinkedStage       F and B: all that a stage of ``torch.compile`` has (``torch_compile/graph_stage``)
+    CapturedStage     also I, W and RECOMPUTE (`stage_run`)
+
+The executor needs F and B; a plan with I, W or RECOMPUTE needs captured stages.
 """
 
 from abc import ABC, abstractmethod
@@ -18,19 +21,19 @@ Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 
 
 class LinkedStage(ABC):
-    """One stage, linked to the others.
+    """A stage with F and B, linked to the stages that it exchanges messages with.
 
     Args:
-        index: the stage.
-        boundary: what F reads of earlier stages, in order.
-        outputs: what F gives to later stages, in order.
-        results: names of what else F gives, in order.
+        index: of the stage.
+        boundary: the tensors that F reads from earlier stages, in order.
+        outputs: the tensors that F returns for later stages, in order.
+        results: names of the parts of the step's result that F returns, in order.
         layout: the tensors of every message between stages.
         state: parameters and buffers.
         batch: positions of the batch's leaves that it reads.
 
     Attributes:
-        sources: for each tensor of the boundary its sender, and its position in that message.
+        sources: for each tensor of the boundary its sending stage, and its position in that message.
         senders: stages that send to F.
         outgoing: reader → positions of its message's tensors among the outputs.
         tangents: position of an output → readers that send its gradient, and its position in their messages.
@@ -85,14 +88,19 @@ class LinkedStage(ABC):
         }
 
     def message(self, forward: bool, peer: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every tensor in the message that this stage gets from stage ``peer``."""
+        """Shape and dtype of every tensor in the message that this stage receives from stage ``peer``.
+
+        Args:
+            forward: whether it is the message that F reads; otherwise the one that B reads.
+            peer: the sending stage.
+        """
         return self._forward_messages[peer] if forward else self._backward_messages[peer]
 
     @abstractmethod
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """F. Returns the outputs, and the results."""
+        """F. Returns the outputs and the results."""
 
     @abstractmethod
     def backward(
@@ -100,25 +108,29 @@ class LinkedStage(ABC):
     ) -> list[list[Tensor]]:
         """B. Returns the messages of gradients, one for each stage in ``returned``."""
 
-    def backward_input(
-        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
-    ) -> list[list[Tensor]]:
-        """I."""
-        raise NotImplementedError(f"stage {self.index} has no I: its plan has B")
-
-    def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
-        """W."""
-        raise NotImplementedError(f"stage {self.index} has no W: its plan has B")
-
-    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
-        """RECOMPUTE: make the saved tensors again."""
-        raise NotImplementedError(f"stage {self.index} recomputes nothing: its plan has no RECOMPUTE")
-
     def held(self, microbatch: int) -> list[Any]:
-        """The saved tensors of a microbatch, or what is kept to make them."""
+        """The saved tensors of a microbatch, or the inputs kept to recompute them; empty if autograd holds them."""
         return []
 
     @property
     def persistent(self) -> set[int]:
-        """Storages that live for the whole of training."""
+        """Addresses of storages that are never freed during training, such as those of parameters."""
         return set()
+
+
+class CapturedStage(LinkedStage):
+    """A stage whose programs were captured: it also has I, W and RECOMPUTE. Arguments as of `LinkedStage`."""
+
+    @abstractmethod
+    def backward_input(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        """I. Returns the messages of gradients, one for each stage in ``returned``."""
+
+    @abstractmethod
+    def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
+        """W. Adds the gradients of the parameters."""
+
+    @abstractmethod
+    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
+        """RECOMPUTE. Computes the saved tensors from the inputs that F kept."""

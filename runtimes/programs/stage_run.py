@@ -9,10 +9,10 @@ from ...core.capture.programs.code import no_sink
 from ...core.capture.programs.programs import StagePrograms
 from ..optimizer.state import StageState
 from .bound import BoundBackward, zeros
-from .linked_stage import Layout, LinkedStage
+from .linked_stage import CapturedStage, Layout
 
 
-class StageRun(LinkedStage):
+class StageRun(CapturedStage):
     """One stage, ready to run.
 
     Between F and the backward of a microbatch it holds the saved tensors and nothing else; one that recomputes them

@@ -26,8 +26,9 @@ from ...core.plan.derive import forward_only
 from ...core.schedules.gpipe import gpipe
 from ...core.schedules.problem import ScheduleProblem
 from ..devices.compute import HostQueue
-from ..engine.executor import Bound, Executor, StepInputs
-from ..engine.prepared import Orders, order_of
+from ..engine.executor import Bound, Executor
+from ..engine.lowered_plan import LoweredPlan, lowered_plan
+from ..engine.step_data import StepInputs, StepOptions
 from ..engine.tied import TiedReduction
 from ..launch.team import ThreadTeam
 from ..optimizer.update import Ending, NormParameters, Update
@@ -66,7 +67,7 @@ class Work:
         """The stage that gives each node that any stage gives."""
         return {node: number for number, stage in enumerate(self.stages) for node in stage.outgoing}
 
-    def orders(self, gradients: bool) -> Orders:
+    def orders(self, gradients: bool) -> LoweredPlan:
         """The plan, and what its devices issue."""
         schedule = gpipe(ScheduleProblem(len(self.stages), len(self.sizes)))
         stages = (
@@ -77,7 +78,7 @@ class Work:
             "torch.compile", "", Mesh(len(self.stages)), len(self.sizes), schedule.name, tuple(stages), (),
             schedule.device_actions,
         )  # fmt: skip
-        return order_of(
+        return lowered_plan(
             plan if gradients else forward_only(plan), [self.layout(size, gradients) for size in self.sizes]
         )
 
@@ -146,7 +147,7 @@ class _Pipeline:
             half = tuple(tuple(a for a in actions if a.kind in kinds) for actions in self._orders.lowered)
             bound = executor.bind(plan, half, self._runs[device], self._orders.ahead_limit)
             self._bound[device, kinds] = bound
-        return executor.run(self._bound[device, kinds], inputs, ending=Ending.KEEP).results
+        return executor.run(self._bound[device, kinds], inputs, StepOptions(Ending.KEEP)).results
 
     def clear(self) -> None:
         """Free what a pass left."""
@@ -180,7 +181,7 @@ class Pass:
                 keys.append(random_key(*self.key, number))
                 start += size
         count = len(pieces)
-        return StepInputs(pieces, keys, torch.zeros(count), [None] * count, fresh=False)
+        return StepInputs(pieces, keys, torch.zeros(count), [None] * count, clear_gradients=False)
 
     def _rows(self, place: int, value: Any, start: int, size: int) -> Any:
         if place not in self.work.batched:

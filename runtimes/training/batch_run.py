@@ -18,9 +18,9 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.microbatches import Microbatch
-from ..engine.executor import StepInputs, StepRecord
 from ..engine.results import BatchResults
-from ..engine.workers import Order, Workers
+from ..engine.step_data import StepInputs, StepOptions, StepRecord
+from ..engine.workers import Workers
 from ..launch.team import Team
 from .variants import Variants
 
@@ -84,7 +84,7 @@ class BatchRun:
     def run(
         self,
         inputs: StepInputs,
-        order: Order,
+        options: StepOptions,
         refused: str,
         before_end: Callable[[int], None] | None = None,
         after: Callable[[int], None] | None = None,
@@ -93,7 +93,7 @@ class BatchRun:
 
         Args:
             inputs: what the executors work on.
-            order: how they run.
+            options: how it runs.
             refused: what became of the model where the batch is refused at its end, for the message.
             before_end: called on each device between its last compute action and the first reduction or optimizer step,
                 when its results are announced.
@@ -115,10 +115,10 @@ class BatchRun:
                 after(device)
 
         try:
-            records, clocked = self._workers.run(self.prepared, inputs, order, announce, collect)
+            records, clocked = self._workers.run(self.prepared, inputs, options, announce, collect)
             self.agreement.refuse(refused)
         except BaseException:
-            self._variants.forget()  # the mail of a run that broke off is no start for the next
+            self._variants.forget()  # a failed run leaves messages and saved tensors
             raise
         loss, metrics = self.results.loss_and_metrics()
         return BatchResult(loss, metrics, self.results.rows, records, self.prepared.plan, clocked)

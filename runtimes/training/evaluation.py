@@ -35,9 +35,9 @@ from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
 from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
-from ..engine.executor import StepInputs
-from ..engine.prepared import Preparations
-from ..engine.workers import Order, Workers
+from ..engine.prepared import PreparedSteps
+from ..engine.step_data import StepInputs, StepOptions
+from ..engine.workers import Workers
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
@@ -124,9 +124,9 @@ class Evaluator:
             RequestError: ranks were given different batches.
             WorkerError: a worker stopped.
         """
-        done = batch.run(self._inputs(batch), Order(Ending.KEEP, trace, trace), "nothing was changed")
+        done = batch.run(self._inputs(batch), StepOptions(Ending.KEEP, trace, trace), "nothing was changed")
         self.count += 1
-        batch.results.say()
+        batch.results.print_text()
         return done
 
     def _variants(self, asked: Forwards) -> Variants:
@@ -140,11 +140,11 @@ class Evaluator:
             self._kept.keep(key, found)
         return found
 
-    def _variant(self, asked: Forwards) -> tuple[Shapes, Preparations]:
+    def _variant(self, asked: Forwards) -> tuple[Shapes, PreparedSteps]:
         assert self._forward_plan is not None
         capture = partial(self._captured, asked)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
-        return shapes, Preparations(self._forward_plan, shapes, self._states, self._model)
+        return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model)
 
     def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._where.values())).type if self._where else "cpu"
@@ -187,5 +187,5 @@ class Evaluator:
         joined = batch.results.joined
         return StepInputs(
             pieces, batch.prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces),
-            fresh=False, taken=None if joined is None else joined.take,
+            clear_gradients=False, store_result=None if joined is None else joined.store,
         )  # fmt: skip

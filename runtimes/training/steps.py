@@ -7,11 +7,11 @@ from attrs import frozen
 from torch import Tensor
 
 from ..batch.microbatches import Microbatch
-from ..engine.executor import StepInputs
 from ..engine.prepared import Prepared
 from ..engine.result_parts import WEIGHT
 from ..engine.results import weight_of
-from ..engine.workers import Order, Workers
+from ..engine.step_data import StepInputs, StepOptions
+from ..engine.workers import Workers
 from ..optimizer.replicas import share, totals_of_all
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, Update
@@ -78,13 +78,13 @@ class StepRunner:
         """
         return BatchRun(self._variants, pieces, self._plan.microbatches, self._team, self._workers)
 
-    def run(self, batch: BatchRun, index: int, order: Order) -> BatchResult:
+    def run(self, batch: BatchRun, index: int, options: StepOptions) -> BatchResult:
         """Run one step.
 
         Args:
             batch: of `batch`.
             index: number of the step, for random numbers.
-            order: what is recorded, and what is done with the gradients.
+            options: how it runs.
 
         Raises:
             RequestError: ranks were given different batches, or gradients that wait were cleared.
@@ -92,7 +92,7 @@ class StepRunner:
         """
         if self._gathered is not None and self._kept is not None:
             self._kept.refuse_cleared()
-        prepared, ending = batch.prepared, order.ending
+        prepared, ending = batch.prepared, options.ending
         samples = sum(piece.shape.samples for piece in batch.pieces)
         before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
@@ -112,14 +112,14 @@ class StepRunner:
 
         inputs = self._inputs(batch, index, size, before.scale)
         try:
-            done = batch.run(inputs, order, self._outcome(ending), before_end, after)
+            done = batch.run(inputs, options, self._outcome(ending), before_end, after)
         except BaseException:
             self._gathered = None
             raise
         here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted else size
         self._keep(ending, Gathered(before.samples, before.divisor + here, before.scale))
         if ending is not Ending.REDUCE:
-            batch.results.say()
+            batch.results.print_text()
         return done
 
     @property
@@ -198,7 +198,7 @@ class StepRunner:
         factor = None if scale is None else torch.tensor(scale, dtype=prepared.loss_dtype)
         if factor is not None:
             seeds *= factor
-        return StepInputs(pieces, keys, seeds, prepared.weights, factor, fresh=self._gathered is None)
+        return StepInputs(pieces, keys, seeds, prepared.weights, factor, clear_gradients=self._gathered is None)
 
     def _samples(self) -> float:
         """What weights are shares of: with replicas the samples that a step has if all microbatches are the largest.

@@ -19,14 +19,14 @@ from ..batch.batch_agreement import BatchAgreement, Change
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch
 from ..batch.shapes import Shapes
-from ..engine.prepared import Preparations, Prepared
+from ..engine.prepared import Prepared, PreparedSteps
 
 KEPT = 8
 """Variants of a step whose programs are kept, each for some shapes."""
 _OFTEN = 3
 """Captures because of one value, after which a line says what they cost."""
 
-Make = Callable[[], tuple[Shapes, Preparations]]
+Make = Callable[[], tuple[Shapes, PreparedSteps]]
 """Makes what keeps the programs of one variant."""
 Agree = Callable[[bool, Change | None], BatchAgreement]
 """Begins to compare a batch between ranks: whether its programs are known here, and which value changed."""
@@ -44,7 +44,7 @@ class _Variant:
 
     reads: Reads
     shapes: Shapes
-    preparations: Preparations
+    preparations: PreparedSteps
     ready: bool = False
 
 
@@ -66,7 +66,7 @@ class Variants:
         self._captured: dict[str, int] = {}
 
     @property
-    def preparations(self) -> Preparations:
+    def preparations(self) -> PreparedSteps:
         """Prepared steps of the step as it was used last."""
         return self._now.preparations
 

@@ -13,7 +13,8 @@ from panpipe.core.capture.graph.randomness import random_key
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.microbatches import Microbatch, split_batch
 from panpipe.runtimes.devices.compute import ComputeQueue, HostQueue
-from panpipe.runtimes.engine.executor import Executor, StepInputs
+from panpipe.runtimes.engine.executor import Executor
+from panpipe.runtimes.engine.step_data import StepInputs
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.optimizer.update import NormParameters, Update
@@ -84,10 +85,10 @@ class TwoStages:
             (_step(model, piece.batch) * piece.weight).backward()
         return model
 
-    def inputs(self, fresh: bool = True) -> StepInputs:
+    def inputs(self, clear_gradients: bool = True) -> StepInputs:
         """What a step of both microbatches works on."""
-        seeds = torch.tensor([piece.weight for piece in self.pieces])
-        return StepInputs(self.pieces, [KEY] * len(self.pieces), seeds, [None] * len(self.pieces), fresh=fresh)
+        seeds, count = torch.tensor([piece.weight for piece in self.pieces]), len(self.pieces)
+        return StepInputs(self.pieces, [KEY] * count, seeds, [None] * count, clear_gradients=clear_gradients)
 
     def executor(self, plan: Plan, backend: Backend, queue: ComputeQueue | None = None) -> Executor:
         """One device's executor."""

@@ -9,7 +9,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Prediction
-from panpipe.runtimes.engine.clocked import ClockedWalk
+from panpipe.runtimes.engine.clocked import ClockedStep
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.options import TARGETS
 from panpipe.runtimes.pipeline import Pipeline
@@ -56,7 +56,7 @@ def same(threads, simulated):
         (WEIGHTED, 2, {"schedule_name": "interleaved-1f1b", "chunks": 2, "recompute": (1,)}),
     ],
 )
-def test_a_simulated_step_is_that_of_threads_in_the_time_and_memory_predicted(name, devices, options):
+def test_simulated_step_has_the_results_of_threads_and_the_predicted_time_and_memory(name, devices, options):
     case = CASES[name]
     plan = even_plan(captured_once(case, F32, 8, 4), devices, 4, **options)
     threads = build(ThreadTeam(devices), name, F32, 8, plan, 4)
@@ -87,7 +87,7 @@ def square(model, batch):
     return model(batch).square().mean()
 
 
-def test_one_process_stands_for_sixteen_devices_of_a_catalogue():
+def test_one_process_trains_on_sixteen_virtual_devices_of_a_catalogue_cluster():
     batch = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     options = {"optimizer": torch.optim.SGD, "seed": 3}
     case = Case(lambda dtype: layers(16), square, lambda rows, dtype: batch)
@@ -122,7 +122,7 @@ def conv(**options):
     )
 
 
-def test_an_automatic_plan_trains_in_the_time_predicted():
+def test_automatic_plan_on_virtual_devices_takes_the_predicted_time():
     pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster="2xA100-40GB", recompute="all")
     pipe.step(CASES[CONV].batch(8, F32))
     assert pipe.plan.memory.recompute == (0, 1)
@@ -130,7 +130,7 @@ def test_an_automatic_plan_trains_in_the_time_predicted():
     assert pipe.trace.events == simulate(pipe.plan).trace.events
 
 
-def test_a_plan_without_costs_gets_analytic_ones():
+def test_plan_without_costs_is_timed_with_analytic_costs():
     pipe = conv(cluster="2xA100-40GB")
     pipe.step(CASES[CONV].batch(8, F32))
     assert 0 < pipe.trace.step_s < 0.01
@@ -139,7 +139,7 @@ def test_a_plan_without_costs_gets_analytic_ones():
     assert faster.trace.step_s < pipe.trace.step_s
 
 
-def test_other_batches_run_too():
+def test_virtual_devices_run_batches_of_other_sizes():
     """Fewer samples than microbatches, and the next step is whole again."""
     pipe, threads = conv(cluster="2xA100-40GB"), conv(target="devices")
     for rows in (3, 8):
@@ -148,7 +148,7 @@ def test_other_batches_run_too():
     assert pipe.trace.events
 
 
-def test_what_stays_python_runs_under_the_clock():
+def test_untraced_regions_run_on_virtual_devices():
     plan = even_plan(captured_once(PYTHON, F32, 8, 4), 2, 4)
     both = [
         panpipe.pipeline(PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32), plan=plan, target=target, **options)
@@ -172,20 +172,20 @@ def test_what_stays_python_runs_under_the_clock():
         ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' does not connect"),
     ],
 )
-def test_refused_in_one_line(options, said):
+def test_options_that_virtual_devices_refuse(options, said):
     with pytest.raises(panpipe.RequestError, match=said) as refusal:
         conv(**options)
     assert "\n" not in str(refusal.value)
 
 
-def test_ranks_are_told_to_be_one_process(monkeypatch):
+def test_virtual_devices_under_torchrun_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(panpipe.RequestError, match="one of 2 ranks: start the script without torchrun"):
         conv(cluster="2xA100-40GB")
 
 
-def test_a_clock_that_comes_to_an_action_too_early_is_told():
+def test_clock_that_runs_an_action_before_its_message_arrived_raises():
     def hasty(plan, perform):
         return simulate(plan, costs, cluster, perform=lambda *told: told[0] == "arrival" or perform(*told)).trace
 
@@ -196,15 +196,15 @@ def test_a_clock_that_comes_to_an_action_too_early_is_told():
         pipe.step(CASES[CONV].batch(8, F32))
 
 
-def test_a_clock_that_stops_too_early_is_told():
-    walk = ClockedWalk(even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4), {})
+def test_clock_that_stops_before_the_last_action_raises():
+    walk = ClockedStep(even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4), {})
     walk.check_done()
     pipe = build(ThreadTeam(2), CONV, F32, 8, None, 4, clock=lambda plan, perform: None)
-    with pytest.raises(RuntimeError, match="the clock stopped in front of"):
+    with pytest.raises(RuntimeError, match="the clock stopped before"):
         pipe.step(CASES[CONV].batch(8, F32))
 
 
-def test_devices_of_two_types_stand_where_the_plan_says():
+def test_virtual_devices_of_two_types_are_placed_as_in_the_plan():
     cluster = fully_connected(2, 10**9, 1e9, 1e-6)
     devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
     pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster=evolve(cluster, devices=devices))

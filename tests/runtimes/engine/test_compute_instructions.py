@@ -1,4 +1,4 @@
-"""What F, B, I and W wait for, take from messages and leave in them."""
+"""What F, B, I and W wait for, and which messages they read and write."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is b
 from panpipe.runtimes.engine.compute_instructions import _total
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import Binder
-from panpipe.runtimes.engine.mail import Mail
+from panpipe.runtimes.engine.messages import Message
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
@@ -21,7 +21,7 @@ APART = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 
 
 class Transfer:
-    """A transfer that notes, in a list that all share, that it was waited for."""
+    """A transfer that records in a shared list that it was waited for."""
 
     def __init__(self, name, waited):
         self.name, self.waited = name, waited
@@ -33,7 +33,7 @@ class Transfer:
 class Bound:
     """The instructions of one device by name, in a step that has begun."""
 
-    def __init__(self, plan, device, room=None, **options):
+    def __init__(self, plan, device, ahead_limit=None, **options):
         self.stages = stages = TwoStages(**options)
         own = {stage.index: stages.states[stage.index] for stage in plan.stages_on(device)}
         self.frame = Frame(None, None, HostQueue(), Update(plan, own, NormParameters(()), None, None))
@@ -41,7 +41,7 @@ class Bound:
         self.frame.keys, self.frame.weights = [KEY] * 2, [None] * 2
         self.frame.seeds = [torch.tensor(0.5)] * 2
         runs = stages.on(plan, device)
-        self.binder = Binder(plan, lower(plan), device, runs, TiedReduction(plan, {}), self.frame, room)
+        self.binder = Binder(plan, lower(plan), device, runs, TiedReduction(plan, {}), self.frame, ahead_limit)
         self.by_name = {str(one.action): one for one in self.binder.instructions}
 
     @torch.no_grad()
@@ -53,30 +53,30 @@ class Bound:
             one.run()
 
 
-def test_forward_leaves_its_outputs_for_the_next_stage_which_takes_them():
+def test_forward_writes_its_outputs_to_the_message_that_the_next_stage_reads():
     bound = Bound(LOCAL, 0)
-    mail = bound.binder.message(0, 1, 0)
+    message = bound.binder.message(0, 1, 0)
     bound.run("0F0")
-    assert [tuple(each.shape) for each in mail.tensors] == [(2, WIDTH)]
+    assert [tuple(each.shape) for each in message.tensors] == [(2, WIDTH)]
     assert not bound.frame.results
     bound.run("1F0")
-    assert mail.tensors is None
+    assert message.tensors is None
     assert [microbatch for _, microbatch in bound.frame.results] == [0]
 
 
 def test_forward_waits_for_the_transfer_of_what_it_reads():
     bound, waited = Bound(APART, 1), []
-    mail = bound.binder.message(0, 1, 0)
-    mail.tensors, mail.handle = [torch.zeros(2, WIDTH)], Transfer("0→1", waited)
+    message = bound.binder.message(0, 1, 0)
+    message.tensors, message.handle = [torch.zeros(2, WIDTH)], Transfer("0→1", waited)
     bound.frame.traced = True
     bound.run("1F0")
     assert waited == ["0→1"]
-    assert (mail.handle, mail.tensors) == (None, None)
+    assert (message.handle, message.tensors) == (None, None)
     assert list(bound.frame.arrivals) == [Action(1, Kind.RECV_F, 0, 0)]
     assert Bound(LOCAL, 0).by_name["1F0"].wait is None
 
 
-def test_backward_takes_the_gradient_of_its_reader_and_settles_sends_that_are_over_with_it():
+def test_backward_reads_the_gradient_message_and_frees_the_sends_that_it_proves_ended():
     bound, waited = Bound(APART, 0), []
     bound.run("0F0", "0F1")
     sent, gradient = bound.binder.message(0, 1, 0), bound.binder.message(1, 0, 0)
@@ -90,7 +90,7 @@ def test_backward_takes_the_gradient_of_its_reader_and_settles_sends_that_are_ov
     torch.testing.assert_close(bound.stages.model[0].bias.grad, slope.sum(0))
 
 
-def test_input_and_weight_halves_add_the_same_gradients_as_the_whole_backward():
+def test_input_and_weight_backward_give_the_gradients_of_the_full_backward():
     halves = plan_of(tuple(split_backward(row, 1) for row in LOCAL.device_actions), (0, 0))
     found = []
     for plan in (LOCAL, halves):
@@ -112,7 +112,7 @@ def test_recompute_runs_between_forward_and_backward():
     assert bound.stages.model[0].weight.grad is not None
 
 
-def test_a_weight_that_the_step_computes_takes_the_place_of_the_seed():
+def test_weight_computed_by_the_step_replaces_the_seed_of_its_microbatch():
     bound = Bound(LOCAL, 0)
     name = bound.stages.runs[1].programs.results[0]
     bound.frame.weights, bound.frame.scale = [name, None], torch.tensor(4.0)
@@ -121,17 +121,17 @@ def test_a_weight_that_the_step_computes_takes_the_place_of_the_seed():
     assert bound.frame.seeds[1] == 0.5
 
 
-@pytest.mark.parametrize(("room", "settled"), [(1, ["0"]), (2, [])])
-def test_forward_waits_until_its_reader_is_no_more_than_the_room_away(room, settled):
-    bound, waited = Bound(APART, 0, room=lambda stage, reader: room), []
+@pytest.mark.parametrize(("limit", "waited"), [(1, ["0"]), (2, [])])
+def test_forward_waits_until_its_reader_is_within_the_ahead_limit(limit, waited):
+    bound, seen = Bound(APART, 0, ahead_limit=lambda stage, reader: limit), []
     bound.run("0F0")
-    bound.binder.message(0, 1, 0).handle = Transfer("0", waited)
+    bound.binder.message(0, 1, 0).handle = Transfer("0", seen)
     bound.run("0F1")
-    assert waited == settled
+    assert seen == waited
 
 
-def test_gradients_of_several_readers_are_summed_in_the_order_given():
+def test_gradients_of_several_readers_are_summed_in_the_given_order():
     # In float32 this sum depends on its order.
     values = [torch.tensor([1e8]), torch.tensor([-1e8]), torch.tensor([1.0])]
-    assert _total([(Mail([value]), 0) for value in values]) == 1.0
-    assert _total([(Mail([value]), 0) for value in (values[2], values[0], values[1])]) == 0.0
+    assert _total([(Message([value]), 0) for value in values]) == 1.0
+    assert _total([(Message([value]), 0) for value in (values[2], values[0], values[1])]) == 0.0

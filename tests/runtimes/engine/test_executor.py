@@ -1,4 +1,4 @@
-"""The executor of one device, driven by hand: what it runs, frees, records, and how its step ends."""
+"""The executor of one device, called directly: what it runs, frees and records, and how its step ends."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +10,7 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.executor import Bound, Executor
+from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.optimizer.update import Ending
 
 from ...support.plans import orders, plan_of
@@ -44,13 +45,14 @@ def test_executor_sums_the_gradients_of_microbatches_and_steps():
 def test_executor_frees_saved_tensors_after_backward():
     stages = TwoStages()
     executor, bound = alone(stages)
-    record = executor.run(bound, stages.inputs(), trace=True, watch=True)
+    record = executor.run(bound, stages.inputs(), StepOptions(trace=True, watch=True))
     assert all(not run.held(m) for run in stages.runs.values() for m in range(2))
     assert record.memory[-1][1] == 0
     # One microbatch at a time: the second one's tensors are there only when the first one's are gone.
     two_at_once = evolve(ONE_DEVICE, device_actions=orders("0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"))
     executor, bound = alone(stages, two_at_once)
-    assert executor.run(bound, stages.inputs(), trace=True, watch=True).peak_saved == 2 * record.peak_saved > 0
+    both = executor.run(bound, stages.inputs(), StepOptions(trace=True, watch=True))
+    assert both.peak_saved == 2 * record.peak_saved > 0
 
 
 @pytest.mark.parametrize(("ending", "stepped"), [(Ending.STEP, True), (Ending.REDUCE, False), (Ending.KEEP, False)])
@@ -58,16 +60,16 @@ def test_executor_runs_the_optimizer_only_in_an_ending_with_step(ending, stepped
     stages = TwoStages()
     executor, bound = alone(stages)
     before = stages.model[0].weight.detach().clone()
-    executor.run(bound, stages.inputs(), ending=ending)
+    executor.run(bound, stages.inputs(), StepOptions(ending))
     assert torch.equal(stages.model[0].weight, before) is not stepped
 
 
-def test_executor_adds_to_gradients_of_earlier_steps_unless_they_begin_anew():
+def test_executor_adds_to_the_gradients_of_earlier_steps_unless_they_are_cleared():
     stages = TwoStages()
     executor, bound = alone(stages)
     found = []
     for fresh in (True, False, True):
-        executor.run(bound, stages.inputs(fresh), ending=Ending.KEEP)
+        executor.run(bound, stages.inputs(fresh), StepOptions(Ending.KEEP))
         found.append(stages.model[0].weight.grad.clone())
     torch.testing.assert_close(found[1], 2 * found[0])
     assert torch.equal(found[2], found[0])
@@ -76,7 +78,7 @@ def test_executor_adds_to_gradients_of_earlier_steps_unless_they_begin_anew():
 def test_executor_records_every_action_in_the_lowered_order():
     stages = TwoStages()
     executor, bound = alone(stages)
-    record = executor.run(bound, stages.inputs(), trace=True)
+    record = executor.run(bound, stages.inputs(), StepOptions(trace=True))
     assert [action for action, *_ in record.events] == list(lower(ONE_DEVICE)[0])
     marks = [record.start_ns, *(at for _, _, start, end, _ in record.events for at in (start, end)), record.end_ns]
     assert marks == sorted(marks)
@@ -97,7 +99,7 @@ def test_executor_calls_before_update_after_the_last_backward_and_before_the_ste
     assert not torch.equal(stages.model[0].weight, before)
 
 
-def test_executor_gives_a_result_to_who_takes_it_and_keeps_the_others():
+def test_executor_keeps_only_the_results_that_store_result_does_not_store():
     stages = TwoStages()
     executor, bound = alone(stages)
     taken = []
@@ -107,7 +109,7 @@ def test_executor_gives_a_result_to_who_takes_it_and_keeps_the_others():
         return microbatch == 0
 
     inputs = stages.inputs()
-    inputs.taken = take
+    inputs.store_result = take
     record = executor.run(bound, inputs)
     assert taken == [(0, torch.Size([])), (1, torch.Size([]))]
     assert [microbatch for _, microbatch in record.results] == [1]
@@ -139,7 +141,7 @@ def test_executors_of_two_devices_exchange_activations_and_gradients_and_keep_no
     bounds = [bound_on(stages, TWO_DEVICES, executor) for executor in executors]
     with ThreadPoolExecutor(2) as threads:
         running = [
-            threads.submit(executor.run, bound, stages.inputs(), trace=True)
+            threads.submit(executor.run, bound, stages.inputs(), StepOptions(trace=True))
             for executor, bound in zip(executors, bounds, strict=True)
         ]
         records = [each.result(60) for each in running]
@@ -149,6 +151,6 @@ def test_executors_of_two_devices_exchange_activations_and_gradients_and_keep_no
         moved = {size for action, _, _, _, size in record.events if action.peer is not None}
         assert moved == {2 * 8 * 4}  # two rows of 8 numbers in float32
         assert {action for action, *_ in record.events if action.kind.value.startswith("RECV")} == set(record.arrivals)
-        mails = [one.mail for one in bound.compute if one.mail is not None]
-        assert len(mails) == 4
-        assert all(mail.handle is None and mail.tensors is None for mail in mails)
+        messages = [one.message for one in bound.compute if one.message is not None]
+        assert len(messages) == 4
+        assert all(message.handle is None and message.tensors is None for message in messages)

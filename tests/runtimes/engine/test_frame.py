@@ -1,4 +1,4 @@
-"""What a step's frame knows of reductions over replicas."""
+"""The end of reductions over replicas that a frame records."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from torch import nn
 
 @define
 class Silent:
-    """A sum that is over and does not tell when it was."""
+    """A sum that has ended and does not report when."""
 
     def wait(self) -> None:
         pass
 
 
 @define
-class Telling(Silent):
-    """One that tells, once it is watched."""
+class Reporting(Silent):
+    """One that reports its end, once it is watched."""
 
     at: int
     ended_ns: int | None = None
@@ -46,17 +46,17 @@ class Clock:
 @pytest.mark.parametrize(
     ("handles", "watched", "end"),
     [
-        ([Telling(17), Telling(12)], True, 17),  # when the last of its buckets was
-        ([Telling(17), Telling(12)], False, 99),
-        ([Telling(17), Silent()], True, 99),  # when it was waited for
+        ([Reporting(17), Reporting(12)], True, 17),  # the end of the last bucket
+        ([Reporting(17), Reporting(12)], False, 99),
+        ([Reporting(17), Silent()], True, 99),  # the time of the wait
     ],
 )
-def test_a_reduction_ends_when_it_was_over_where_the_transport_tells(handles, watched, end):
+def test_frame_records_the_end_of_a_reduction_that_the_transport_reports(handles, watched, end):
     parameters = [nn.Parameter(torch.zeros(4)) for _ in handles]
     reduction = Reduction(buckets_of(parameters, size=16), Replicas(list(handles)))
     if watched:
         reduction.watch()
     frame = Frame(None, None, Clock(), None, traced=True, pending={Action(3, Kind.REDUCE_GRAD): reduction})
-    frame.settle()
+    frame.wait_pending()
     assert frame.arrivals == {Action(3, Kind.REDUCE_GRAD): end}
     assert not frame.pending

@@ -1,4 +1,4 @@
-"""Binding: which instruction an action becomes, who shares a message, and what a fence waits for."""
+"""The instruction of each action, the messages that instructions share, and what a fence waits for."""
 
 import pytest
 from panpipe.core.actions import Action, Kind
@@ -10,7 +10,9 @@ from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is b
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import INSTRUCTIONS, Binder, Instruction, executes
 from panpipe.runtimes.engine.tied import TiedReduction
+from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.optimizer.update import NormParameters, Update
+from panpipe.runtimes.programs.linked_stage import LinkedStage
 
 from ...support.plans import orders, plan_of
 from ...support.two_stages import TwoStages
@@ -30,7 +32,7 @@ def binder_of(plan, device, lowered=None):
 
 
 class Pending:
-    """Something under way, which notes that it was waited for."""
+    """A handle that counts its waits."""
 
     def __init__(self):
         self.waited = 0
@@ -39,7 +41,7 @@ class Pending:
         self.waited += 1
 
 
-def test_binder_makes_an_instruction_of_every_action_on_the_actions_queue():
+def test_binder_binds_every_action_on_the_queue_of_its_kind():
     found = [(str(one.action), one.queue) for one in binder_of(PLAN, 1).instructions]
     receive, send = receive_queue(0), send_queue(0)
     assert found == [
@@ -49,13 +51,13 @@ def test_binder_makes_an_instruction_of_every_action_on_the_actions_queue():
     ]  # fmt: skip
 
 
-def test_binder_has_one_mail_for_a_message_and_another_for_every_other():
+def test_binder_has_one_message_object_for_each_message():
     binder = binder_of(PLAN, 1)
     assert binder.message(0, 1, 0) is binder.message(0, 1, 0)
     assert len({id(binder.message(*key)) for key in ((0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1))}) == 4
     receive, send = binder.instructions[0], next(i for i in binder.instructions if i.action.kind is Kind.SEND_B)
-    assert receive.mail is binder.message(0, 1, 0)
-    assert send.mail is binder.message(1, 0, 0)
+    assert receive.message is binder.message(0, 1, 0)
+    assert send.message is binder.message(1, 0, 0)
 
 
 def test_binder_finds_the_stage_of_a_microbatch_and_of_a_whole_step():
@@ -64,13 +66,37 @@ def test_binder_finds_the_stage_of_a_microbatch_and_of_a_whole_step():
     assert binder.run_of(Action(1, Kind.STEP)) is binder.runs[0][1]
 
 
-def test_binder_refuses_a_kind_that_nothing_was_registered_for(monkeypatch):
+def test_binder_refuses_a_kind_without_a_registered_function(monkeypatch):
     monkeypatch.delitem(INSTRUCTIONS, Kind.STEP)
     with pytest.raises(RequestError, match="the plan issues 0STEP, and no runtime knows how to do a STEP: remove it"):
         binder_of(PLAN, 0)
 
 
-def test_executes_registers_for_each_of_the_kinds(monkeypatch):
+class ForwardAndBackward(LinkedStage):
+    """A stage without I, W and RECOMPUTE, such as one of torch.compile."""
+
+    def __init__(self):
+        super().__init__(0, [], [], [], {}, StageState({}, {}, None), [])
+
+    def forward(self, microbatch, boundary, leaves, key):
+        return [], []
+
+    def backward(self, microbatch, tangents, seed, leaves, key):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("order", "recompute", "action"), [("0F0 0I0 0W0", (), "0I0"), ("0F0 0B0", (0,), "0RECOMPUTE0")]
+)
+def test_binder_refuses_an_action_that_its_stage_does_not_have(order, recompute, action):
+    plan = plan_of(orders(order), (0,), recompute=recompute)
+    stage = ForwardAndBackward()
+    frame = Frame(None, None, HostQueue(), Update(plan, {0: stage.state}, NormParameters(()), None, None))
+    with pytest.raises(RequestError, match=f"the plan issues {action}, and stage 0 has F and B only: plan it with B"):
+        Binder(plan, lower(plan), 0, [{0: stage}], TiedReduction(plan, {}), frame)
+
+
+def test_executes_registers_a_function_for_several_kinds(monkeypatch):
     for kind in (Kind.F, Kind.W):
         monkeypatch.setitem(INSTRUCTIONS, kind, INSTRUCTIONS[kind])
 
@@ -82,7 +108,7 @@ def test_executes_registers_for_each_of_the_kinds(monkeypatch):
     assert INSTRUCTIONS[Kind.B] is not bind
 
 
-def test_a_step_waits_for_the_reduction_of_its_own_stage_alone():
+def test_step_waits_only_for_the_reduction_of_its_own_stage():
     plan = plan_of(orders("0F0 1F0 1B0 0B0"), (0, 0), data=2)
     binder = binder_of(plan, 0)
     by_name = {str(one.action): one for one in binder.instructions}
@@ -96,6 +122,6 @@ def test_a_step_waits_for_the_reduction_of_its_own_stage_alone():
     assert (pending[0].waited, pending[1].waited) == (1, 1)
 
 
-def test_a_step_of_one_pipeline_waits_for_nothing():
+def test_step_without_replicas_waits_for_nothing():
     steps = [one for one in binder_of(PLAN, 0).instructions if one.action.kind is Kind.STEP]
     assert [one.wait for one in steps] == [None]

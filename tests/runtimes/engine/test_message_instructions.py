@@ -1,4 +1,4 @@
-"""What sends and receives hand to the transport."""
+"""The calls of the transport by sends and receives."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ BYTES = 2 * WIDTH * 4
 
 @define
 class Transport:
-    """Notes what it is given; a handle is the number of the call."""
+    """Records its calls; a handle is the number of the call."""
 
     calls: list = field(factory=list)
 
@@ -44,34 +44,34 @@ def bound():
     return {one.action: one for one in binder.instructions}, binder, frame, transport
 
 
-def test_send_hands_over_the_tensors_that_were_left_and_keeps_them(bound):
+def test_send_passes_the_message_to_the_transport_and_keeps_its_tensors(bound):
     instructions, binder, frame, transport = bound
-    send, mail, tensor = instructions[Action(0, Kind.SEND_F, 1, 1)], binder.message(0, 1, 1), torch.ones(2, WIDTH)
-    mail.tensors = [tensor]
+    send, message, tensor = instructions[Action(0, Kind.SEND_F, 1, 1)], binder.message(0, 1, 1), torch.ones(2, WIDTH)
+    message.tensors = [tensor]
     send.run()
     assert [(name, peer) for name, _, peer in transport.calls] == [("send", 1)]
     assert transport.calls[0][1][0] is tensor
-    assert (mail.handle, mail.tensors, send.moved()) == (1, [tensor], BYTES)
-    assert not frame.flying
+    assert (message.handle, message.tensors, send.moved()) == (1, [tensor], BYTES)
+    assert not frame.traced_sends
 
 
-def test_receive_posts_contiguous_buffers_of_the_messages_shapes_and_waits_for_nothing(bound):
+def test_receive_posts_contiguous_buffers_of_the_messages_shapes_without_waiting(bound):
     instructions, binder, _, transport = bound
-    receive, mail = instructions[Action(0, Kind.RECV_B, 0, 1)], binder.message(1, 0, 0)
+    receive, message = instructions[Action(0, Kind.RECV_B, 0, 1)], binder.message(1, 0, 0)
     assert receive.moved() == 0
     assert receive.wait is None
     receive.run()
     name, buffers, peer = transport.calls[0]
     assert (name, peer) == ("receive", 1)
     assert [(tuple(b.shape), b.dtype, b.is_contiguous()) for b in buffers] == [((2, WIDTH), torch.float32, True)]
-    assert mail.tensors[0] is buffers[0]
-    assert (mail.handle, receive.moved()) == (1, BYTES)
+    assert message.tensors[0] is buffers[0]
+    assert (message.handle, receive.moved()) == (1, BYTES)
 
 
-def test_send_of_a_traced_step_keeps_the_transfer_for_its_times(bound):
+def test_send_of_a_traced_step_keeps_the_handle_of_its_transfer(bound):
     instructions, binder, frame, _ = bound
     frame.traced = True
     action = Action(0, Kind.SEND_F, 0, 1)
     binder.message(0, 1, 0).tensors = [torch.ones(2, WIDTH)]
     instructions[action].run()
-    assert frame.flying == {action: 1}
+    assert frame.traced_sends == {action: 1}

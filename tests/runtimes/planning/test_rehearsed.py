@@ -9,7 +9,7 @@ from panpipe.core.costs.message_times import MessageTimes
 from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
-from panpipe.runtimes.engine.executor import StepRecord
+from panpipe.runtimes.engine.step_data import StepRecord
 from panpipe.runtimes.engine.tracing import message_times
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.training import Training

@@ -1,0 +1,105 @@
+"""The plan of a step for the messages that its microbatches really send, and its lowered actions.
+
+1. A batch with fewer samples than the plan has microbatches runs the plan's first microbatches.
+2. Microbatches of another shape may need other messages between stages. The plan of a step has every message that any
+   of its microbatches sends. Lowered sends and receives that would move nothing are removed, on both ends: the order
+   of the remaining actions is valid, because each waits for a subset of what it waited for before.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import frozen
+
+from ...core.actions import Action, Kind
+from ...core.costs.costs import StageEdge
+from ...core.plan.derive import first_microbatches, reordered, with_edges
+from ...core.plan.lowering import Lowered, lower
+from ...core.plan.plan import Plan
+from ...core.plan.validation.backpressure import choose_ahead_limit
+from ...core.plan.validation.progress import AheadLimit
+from ...core.plan.validation.validate import validate
+from ..programs.linked_stage import Layout
+
+MessagePairs = frozenset[tuple[int, int, bool]]
+"""(sending stage, reading stage, whether a gradient is sent back) of every message of a microbatch."""
+
+
+def message_pairs(layout: Layout) -> MessagePairs:
+    """The pairs of stages that exchange messages."""
+    return frozenset((*pair, any(t.differentiable for t in tensors)) for pair, tensors in layout.items())
+
+
+@frozen
+class LoweredPlan:
+    """A plan for some microbatches, and its lowered actions.
+
+    Args:
+        plan: with their messages.
+        lowered: the lowered actions of each device, without those that move nothing for these microbatches.
+        ahead_limit: how far stages may run ahead of their readers; None for no limit.
+    """
+
+    plan: Plan
+    lowered: Lowered
+    ahead_limit: AheadLimit | None
+
+
+def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
+    """Derive the plan for these microbatches, and lower it.
+
+    Args:
+        plan: a valid plan; microbatches beyond the given ones are removed.
+        layouts: for each microbatch the tensors of every message.
+
+    Raises:
+        RequestError: the order of the plan's actions is not valid with these messages.
+    """
+    wanted = with_edges(first_microbatches(plan, len(layouts)), _edges(layouts))
+    if wanted.forward_only and wanted is not plan:
+        wanted = reordered(wanted)
+    lowered = lower(wanted)
+    if plan.mesh.data > 1 and not plan.forward_only and wanted.microbatches < plan.microbatches:
+        lowered = _reduced_in_order(lowered, lower(plan))
+    if wanted is not plan:
+        validate(wanted, lowered=lowered)
+    pairs = [message_pairs(layout) for layout in layouts]
+    moving = tuple(tuple(a for a in actions if _moves_something(a, pairs)) for actions in lowered)
+    return LoweredPlan(wanted, moving, choose_ahead_limit(wanted, lowered) if wanted.forward_only else None)
+
+
+def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:
+    """Move the reductions over replicas after all compute, in the order of the whole plan.
+
+    Another replica may have more microbatches in this step, and all replicas reduce in one order.
+    """
+    found = []
+    for actions, reference in zip(lowered, whole, strict=True):
+        reductions = [action for action in reference if action.kind is Kind.REDUCE_GRAD]
+        others = [action for action in actions if action.kind is not Kind.REDUCE_GRAD]
+        end = next((i for i, action in enumerate(others) if action.microbatch is None), len(others))
+        found.append((*others[:end], *reductions, *others[end:]))
+    return tuple(found)
+
+
+def _edges(layouts: Sequence[Layout]) -> list[StageEdge]:
+    """The messages of all microbatches, each with the bytes of its largest; at least one byte, also for a gradient."""
+    edges: dict[tuple[int, int], StageEdge] = {}
+    for layout in {id(layout): layout for layout in layouts}.values():
+        for pair, tensors in layout.items():
+            known = edges.get(pair, StageEdge(*pair, 1, 0))
+            sizes = [(prod(t.shape) * t.dtype.itemsize, t.differentiable) for t in tensors]
+            back = max(1, sum(size for size, gradient in sizes if gradient)) if any(g for _, g in sizes) else 0
+            edges[pair] = StageEdge(
+                *pair, max(known.bytes, sum(size for size, _ in sizes)), max(known.gradient_bytes, back)
+            )
+    return list(edges.values())
+
+
+def _moves_something(action: Action, pairs: Sequence[MessagePairs]) -> bool:
+    if action.peer is None or action.microbatch is None:
+        return True
+    ends = (action.stage, action.peer) if action.kind in (Kind.SEND_F, Kind.RECV_B) else (action.peer, action.stage)
+    back = action.kind in (Kind.SEND_B, Kind.RECV_B)
+    sent = pairs[action.microbatch]
+    return (*ends, True) in sent or (not back and (*ends, False) in sent)

@@ -1,0 +1,83 @@
+"""What a step takes and returns on one device: its inputs, its options, and the record of what the device did."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ...core.actions import Action
+from ..optimizer.update import Ending
+
+
+class Leaves(Protocol):
+    """The part of a microbatch that the executor uses."""
+
+    @property
+    def leaves(self) -> tuple[Any, ...]:
+        """The batch's leaves, with the microbatch's rows."""
+
+
+@define
+class StepInputs:
+    """The inputs of one step.
+
+    Args:
+        microbatches: in order.
+        keys: the random key of each microbatch, on the host.
+        seeds: the gradient of each microbatch's loss: its share of the samples; on the host.
+        weights: for each microbatch the name of the result that replaces its seed, if the step returns (loss, weight).
+        scale: factor on the seeds that are computed, a scalar of the loss's dtype, on the host; the other seeds already
+            contain it; None for 1.
+        clear_gradients: whether the gradients of earlier steps are cleared first; otherwise this step adds to them.
+        store_result: called with each result as soon as it is computed: name, microbatch, value. Returns whether the
+            record need not keep it.
+    """
+
+    microbatches: Sequence[Leaves]
+    keys: Sequence[Tensor]
+    seeds: Tensor
+    weights: Sequence[str | None]
+    scale: Tensor | None = None
+    clear_gradients: bool = True
+    store_result: Callable[[str, int, Tensor], bool] | None = None
+
+
+@frozen
+class StepOptions:
+    """How a step runs.
+
+    Args:
+        ending: what is done with the gradients.
+        trace: whether every action is recorded.
+        watch: whether the saved tensors are recorded.
+    """
+
+    ending: Ending = Ending.STEP
+    trace: bool = False
+    watch: bool = False
+
+
+@define
+class StepRecord:
+    """What one device did in a step. All but the results and the peak is recorded only if the step is traced.
+
+    Args:
+        results: (name, microbatch) → the part of the step's result computed here.
+        start_ns, end_ns: on the monotonic clock.
+        events: (action, queue, start, end, bytes) in order; a communication starts when it is posted.
+        arrivals: receive → when its reader had waited for it; reduction over replicas → when it ended, or when it was
+            waited for if the transport does not report its end.
+        spans: send → start and end of its transfer, if the transport reports them.
+        memory: samples (time, bytes) of the saved tensors alive, from their finalizers, if they are watched.
+        peak_saved: the largest sample, in bytes.
+    """
+
+    results: dict[tuple[str, int], Tensor]
+    start_ns: int = 0
+    end_ns: int = 0
+    events: list[tuple[Action, str, int, int, int]] = field(factory=list)
+    arrivals: dict[Action, int] = field(factory=dict)
+    spans: dict[Action, tuple[int, int]] = field(factory=dict)
+    memory: list[tuple[float, int]] = field(factory=list)
+    peak_saved: int = 0

@@ -1,0 +1,75 @@
+"""The plan of a step and its lowered actions, for the messages that its microbatches send."""
+
+import torch
+from panpipe.core.actions import Kind
+from panpipe.core.capture.programs.stage import Boundary
+from panpipe.core.plan.derive import forward_only
+from panpipe.core.plan.lowering import lower
+from panpipe.runtimes.engine.lowered_plan import lowered_plan, message_pairs
+
+from ...support.plans import orders, plan_of
+
+PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+
+
+def tensor(gradient: bool = True, rows: int = 2) -> Boundary:
+    return Boundary("x", (rows, 3), torch.float32, gradient)
+
+
+def texts(rows):
+    return [" ".join(map(str, row)) for row in rows]
+
+
+def test_message_pairs_has_each_pair_of_stages_and_whether_a_gradient_is_sent_back():
+    layout = {(0, 1): (tensor(False), tensor(True)), (0, 2): (tensor(False),)}
+    assert message_pairs(layout) == {(0, 1, True), (0, 2, False)}
+
+
+def test_lowered_plan_of_all_messages_is_the_plan_itself():
+    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}] * 2)
+    assert texts(found.lowered) == texts(lower(PLAN))
+    assert found.plan is PLAN
+    assert found.ahead_limit is None
+
+
+def test_lowered_plan_removes_both_ends_of_a_message_that_a_microbatch_does_not_send():
+    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}, {(0, 1): (tensor(False),)}])
+    assert texts(found.lowered) == [
+        "0RECV_B0<1 0F0 0SEND_F0>1 0F1 0SEND_F1>1 0B0 0B1 0STEP",
+        "1RECV_F0<0 1RECV_F1<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1STEP",
+    ]
+    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}, {}])
+    assert texts(found.lowered) == [
+        "0RECV_B0<1 0F0 0SEND_F0>1 0F1 0B0 0B1 0STEP",
+        "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1STEP",
+    ]
+
+
+def test_lowered_plan_of_fewer_microbatches_has_the_first_ones():
+    found = lowered_plan(PLAN, [{(0, 1): (tensor(),)}])
+    assert found.plan.microbatches == 1
+    assert texts(found.lowered) == ["0RECV_B0<1 0F0 0SEND_F0>1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1STEP"]
+
+
+def test_lowered_plan_adds_missing_messages_with_the_bytes_of_the_largest():
+    without = plan_of(PLAN.device_actions, (0, 1), edges=[])
+    found = lowered_plan(without, [{(0, 1): (tensor(rows=2),)}, {(0, 1): (tensor(rows=1), tensor(False, rows=5))}])
+    assert [(e.bytes, e.gradient_bytes) for e in found.plan.edges] == [(72, 24)]
+
+
+def test_lowered_plan_of_forwards_alone_limits_how_far_stages_run_ahead():
+    found = lowered_plan(forward_only(PLAN), [{(0, 1): (tensor(False),)}] * 2)
+    assert found.ahead_limit is not None
+    assert {action.kind for row in found.lowered for action in row} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
+
+
+def test_replicas_with_different_numbers_of_microbatches_reduce_in_the_order_of_the_whole_plan():
+    plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1"), (0, 0), data=2)
+    layout = {(0, 1): (tensor(),)}
+    reductions = [
+        [str(action) for action in row if action.kind is Kind.REDUCE_GRAD]
+        for row in (lowered_plan(plan, [layout]).lowered[0], lowered_plan(plan, [layout] * 2).lowered[0])
+    ]
+    assert reductions == [["1REDUCE_GRAD", "0REDUCE_GRAD"]] * 2
+    few = [str(action) for action in lowered_plan(plan, [layout]).lowered[0]]
+    assert few.index("1REDUCE_GRAD") > few.index("0B0")
