@@ -1,9 +1,7 @@
-"""A pipeline: a plan made ready on its devices, stepped batch by batch."""
+"""`Pipeline`, the public interface to a model that trains by a plan; `training/trainer` does the work."""
 
-import time
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,45 +9,25 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.capture.export.captured import CapturedStep
-from ..core.capture.export.carry_over import cut_of
-from ..core.capture.export.operators import Operators
-from ..core.capture.export.step import capture_step
 from ..core.capture.programs.programs import StagePrograms
-from ..core.capture.python.surroundings import refuse_no_grad
 from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import PanpipeError, RequestError
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from ..core.wording import counted, first_of
 from .batch.example import Example
-from .batch.microbatches import BatchCutter
-from .batch.modes import ModuleModes
-from .batch.remote_tensors import as_meta_tensors
-from .batch.shapes import Shapes
 from .checkpoint.checkpoints import Checkpoints
-from .checkpoint.saving import save_checkpoint
-from .devices.compute import compute_device
 from .engine.clocked import Clock
-from .engine.prepared import PreparedSteps
-from .engine.step_data import StepOptions, StepRecord
-from .engine.tracing import measured_trace, message_times
-from .engine.transport import check_transport
-from .engine.workers import Workers
+from .engine.step_data import StepOptions
 from .launch.team import Team
 from .optimizer.training import Training
-from .optimizer.update import Ending, NormParameters
+from .optimizer.update import Ending
 from .planning.rehearsed import Rehearsal
-from .profile.reference_workload import PASSES, passes_around, reference_s
-from .programs.compiled import compile_stages
+from .profile.reference_workload import reference_s
 from .programs.options import ProgramOptions
-from .training.averages import AverageFunction, Averages, Visit, WeightAverage, visit
-from .training.batch_run import BatchResult
-from .training.counts import Counts
-from .training.evaluation import Evaluator, Forwards
-from .training.local_stages import LocalStages
-from .training.steps import StepRunner
-from .training.variants import Variants
+from .training.averages import AverageFunction, Visit, WeightAverage, visit
+from .training.evaluation import Forwards
+from .training.trainer import Trainer
 from .weights import Weights
 
 
@@ -58,19 +36,17 @@ class Pipeline:
 
     Args:
         example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
-        plan: what runs where; validated. Its optimizer steps wait for all stages where ``training`` needs that.
+        plan: a valid plan, with SYNC if ``training`` needs all stages at once.
         team: the devices.
-        training: how it is trained.
+        training: optimizer, clipping, scaling and seed.
         programs: how stage programs are derived.
-        clock: of simulated devices; None for real ones.
+        clock: runs simulated devices; None for real ones.
 
     Attributes:
+        model: the user's module.
         checkpoints: writes and reads the state of training; `checkpoint`, `resume`, `state_dict` and `load_state_dict`
-            are its own.
-        skipped: whether the last update was, because a gradient of some stage was not finite and a scaler asks for it.
-        metrics: the other parts of the step's result for the last batch, trained on or evaluated.
+            call it.
         scaler: scales losses; the user's own.
-        trace: of the last step that was traced; under a clock every step is.
     """
 
     def __init__(
@@ -82,57 +58,46 @@ class Pipeline:
         programs: ProgramOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        training, programs = training or Training(), programs or ProgramOptions()
-        model, step, shape, operators = example.model, example.step, example.shape, example.operators
-        self._closed, self._counts = False, Counts()
-        self._step = step
-        self.plan = plan
-        self.model = model
-        self.metrics: dict[str, float] = {}
-        self._norm: Tensor | None = None
-        self.skipped = False
-        self.scaler = training.scaler
-        self.trace: Trace | None = None
-        self._team = team
-        self._cutter = BatchCutter(model, step, shape, plan.microbatches)
-        local = [s.index for s in plan.stages if s.device in team.local]
-        device = compute_device([*model.parameters(), *model.buffers()])
-        where = team.where = team.where or dict.fromkeys(team.local, device)
-        on = {i: where[plan.placement[i]] for i in local}
-        limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
-        check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
-        kind = next(iter(where.values())).type
-        cut = cut_of(first.operators, first.stages)
-        self._stages = LocalStages(model, plan, team, first, on, training)
-        self._states = self._stages.states
-
-        def variant() -> tuple[Shapes, PreparedSteps]:
-            shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, limit, compiler)
-            return shapes, PreparedSteps(plan, shapes, self._states, model)
-
-        self._variants = Variants(model, step, variant, self._follow_model)
-        self._variants.shapes.keep(shape, first)
-        largest = shape.samples if team.replicas > 1 else 0
-        norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
-        workers = Workers(plan, self._states, team, where, training, norm_parameters, clock)
-        self._runner = StepRunner(self._stages, self._variants, workers, training, largest)
-        self._evaluator = Evaluator(self._stages, cut, workers, training, programs, self._follow_model)
-        self._modes = ModuleModes(model)
-        self._averages = Averages(model, self._states, self.save, self._refuse_closed)
+        training = training or Training()
+        self.model, self.scaler = example.model, training.scaler
+        self._trainer = trainer = Trainer(example, plan, team, training, programs or ProgramOptions(), clock)
         self.checkpoints = Checkpoints(
-            self._stages, self._runner, self._evaluator, self._counts, self._averages, self.scaler, team
+            trainer.stages, trainer.runner, trainer.evaluator, trainer.counts, trainer.averages, self.scaler, team
         )
-        self._warn_of_unused(operators)
+        if team.first:
+            self._warn_of_unused(set(example.operators.graph.parameters))
 
-    def _warn_of_unused(self, operators: Operators) -> None:
-        read = set(operators.graph.parameters)
+    def _warn_of_unused(self, read: set[str]) -> None:
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
-        if unused and self._team.first:
+        if unused:
             warnings.warn(
                 f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient, as in eager",
                 stacklevel=4,
             )
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The other parts of the step's result for the last batch, trained on or evaluated."""
+        return self._trainer.metrics
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last update was skipped: a scaler is given, and a gradient of some stage was not finite."""
+        return self._trainer.skipped
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of the last step that was traced; under a clock every step is. None if there is none."""
+        return self._trainer.trace
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs, with its prediction."""
+        return self._trainer.plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._trainer.plan = plan
 
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         """Train on one batch: forward, backward, reduction and optimizer step.
@@ -150,33 +115,35 @@ class Pipeline:
             RequestError: the batch does not fit the plan.
             WorkerError: a worker stopped.
         """
-        return self._run(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
+        return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
-        """Train on one batch and record what every local device did, and after it how fast the machine is.
+        """Train on one batch and record every action; then measure the machine's speed (`reference_s`).
 
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        loss, done = self._run(batch, StepOptions(Ending.STEP, trace=True, watch=True))
-        trace = self._traced(done)
-        if done.trace is None:  # devices that take the time they take
-            trace = self.trace = evolve(trace, reference_s=reference_s(self._team))
+        loss, done = self._trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
+        trace = self._trainer.gathered_trace(done)
+        if done.trace is None:  # a clock's times do not depend on this machine
+            trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s())
         return loss, trace
 
     def reference_s(self) -> float:
-        """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`); the same on
-        every rank, and all of them call this together. Over what ``plan.prediction.reference_s`` says, it is how much
-        slower the machine has become since its plan was measured."""
-        return reference_s(self._team)
+        """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`).
+
+        It is the same on every rank, and all ranks call this together. Divided by ``plan.prediction.reference_s`` it is
+        how much slower the machine is now than when its plan was measured.
+        """
+        return reference_s(self._trainer.team)
 
     def evaluate(self, batch: Any) -> Tensor:
         """The step's loss for a batch, forward only.
 
-        As in plain PyTorch under ``torch.no_grad()``, modules compute in the mode that they are in: call
-        ``model.eval()`` before, and ``model.train()`` behind. For a mode the step is captured again, once.
-        Nothing is saved and nothing changes: no parameter, gradient, optimizer or count, no buffer in whatever mode,
-        and no random number of a later step. Gradients that wait for an update (``update=False``) go on waiting.
+        As in plain PyTorch under ``torch.no_grad()``, each module computes in its current mode: call ``model.eval()``
+        before, and ``model.train()`` after. The step is captured again for each new mode.
+        Nothing is saved and nothing changes: no parameter, gradient, optimizer, count or buffer, and no random number
+        of a later step. Gradients that wait for an update (``update=False``) are kept.
 
         Args:
             batch: a whole batch, as for ``step``; of any size and shapes.
@@ -189,102 +156,101 @@ class Pipeline:
             RequestError: the batch does not fit the plan, or ranks are in different modes.
             WorkerError: a worker stopped.
         """
-        done = self._evaluated(Forwards(self._step), batch)
+        done = self._trainer.evaluate(batch, Forwards(self._trainer.step))
         assert done.loss is not None
         return done.loss
 
     def trace_evaluation(self, batch: Any) -> tuple[Tensor, Trace]:
-        """Evaluate and record what every local device did: F and its messages alone.
+        """Evaluate and record every action: F and its messages.
 
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        done = self._evaluated(Forwards(self._step), batch, trace=True)
+        done = self._trainer.evaluate(batch, Forwards(self._trainer.step), trace=True)
         assert done.loss is not None
-        return done.loss, self._traced(done)
+        return done.loss, self._trainer.gathered_trace(done)
 
     def forward(self, batch: Any, function: StepFunction, *, everywhere: bool = True) -> Any:
-        """What a function returns for a batch, forward only: logits, features, what is generated from them.
+        """Run a function of the model forward only, for logits, features or generation.
 
         Args:
-            batch: a whole batch: any nesting of tensors, the step's or without what the function does not read.
-            function: ``function(model, microbatch)``, which returns any nesting of tensors with a row for each sample
-                along one dimension, and None; it is captured once for every mode, as by ``evaluate``. Define it once:
-                one that is made anew for every batch is captured for every batch.
-            everywhere: whether every rank of a replica gets the results, sent to it by the ranks that compute them;
-                False leaves them there, and None in the place of what is computed elsewhere.
+            batch: a whole batch: any nesting of tensors, such as the step's; tensors that the function does not read
+                may be left out.
+            function: ``function(model, microbatch)``. It returns any nesting of None and of tensors with a row for each
+                sample along one dimension. It is captured once for each mode, as by ``evaluate``. Define it once: a
+                function that is created again for every batch is captured for every batch.
+            everywhere: whether every rank of a replica gets the results; False leaves them on the ranks that compute
+                them, and the others get None in their place.
 
         Returns:
-            The results nested as the function returns them, those of microbatches joined in order; without gradients.
+            The results with the nesting of the function's, those of microbatches joined in order; without gradients.
             With replicas those of this replica's batch.
 
         Raises:
-            RequestError: the function returns a scalar, a number or other things without a row for each sample, or
-                cannot be captured, or needs what no stage holds.
+            RequestError: the function returns anything without a row for each sample, or cannot be captured, or reads a
+                tensor that no stage holds.
             WorkerError: a worker stopped.
         """
         if not callable(function):
             raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
-        return self._evaluated(Forwards(function, True, everywhere), batch).rows
+        return self._trainer.evaluate(batch, Forwards(function, True, everywhere)).rows
 
     @property
     def grad_norm(self) -> float | None:
         """The global 2-norm of the last update's gradients, before clipping; None without ``clip_norm``.
 
-        On a GPU whoever asks waits for the step; who does not lets the host run ahead.
+        On a GPU reading it waits for the step.
         """
-        return None if self._norm is None else self._norm.item()
+        return None if self._trainer.norm is None else self._trainer.norm.item()
 
     @property
     def steps(self) -> int:
-        """Batches so far; another number continues with the random numbers of that step."""
-        return self._counts.steps
+        """Number of batches so far. Set it to continue with the random numbers of that step."""
+        return self._trainer.counts.steps
 
     @steps.setter
     def steps(self, number: int) -> None:
-        self._counts.steps = number
+        self._trainer.counts.steps = number
 
     @property
     def updates(self) -> int:
-        """Optimizer steps so far; those that were skipped do not count."""
-        return self._counts.updates
+        """Number of optimizer steps so far, without skipped ones."""
+        return self._trainer.counts.updates
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
-        """Programs of the stages in this process, for the shape of microbatch used last."""
-        return self._variants.shapes.latest.programs
+        """Programs of the stages in this process, for the last shape of microbatch."""
+        return self._trainer.variants.shapes.latest.programs
 
     @property
     def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
         """Parameters of the stages in this process, by stage and qualified name."""
-        return {index: state.parameters for index, state in self._states.items()}
+        return {index: state.parameters for index, state in self._trainer.stages.states.items()}
 
     def load(self, weights: Weights) -> None:
-        """Give this process's stages their values, and let go of the parameters that other processes own.
+        """Load the values of this process's stages, and free the parameters that other processes hold.
 
-        What is left of those in the user's model is meta tensors. A parameter that no stage reads stays with the first
-        device.
+        Those become meta tensors in the user's model. A parameter that no stage reads stays on the first device.
 
         Args:
-            weights: where values come from, for what is on meta; a checkpoint has them for everything.
+            weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
         """
-        self._stages.load(weights)
+        self._trainer.stages.load(weights)
 
     def save(self, folder: str | Path) -> None:
         """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.
 
-        ``weights=folder`` reads it again, whatever the plan then, and so does transformers, with the model's
-        ``config.json`` beside it. A tied weight is written once, under its first name. Every rank calls this.
+        ``weights=folder`` reads it under any plan; so does transformers, if the model's ``config.json`` is in the same
+        folder. A tied weight is written once, under its first name. Every rank calls this.
 
         Args:
-            folder: one that all ranks see; made if it is not there. A checkpoint of as many processes is replaced.
+            folder: one that all ranks can access; created if it does not exist. A checkpoint of the same number of
+                processes is replaced.
 
         Raises:
-            RequestError: something cannot be written there.
+            RequestError: a file cannot be written there.
         """
-        self._refuse_closed()
-        self._stages.have_values()
-        save_checkpoint(Path(folder), self.model, self._team)
+        self._trainer.save(folder)
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -292,8 +258,9 @@ class Pipeline:
 
         For schedulers that ``scheduler=`` does not support: create one for each optimizer, and step them on every rank.
         """
-        self._stages.have_values()
-        return {index: state.optimizer for index, state in self._stages.states.items() if state.optimizer is not None}
+        stages = self._trainer.stages
+        stages.have_values()
+        return {index: state.optimizer for index, state in stages.states.items() if state.optimizer is not None}
 
     @property
     def learning_rates(self) -> list[float]:
@@ -327,9 +294,9 @@ class Pipeline:
             >>> with ema.applied():  # doctest: +SKIP
             ...     loss = pipe.evaluate(batch)
         """
-        self._refuse_closed()
-        self._stages.have_values()
-        return self._averages.add(decay, buffers, function)
+        self._trainer.refuse_closed()
+        self._trainer.stages.have_values()
+        return self._trainer.averages.add(decay, buffers, function)
 
     def on_parameters(self, function: Visit) -> dict[str, Any]:
         """Call a function with every parameter, in each process that holds it. Every rank calls this.
@@ -344,11 +311,12 @@ class Pipeline:
         Returns:
             Name → result, for the parameters that this process holds.
         """
-        self._refuse_closed()
-        self._stages.have_values()
-        self._counts.visits += 1
-        key = self._runner.seed, self._counts.steps, self._counts.visits
-        return visit(self.model, self._states, function, key)
+        trainer = self._trainer
+        trainer.refuse_closed()
+        trainer.stages.have_values()
+        trainer.counts.visits += 1
+        key = trainer.runner.seed, trainer.counts.steps, trainer.counts.visits
+        return visit(self.model, trainer.stages.states, function, key)
 
     def state_dict(self) -> dict[str, Any]:
         """The state needed to resume training, as far as this process holds it.
@@ -388,7 +356,7 @@ class Pipeline:
         Raises:
             RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
         """
-        self._refuse_closed()
+        self._trainer.refuse_closed()
         self.checkpoints.write(folder)
 
     def resume(self, folder: str | Path) -> None:
@@ -404,118 +372,42 @@ class Pipeline:
         Raises:
             RequestError: there is no complete checkpoint, or it is of another model, optimizer or scheduler.
         """
-        self._refuse_closed()
+        self._trainer.refuse_closed()
         self.checkpoints.read(folder)
 
     def close(self) -> None:
-        """Close threads and connections; again does no harm. What trains, evaluates or saves is refused from then on.
+        """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.
 
         A script that ends without it is closed at its end.
         """
-        self._closed = True
-        self._team.close()
+        self._trainer.close()
 
     def __repr__(self) -> str:
-        """The plan, how far training is, and what this process holds."""
-        held = ", ".join(map(str, sorted(self._states))) or "none"
-        where = ", ".join(dict.fromkeys(str(device) for device in self._team.where.values()))
-        state = "closed" if self._closed else f"{counted(self.steps, 'step')} trained"
+        """The plan, the number of steps, and the stages of this process."""
+        held = ", ".join(map(str, sorted(self._trainer.stages.states))) or "none"
+        where = ", ".join(dict.fromkeys(str(device) for device in self._trainer.team.where.values()))
+        state = "closed" if self._trainer.closed else f"{counted(self.steps, 'step')} trained"
         return f"<Pipeline {state}; stages here: {held}, on {where}\n  {self.plan!r}>"
 
     def __enter__(self) -> Self:
-        self._refuse_closed()
+        self._trainer.refuse_closed()
         return self
 
     def __exit__(self, _: Any, failure: BaseException | None, __: Any) -> None:
-        """Close; the other processes learn of a failure that is this one's alone."""
+        """Close, and report a failure of this process alone to the other processes."""
         if failure is not None and not isinstance(failure, PanpipeError | SystemExit):
-            self._team.fail(failure)
+            self._trainer.team.fail(failure)
         self.close()
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise RequestError("the pipeline is closed: call close() after the last step, or build another pipeline")
-
-    # One step
-
     def rehearse(self, batch: Any, steps: int, warm_up: int = 0) -> list[Rehearsal]:
-        """Run some steps that change nothing; what is seen of them is the same on every rank.
+        """Run and record steps that change nothing. The records are the same on every rank.
 
-        Buffers are put back, optimizers are not stepped, and the count of steps stays, so that training begins as it
-        would have without. What has no values yet has stand-ins meanwhile, and no memory afterwards.
+        Buffers are restored, optimizers do not step, and the count of steps is restored, so that training starts as it
+        would have without. Tensors without values get random ones meanwhile, and no memory afterwards.
 
         Args:
             batch: a whole batch.
-            steps: that are recorded, each between two readings of the reference workload.
-            warm_up: steps before them, of which nothing is seen.
+            steps: number of recorded steps, each between two runs of the reference workload.
+            warm_up: number of steps before them that are not recorded.
         """
-        count, seen, prediction = self.steps, list[Rehearsal](), self.plan.prediction
-        passes = PASSES if prediction is None else passes_around(prediction.step_s)
-        with self._stages.rehearsing():
-            for _ in range(warm_up):
-                self._run(batch, StepOptions(Ending.REDUCE, trace=True))
-            before = reference_s(self._team, passes) if steps else 0.0
-            for _ in range(steps):
-                start = time.perf_counter()
-                _, done = self._run(batch, StepOptions(Ending.REDUCE, trace=True))
-                whole_s = self._team.decide(partial(float, time.perf_counter() - start))
-                records = self._gather(done.records)
-                after = reference_s(self._team, passes)
-                around = (before + after) / 2
-                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
-                before = after
-        self._counts.steps = count
-        return seen
-
-    def _follow_model(self) -> None:
-        """Have the stages hold what the model holds now, where it was changed between steps."""
-        when = f"between steps {self.steps} and {self.steps + 1}" if self.steps else "before the first step"
-        if self._stages.follow_model(when):
-            self._variants.forget()
-
-    def _traced(self, done: BatchResult) -> Trace:
-        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
-        return self.trace
-
-    def _captured(self, batch: Any, device: str) -> CapturedStep:
-        with as_meta_tensors(self.model):
-            return capture_step(self.model, self._step, batch, device=device)
-
-    def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
-        return self._team.everywhere(lambda device: records[device])
-
-    def _evaluated(self, asked: Forwards, batch: Any, trace: bool = False) -> BatchResult:
-        self._refuse_closed()
-        self._stages.have_values()
-        self._stages.tied.follow()
-        ready = self._evaluator.batch(asked, self._cutter.cut(batch, asked.function))
-        done = self._evaluator.run(ready, trace)
-        if ready.remark is not None and self._team.first:
-            warnings.warn(ready.remark, stacklevel=3)
-        self.metrics = done.metrics if done.loss is not None else self.metrics
-        self.trace = done.trace or self.trace
-        return done
-
-    def _run(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
-        self._refuse_closed()
-        self._averages.refuse_applied("train")
-        refuse_no_grad()
-        self._modes.refuse_others()
-        if options.ending is not Ending.REDUCE:
-            self._stages.have_values()
-            self._stages.tied.follow()
-        ready = self._runner.batch(self._cutter.cut(batch))
-        if ready.remark is not None and self.steps and self._team.first:
-            warnings.warn(ready.remark, stacklevel=3)
-        done = self._runner.run(ready, self.steps, options)
-        assert done.loss is not None
-        self._stages.tied.note()
-        self._counts.steps, self._counts.visits = self._counts.steps + 1, 0
-        if options.ending is Ending.STEP:
-            self._norm, self.skipped = self._runner.norm, self._runner.skipped
-            self._counts.updates += not self.skipped
-            if not self.skipped:
-                self._averages.update()
-        self.metrics = done.metrics
-        self.trace = done.trace or self.trace
-        return done.loss, done
+        return self._trainer.rehearse(batch, steps, warm_up)

@@ -108,7 +108,7 @@ def ownership(team):
     pipe.step(CASES[name].batch(8, torch.float32))
     here = {name for name, p in pipe.model.named_parameters() if not p.is_meta}
     planned = {p for stage in pipe.plan.stages if stage.device in team.local for p in stage.parameters}
-    states = [s.optimizer for s in pipe._states.values()]
+    states = [s.optimizer for s in pipe._trainer.stages.states.values()]
     return {
         "here": sorted(here),
         "planned": sorted(planned),
@@ -156,7 +156,7 @@ def python(team):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
-    regions = pair.pipe._variants.shapes.latest.operators.step.regions
+    regions = pair.pipe._trainer.variants.shapes.latest.operators.step.regions
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 

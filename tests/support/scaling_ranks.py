@@ -69,7 +69,7 @@ def _trained(
         found["norm"].append([pipe.grad_norm, alone.norm])
         found["distance"].append(_distance(pipe.model, alone.model))
     bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
-    dtypes = sorted({str(t.dtype) for pair in pipe._variants.shapes.latest.layout.values() for t in pair})
+    dtypes = sorted({str(t.dtype) for pair in pipe._trainer.variants.shapes.latest.layout.values() for t in pair})
     return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
 
 

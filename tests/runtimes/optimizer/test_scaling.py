@@ -77,7 +77,7 @@ def test_a_fused_optimizer_leaves_steps_out_by_itself_as_in_one_process(schedule
         together(pipe, scaler, alone, [CONV.batch(8, torch.float32)])
     assert 0 < pipe.updates < 6
     assert differences(pipe.model, alone.model) == []
-    for state in pipe._states.values():
+    for state in pipe._trainer.stages.states.values():
         for name, parameter in state.trained.items():
             kept = state.optimizer.state[parameter]
             assert kept["step"].item() == pipe.updates, name
@@ -89,11 +89,11 @@ def test_an_overflow_in_one_stage_alone_skips_the_step_of_all(stage):
     tap = next(n for n in pipe.plan.stages[stage].parameters if n.startswith("taps."))
     batch, overflowing = tapped_batch(8, torch.float32), tapped_batch(8, torch.float32, int(tap[5:]))
     together(pipe, scaler, alone, [batch])
-    before = parameters(pipe.model), copy.deepcopy([s.optimizer.state_dict() for s in pipe._states.values()])
+    before = parameters(pipe.model), copy.deepcopy([o.state_dict() for o in pipe.optimizers.values()])
     assert together(pipe, scaler, alone, [overflowing]) == [(True, 2.0**9)]
     assert [n for n, p in pipe.model.named_parameters() if not p.grad.isfinite().all()] == [tap]
     assert unequal(parameters(pipe.model), before[0]) == []
-    for state, kept in zip(pipe._states.values(), before[1], strict=True):
+    for state, kept in zip(pipe._trainer.stages.states.values(), before[1], strict=True):
         assert repr(state.optimizer.state_dict()) == repr(kept)
     assert together(pipe, scaler, alone, [batch])[0][1] == 2.0**9
     assert unequal(parameters(pipe.model), before[0]) != []

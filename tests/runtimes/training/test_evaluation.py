@@ -313,7 +313,7 @@ def test_it_says_once_that_shapes_are_captured_and_keeps_a_few_functions():
     assert said[0].filename == __file__
     for _ in range(5):
         pipe.forward(tokens(8), lambda model, batch: model(batch["x"]))
-    assert len(list(pipe._evaluator._kept)) == 4
+    assert len(list(pipe._trainer.evaluator._kept)) == 4
 
 
 # Batches, and stages with several inputs and outputs

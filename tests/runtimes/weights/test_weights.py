@@ -194,7 +194,7 @@ def test_it_trains_as_the_same_values_do_in_one_process():
 
 
 def storages(pipe: Pipeline) -> list[int]:
-    states = pipe._states.values()
+    states = pipe._trainer.stages.states.values()
     held = [t for s in states for t in (*s.parameters.values(), *s.gradient_buffers)]
     return [tensor.untyped_storage().nbytes() for tensor in held]
 
@@ -209,7 +209,7 @@ def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
     assert len(pipe.rehearse(case.batch(8, F32), 2)) == 2
     assert len(storages(pipe)) > len(list(pipe.model.parameters()))  # gradients as well
     assert sum(storages(pipe)) == 0
-    assert not any("optimizer" in vars(state) for state in pipe._states.values())
+    assert not any("optimizer" in vars(state) for state in pipe._trainer.stages.states.values())
     pipe.load(weights_from(None, pipe.model, 7))
     assert min(storages(pipe)) > 0
     first = pipe.step(case.batch(8, F32)).item()
