@@ -69,7 +69,8 @@ from panpipe.runtimes.devices.heap import give_back_freed_memory, keep_freed_mem
 from panpipe.runtimes.launch.team import RankTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.planning.automatic import PLAIN, Planning, Stages
+from panpipe.runtimes.planning.automatic import PLAIN, Planning
+from panpipe.runtimes.planning.measurements import Stages
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import (
     Rehearsal,
@@ -228,7 +229,7 @@ class Case:
         example = Example(model, self.step, self.piece, self.operators)
         self.planning = Planning(example, MICROBATCHES, team, wanted, torch.optim.AdamW)
         self.cluster = measured_cluster(team, torch.device("cpu"))
-        self.graph = self.planning.measured_graph()
+        self.graph = self.planning.measured.graph()
 
     def plan(self, schedule: str, stages: Stages, costs: Sequence[StageCosts]) -> Plan:
         """The plan of a schedule, with the first of its parameters, as predicted from these costs of its stages."""
@@ -239,7 +240,7 @@ class Case:
             self.cluster, MICROBATCHES, placement=placement, costs=costs, edges=edges, limits=limits
         )
         built = next(made for option in options([family], problem) if (made := option.build(problem)) is not None)
-        plan = assemble(self.graph, stages, built, parameter_sizes=self.planning.sizes, edges=edges)
+        plan = assemble(self.graph, stages, built, parameter_sizes=self.planning.measured.sizes, edges=edges)
         return self.team.decide(lambda: with_prediction(plan, tuple(costs), self.cluster))
 
     def ready(self, plan: Plan) -> Pipeline:
@@ -256,9 +257,9 @@ class Case:
         seen: dict[str, list[Rehearsal]] = {name: [] for name in wanted}
         known: dict[str, tuple[StageCosts, ...]] = {}
         for name in wanted:
-            stages = self.planning.cut(self.graph, self.cluster, CHUNKS[name], [find_family(name)])
+            stages = self.planning.cuts(self.cluster).search(self.graph, CHUNKS[name], [find_family(name)])
             assert stages is not None
-            known[name] = self.planning.measured_stages(stages)
+            known[name] = self.planning.measured.costs_of(stages)
             plan = self.plan(name, stages, known[name])
             orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
             pipes[name] = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))

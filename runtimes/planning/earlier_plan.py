@@ -83,9 +83,9 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _machines(planning: Planning) -> list[tuple[str, int]]:
-    """Every device's machine, and which of them are the same one: hosts in the order in which ranks meet them."""
-    team = planning.team
-    found = team.everywhere(lambda device: (fingerprint(planning.where[device], team.threads), socket.gethostname()))
+    """Every device's machine, and the number of its host, in the order of the ranks."""
+    team, where = planning.team, planning.measured.where
+    found = team.everywhere(lambda device: (fingerprint(where[device], team.threads), socket.gethostname()))
     hosts = list(dict.fromkeys(host for _, host in found))
     return [(machine, hosts.index(host)) for machine, host in found]
 
@@ -93,7 +93,7 @@ def _machines(planning: Planning) -> list[tuple[str, int]]:
 def _parameters(planning: Planning) -> str:
     named = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        for values in (planning.parameters, planning.buffers)
+        for values in (planning.measured.parameters, planning.measured.buffers)
         for name, tensor in values.items()
     ]
     return _digest(repr(named))

@@ -16,20 +16,10 @@ from panpipe.core.trace.trace import Trace
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning.automatic import efficiency
 from panpipe.runtimes.planning.budget import Budget
+from panpipe.runtimes.planning.interval import LATER, LEVEL, with_interval
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
-from panpipe.runtimes.rehearsal import (
-    FEWEST,
-    LATER,
-    LEVEL,
-    PLAIN,
-    STUDENT,
-    Candidate,
-    best_rehearsed,
-    undecided,
-    winner,
-    with_interval,
-)
+from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner
 from panpipe.simulators.oracle import simulated
 from scipy import stats
 
@@ -143,9 +133,16 @@ def test_the_interval_is_around_the_prediction_and_follows_the_noise():
     assert quiet.reference_s == pytest.approx(0.0201, rel=1e-3)
 
 
-def test_quantiles_of_students_t_are_those_of_scipy():
-    found = [stats.t.ppf((1 + LEVEL) / 2, FEWEST + more - 1) for more in range(len(STUDENT))]
-    assert pytest.approx(found, abs=5e-4) == STUDENT
+@pytest.mark.parametrize("steps", [5, 6, 16, 40])
+def test_interval_of_steady_readings_has_the_quantile_of_students_t(steps):
+    plan, source = predicted_plan([StageCosts(1, 1, 1)] * 2), random.Random(3)
+    seen = [math.exp(source.gauss(0, 0.03)) for _ in range(steps)]
+    logs = [math.log(time) for time in seen]
+    found = with_interval(plan, seen, STEADY).prediction
+    reach = stats.t.ppf((1 + LEVEL) / 2, steps - 1) * stats.sem(logs)
+    shift = math.log(robust_geometric_mean(seen)) - statistics.fmean(logs)
+    ratios = [math.log(bound / plan.prediction.step_s) for bound in found.interval_s]
+    assert ratios == pytest.approx([-shift - reach, reach - shift])
 
 
 def test_the_noise_of_readings_is_counted_once_and_of_later_ones_at_most_as_that_of_steps():
