@@ -85,7 +85,7 @@ class Checkpoints:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this process; see `Pipeline.state_dict`."""
-        if self._runner.gathering:
+        if self._runner.accumulating:
             raise RequestError(
                 "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
                 "after a step that updates"
@@ -100,7 +100,7 @@ class Checkpoints:
         self._counts.steps, self._counts.updates = found["steps"], found["updates"]
         self._evaluator.count = found["evaluations"]
         self._runner.seed = self._evaluator.seed = found["seed"]
-        self._runner.begin_anew()
+        self._runner.drop_accumulated()
 
     def write(self, folder: str | Path) -> None:
         """Write a checkpoint; see `Pipeline.checkpoint`."""

@@ -34,7 +34,7 @@ class LossScale:
         """The factor of the losses."""
         return float(self._scaler.scale(torch.ones(())).item())
 
-    def settle(self, overflow: bool) -> None:
+    def update(self, overflow: bool) -> None:
         """Update the scaler after a step.
 
         Args:

@@ -1,4 +1,4 @@
-"""Averages of the weights over training, kept by each process for what it holds; and visits to parameters there."""
+"""Averages of the weights over training, and calls of a function for every parameter; each process does its own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,25 +21,24 @@ Visit = Callable[[str, nn.Parameter], Any]
 
 
 class WeightAverage:
-    """The average of all parameters over the updates of a pipeline; `Pipeline.ema` makes one.
+    """The average of all parameters over the updates of a pipeline; `Pipeline.ema` creates one.
 
-    It begins as the values that parameters have, and every update that is not skipped moves it:
+    It starts with the current values of the parameters. Every update that is not skipped changes it:
     ``average.lerp_(parameter, 1 - decay)``, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does.
 
     Args:
         model: the user's module.
-        states: of the stages of this process, by index.
+        states: stage of this process → its parameters and buffers.
         decay: of the average.
-        buffers: whether buffers of floating numbers are averaged, and others copied; else evaluation has the present
-            ones.
-        function: another average than that of ``decay``.
-        swapped: called around `applied`: with True before, with False after.
-        save: writes the weights that parameters have then.
+        buffers: whether floating-point buffers are averaged, and others copied; otherwise evaluation uses the model's.
+        function: computes the average, instead of ``decay``.
+        swapped: called with True before `applied` exchanges the values, and with False after it restored them.
+        save: writes the current values of the parameters.
 
     Attributes:
         decay: of the average.
-        updates: that it has taken in.
-        tensors: the averages of what this process holds, by name.
+        updates: number of updates in the average.
+        tensors: the averages of the parameters and buffers of this process, by name.
     """
 
     def __init__(
@@ -63,11 +62,11 @@ class WeightAverage:
         self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
 
     def _sources(self) -> dict[str, Tensor]:
-        """What is averaged, by name: what this process holds of the model."""
+        """The averaged tensors by name: those that this process holds."""
         return held_here(self._model, self._buffers)
 
     def update(self) -> None:
-        """Take in the parameters as they are."""
+        """Update the average with the current values of the parameters."""
         averages, sources = [], []
         with torch.no_grad():
             for name, source in self._sources().items():
@@ -84,9 +83,9 @@ class WeightAverage:
         self.updates += 1
 
     def applied(self) -> AbstractContextManager[None]:
-        """A context in which the model computes with the averages: for evaluation; every rank enters it.
+        """A context in which the model computes with the averages, for evaluation. Every rank enters it.
 
-        Training is refused within. Parameters have their own values again afterwards, to the last bit.
+        Training is refused within. Afterwards the parameters have the same bits as before.
         """
         return self._applied()
 
@@ -120,12 +119,12 @@ class Averages:
 
     Args:
         model: the user's module.
-        states: of the stages of this process, by index.
-        save: writes the weights that parameters have then.
-        refuse_closed: refuses to apply an average to a closed pipeline.
+        states: stage of this process → its parameters and buffers.
+        save: writes the current values of the parameters.
+        refuse_closed: raises an error if the pipeline is closed.
 
     Attributes:
-        all: in the order in which they were asked for.
+        all: in order of creation.
     """
 
     def __init__(
@@ -140,18 +139,25 @@ class Averages:
         self._applied = False
 
     def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
-        """Begin a new average; see `Pipeline.ema`."""
-        made = WeightAverage(self._model, self._states, decay, buffers, function, self._apply, self._save)
-        self.all.append(made)
-        return made
+        """Start a new average; see `Pipeline.ema`."""
+        average = WeightAverage(self._model, self._states, decay, buffers, function, self._apply, self._save)
+        self.all.append(average)
+        return average
 
     def update(self) -> None:
-        """Take in the parameters as they are after an update."""
+        """Update all averages, after an update of the parameters."""
         for average in self.all:
             average.update()
 
     def refuse_applied(self, what: str) -> None:
-        """Refuse something while parameters have the values of an average."""
+        """Refuse an operation while parameters have the values of an average.
+
+        Args:
+            what: the operation, as a verb.
+
+        Raises:
+            RequestError: they have.
+        """
         if self._applied:
             raise RequestError(f"the model has the values of an average: leave `with ema.applied()` to {what}")
 
@@ -164,7 +170,7 @@ class Averages:
 
 
 def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
-    """Parameters of a model, and its buffers if asked for, that have values in this process; each once."""
+    """The parameters, and with ``buffers`` the buffers, that have values in this process; each once, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     if buffers:
         found |= dict(model.named_buffers())
@@ -174,16 +180,16 @@ def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
 def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, key: tuple[int, ...]) -> dict[str, Any]:
     """Call a function with every parameter that this process holds.
 
-    Random numbers are drawn from a stream of the parameter's own, so that every process that holds it draws the same.
+    Each parameter has its own stream of random numbers, so that every process that holds it draws the same.
 
     Args:
         model: the user's module.
-        states: of the stages of this process.
-        function: called with name and parameter, without gradients; it may change the parameter in place.
-        key: of its random numbers.
+        states: stage of this process → its parameters and buffers.
+        function: called with name and parameter, under ``no_grad``; it may change the parameter in place.
+        key: of the random numbers.
 
     Returns:
-        Name → what the function returned.
+        Name → return value of the function.
     """
     found: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
@@ -199,7 +205,7 @@ def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, k
 
 
 def equal_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
-    """Give further copies of tied weights, and of buffers, in this process the values of the model's own tensors."""
+    """Copy the model's tensors to the other copies of tied weights and buffers in this process."""
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for state in states.values():

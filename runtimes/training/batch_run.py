@@ -1,10 +1,10 @@
-"""One batch, run by a plan on all devices: the one way, for training and for forwards alone.
+"""Runs one batch by a plan on all devices, for training and for forwards alone.
 
-    microbatches ──▶ programs, compared between ranks ──▶ workers ──▶ results, carried everywhere ──▶ their means
+    microbatches ──▶ programs, compared between ranks ──▶ workers ──▶ results, sent to all ranks ──▶ their means
                      (variants, batch_agreement)          (engine)    (engine/results)
 
-What a training step adds, its update and the batches that wait for one, is in `steps`; what forwards add, their own
-programs by function and mode, is in `evaluation`.
+`steps` adds the update of a training step and gradient accumulation over batches. `evaluation` adds programs for other
+functions and modes.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ from .variants import Variants
 
 @frozen
 class BatchResult:
-    """What a batch gave.
+    """The result of a batch.
 
     Args:
-        loss: the mean over the batch; None of a function that returns rows.
-        metrics: the other parts of the step's result, likewise.
-        rows: what such a function returned.
-        records: device of this process → what it did.
-        plan: that ran: the pipeline's, or for other microbatches one derived from it.
-        trace: of the clock that the devices ran under, if they did.
+        loss: the mean over the batch; None for a function that returns rows.
+        metrics: the means of the other parts of the step's result.
+        rows: the return value of such a function; None for a training step.
+        records: device of this process → its record.
+        plan: the plan that ran: the pipeline's, or one derived from it for other microbatches.
+        trace: the clock's trace; None for real devices.
     """
 
     loss: Tensor | None
@@ -47,24 +47,24 @@ class BatchResult:
 
 
 class BatchRun:
-    """A batch that is ready to run: once.
+    """A batch that is ready to run once.
 
     Args:
-        variants: what it needs, by the values that the step reads and the shapes of its microbatches.
-        pieces: its microbatches.
-        microbatches: the most that a replica may have.
+        variants: prepared steps, by the Python values that the step reads and the shapes of microbatches.
+        pieces: the batch's microbatches.
+        microbatches: the largest number of microbatches of a replica.
         team: the devices.
-        workers: those of this process.
+        workers: the devices of this process.
         everywhere: whether every process gets the rows that a function returns.
 
     Attributes:
         prepared: programs and actions for these microbatches.
-        agreement: of all ranks about this batch.
-        remark: a line for the user where a shape is new.
-        results: what the batch returns.
+        agreement: compares this batch between all ranks.
+        remark: a line for the user if a shape is new; otherwise None.
+        results: the results of the batch.
 
     Raises:
-        RequestError: it cannot be captured, or the plan cannot run it, or another rank has another batch.
+        RequestError: the step cannot be captured, or the plan cannot run it, or another rank has another batch.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class BatchRun:
         self,
         inputs: StepInputs,
         options: StepOptions,
-        refused: str,
+        outcome: str,
         before_end: Callable[[int], None] | None = None,
         after: Callable[[int], None] | None = None,
     ) -> BatchResult:
         """Run it on all devices of this process.
 
         Args:
-            inputs: what the executors work on.
+            inputs: of the step.
             options: how it runs.
-            refused: what became of the model where the batch is refused at its end, for the message.
+            outcome: the state of the model if the batch is refused at its end, for the message.
             before_end: called on each device between its last compute action and the first reduction or optimizer step,
-                when its results are announced.
-            after: called on each after its last action, when the results are there.
+                after its results were sent.
+            after: called on each device after its last action, when it has all results.
 
         Raises:
             RequestError: ranks were given different batches.
@@ -116,7 +116,7 @@ class BatchRun:
 
         try:
             records, clocked = self._workers.run(self.prepared, inputs, options, announce, collect)
-            self.agreement.refuse(refused)
+            self.agreement.refuse(outcome)
         except BaseException:
             self._variants.forget()  # a failed run leaves messages and saved tensors
             raise

@@ -1,15 +1,15 @@
-"""Forwards without backwards: evaluation, and whatever else a model is asked for a batch.
+"""Forwards without backwards: evaluation, and other functions of a model and a batch.
 
     step or function, modes of the modules
       │ captured again, without gradients                          (core/capture/export/step.py)
       ▼ the plan's cut carried over                                (core/capture/export/carry_over.py)
-    stages of forwards alone, on the parameters that are trained
-      │ an order of forwards alone, lowered, validated             (core/plan/forward_order.py)
+    stages with F only, on the trained parameters
+      │ an order with F only, lowered, validated                   (core/plan/forward_order.py)
       ▼
     the same executors as in training
 
-Nothing is changed by it: no parameter, no gradient, no buffer, no count of steps. Random numbers are drawn from streams
-of their own. It follows the modes that modules are in, as plain PyTorch does.
+They change nothing: no parameter, gradient, buffer or count of steps. They have their own streams of random numbers.
+Modules compute in their current modes, as in plain PyTorch.
 """
 
 from collections.abc import Callable
@@ -46,17 +46,17 @@ from .local_stages import LocalStages
 from .variants import Variants
 
 KEPT = 4
-"""Functions and modes that programs are kept for; of each those for some shapes."""
+"""Number of functions and modes whose programs are kept, each for several shapes."""
 
 
 @frozen
 class Forwards:
-    """What is run for a batch.
+    """A function that is run forward only.
 
     Args:
         function: the step, or a function of model and batch.
         rows: whether it returns tensors with a row for each sample, and no loss.
-        everywhere: whether every process gets them.
+        everywhere: whether every process gets the rows.
     """
 
     function: StepFunction
@@ -68,16 +68,16 @@ class Evaluator:
     """Runs forwards on the stages of a pipeline.
 
     Args:
-        stages: of this process, whose parameters are trained.
-        cut: of the plan, for what is captured here.
-        workers: of this process.
+        stages: the stages of this process.
+        cut: the plan's cut, for functions captured here.
+        workers: the devices of this process.
         training: has the seed of all random numbers.
         programs: how stage programs are derived.
-        changed: called where anything of the model changed.
+        changed: called when something of the model changed.
 
     Attributes:
         seed: of all random numbers.
-        count: evaluations so far, by which their random numbers differ; with the seed it is part of training's state.
+        count: number of evaluations so far. It selects their random numbers and is part of the state of training.
     """
 
     def __init__(
@@ -92,33 +92,33 @@ class Evaluator:
         self._changed, self._cut, self._workers = changed, cut, workers
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
-        self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # not what the example alone uses
+        self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # `known` is for the example only
         self.seed = training.seed
         self._modes = ModuleModes(stages.model)
         self._forward_plan: Plan | None = None
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
 
-    def batch(self, asked: Forwards, pieces: list[Microbatch]) -> BatchRun:
-        """A batch ready to be evaluated.
+    def batch(self, forwards: Forwards, pieces: list[Microbatch]) -> BatchRun:
+        """A batch that is ready to be evaluated.
 
         Args:
-            asked: what to run.
+            forwards: the function.
             pieces: the batch's microbatches.
 
         Raises:
-            RequestError: it cannot be captured, or the plan cannot run it, or ranks are in different modes.
+            RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes.
         """
         self._check_agreed()
         most = self._plan.microbatches
-        return BatchRun(self._variants(asked), pieces, most, self._team, self._workers, asked.everywhere)
+        return BatchRun(self._variants(forwards), pieces, most, self._team, self._workers, forwards.everywhere)
 
     def run(self, batch: BatchRun, trace: bool) -> BatchResult:
         """Run forwards on a batch.
 
         Args:
             batch: of `batch`.
-            trace: record every action, and the saved tensors.
+            trace: whether every action and the saved tensors are recorded.
 
         Raises:
             RequestError: ranks were given different batches.
@@ -129,47 +129,48 @@ class Evaluator:
         batch.results.print_text()
         return done
 
-    def _variants(self, asked: Forwards) -> Variants:
-        """Of a function in the modes that modules are in now."""
-        key = asked.function, asked.rows, self._modes.now()
+    def _variants(self, forwards: Forwards) -> Variants:
+        """The prepared steps of a function in the current modes of the modules."""
+        key = forwards.function, forwards.rows, self._modes.now()
         found = self._kept.use(key)
         if found is None:
             if self._forward_plan is None:
                 self._forward_plan = forward_only(self._plan)
-            found = Variants(self._model, asked.function, partial(self._variant, asked), self._changed)
+            found = Variants(self._model, forwards.function, partial(self._variant, forwards), self._changed)
             self._kept.keep(key, found)
         return found
 
-    def _variant(self, asked: Forwards) -> tuple[Shapes, PreparedSteps]:
+    def _variant(self, forwards: Forwards) -> tuple[Shapes, PreparedSteps]:
         assert self._forward_plan is not None
-        capture = partial(self._captured, asked)
+        capture = partial(self._captured, forwards)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
         return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model)
 
-    def _captured(self, asked: Forwards, batch: Any, shape: Shape) -> CapturedStep:
+    def _captured(self, forwards: Forwards, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._where.values())).type if self._where else "cpu"
         with as_meta_tensors(self._model):
             rows = None
-            if asked.rows:
-                found = RowTracer(self._model, asked.function, batch, False).trace(shape.dims.by_name, shape.dims.lists)
+            if forwards.rows:
+                tracer = RowTracer(self._model, forwards.function, batch, False)
+                found = tracer.trace(shape.dims.by_name, shape.dims.lists)
                 rows = ResultRows(shape.samples, found.results if found.runs else None)
-            return capture_step(self._model, asked.function, batch, device=kind, gradients=False, rows=rows)
+            return capture_step(self._model, forwards.function, batch, device=kind, gradients=False, rows=rows)
 
     def _check_agreed(self) -> None:
-        """Refuse ranks whose modules are in different modes: each would run a part of another model."""
+        """Refuse ranks whose modules are in different modes: their stages would be parts of different models."""
         if len(self._team.local) == self._team.size:
             return
         digest = float(crc32(bytes(self._modes.now())) & 0xFFFFF)  # small enough for sums of squares to be exact
 
-        def added_up(device: int) -> list[float]:
+        def sums_of(device: int) -> list[float]:
             queue = self._workers.queues[device]
             sums = torch.tensor([digest, digest**2], dtype=torch.float64, device=queue.device)
             self._team.backend(device).all_reduce(sums).wait()
             first, second = queue.read(sums).tolist()
             return [float(first), float(second)]
 
-        ((total, squares),) = self._team.run_local(added_up).values()
-        if self._team.size * squares == total**2:  # all are the mean
+        ((total, squares),) = self._team.run_local(sums_of).values()
+        if self._team.size * squares == total**2:  # all are equal to the mean
             return
         modes = self._team.in_replica(lambda _: self._modes.now())
         first = self._team.replica * self._team.size
@@ -182,7 +183,7 @@ class Evaluator:
                 )
 
     def _inputs(self, batch: BatchRun) -> StepInputs:
-        # Steps count up from 0, and evaluations down from -1: no two draw the same random numbers.
+        # Steps count up from 0, evaluations down from -1, so that they never draw the same random numbers.
         first, index, pieces = self._team.replica * self._plan.microbatches, -1 - self.count, batch.pieces
         joined = batch.results.joined
         return StepInputs(

@@ -1,8 +1,8 @@
-"""Whether the ranks of a pipeline begin with one model: fingerprints of all parameters and buffers, compared.
+"""Checks that the ranks of a pipeline start with the same model, by fingerprints of all parameters and buffers.
 
-Each stage has its parameters from its own rank's model, so ranks that initialised them with other random numbers would
-train a model that is nobody's. All values are read: 2.5 GB/s on one core, 0.2 s for the 500 MB of GPT-2; samples of
-them would miss a checkpoint of which one rank has an earlier copy.
+Each stage gets its parameters from its own rank's model. If ranks had initialised them with different random numbers,
+they would train a mixture of models. All values are read, at 2.5 GB/s on one core: 0.2 s for the 500 MB of GPT-2.
+Samples of the values would not detect an older copy of a checkpoint on one rank.
 """
 
 from hashlib import sha256
@@ -21,17 +21,17 @@ _RULE = (
 
 
 def check_same_weights(team: Team, model: nn.Module, weights: Weights) -> None:
-    """Refuse ranks whose models have other values. All processes call this at once.
+    """Refuse ranks whose models have different values. All processes call this together.
 
-    Those of the first replica are compared: the others take theirs over.
+    The ranks of the first replica are compared: other replicas copy their values.
 
     Args:
         team: the devices.
         model: the user's module.
-        weights: what overwrites some of it, which is not compared.
+        weights: the source of values; tensors that it overwrites are not compared.
 
     Raises:
-        RequestError: on all ranks alike, with the first parameter or buffer that differs.
+        RequestError: on all ranks, with the first parameter or buffer that differs.
     """
     if len(team.local) == team.size:
         return

@@ -1,7 +1,7 @@
-"""Gradients that wait for an update after ``step(batch, update=False)``: the user's ``zero_grad()`` would drop them.
+"""Detects that the user's ``zero_grad()`` cleared gradients accumulated by ``step(batch, update=False)``.
 
-In one process what is dropped is no part of the next update. Here the batches that wait are also part of the mean that
-the update takes, so gradients without them would be too small.
+In one process the next update is then without them. Here their batches also count in the mean that the update takes, so
+that the update would be too small.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from ..optimizer.state import StageState
 
 
 class KeptGradients:
-    """The gradients that wait now.
+    """The accumulated gradients.
 
     Args:
-        states: of the stages here.
+        states: stage of this process → its parameters.
     """
 
     def __init__(self, states: Mapping[int, StageState]) -> None:
@@ -26,10 +26,10 @@ class KeptGradients:
         self._held = [(p, p.grad, p.grad._version) for p in users.values() if p.grad is not None]
 
     def refuse_cleared(self) -> None:
-        """Refuse to go on where all of them were set to None or zero since; some of them may be.
+        """Raise an error if all of them were set to None or zero; only some of them may be.
 
         Raises:
-            RequestError: they were.
+            RequestError: all were.
         """
         if self._held and all(_cleared(*held) for held in self._held):
             raise RequestError(

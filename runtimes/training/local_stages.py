@@ -1,6 +1,6 @@
-"""The stages of a plan that live in this process, and the values of what they hold.
+"""The stages of a plan in this process, and the values of their parameters and buffers.
 
-unallocated ──▶ stand-ins, while the plan is rehearsed ──▶ unallocated ──▶ values, for good; optimizers are made of them
+no memory ──▶ random values, while the plan is rehearsed ──▶ no memory ──▶ values; then optimizers are created
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,25 +19,25 @@ from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
 from ..weights.allocation import allocate, deallocate
-from .followed import KnownTensors, TiedHere, follow_trained
+from .model_changes import KnownTensors, TiedCopies, follow_trained
 from .ownership import equal_replicas, install, own_tensors, release_others
 
 
 class LocalStages:
-    """What this process keeps of its stages between steps.
+    """Parameters, buffers and optimizers of the stages in this process.
 
     Args:
         model: the user's module.
-        plan: where stages are.
+        plan: the plan.
         team: the devices.
         compiled: the programs of the stages here.
-        where: stage here → the device that it runs on.
-        training: makes optimizers and schedulers, and has the seed of values that are neither given nor in the model.
+        where: stage here → its torch device.
+        training: creates optimizers and schedulers, and has the seed of values that no source has.
 
     Attributes:
         model, plan, team, where: as given.
-        states: by stage.
-        tied: weights that several of them hold.
+        states: stage here → its parameters, buffers and optimizer.
+        tied: copies of tied weights that several stages here hold.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalStages:
         self._written = frozenset(compiled.operators.step.mutated_buffers)
         self._loaded = False
         self._known = KnownTensors(model)
-        self.tied = TiedHere({})
+        self.tied = TiedCopies({})
         self.states = {
             i: StageState(
                 own.parameters[i],
@@ -70,10 +70,10 @@ class LocalStages:
         }
 
     def load(self, weights: Weights) -> None:
-        """Give the stages their values, and let go of the parameters that other processes own.
+        """Load the values of the stages here, and free the parameters that other processes hold.
 
         Args:
-            weights: where values come from, for what is on meta; a checkpoint has them for everything.
+            weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
         """
         with as_meta_tensors(self.model):
             self._load(weights)
@@ -92,16 +92,16 @@ class LocalStages:
             if 0 in self.team.local:  # of every replica
                 kept |= {name for name, _ in self.model.named_parameters()} - self._read
             release_others(self.model, kept, self._written - kept, self._holders())
-        self._known, self.tied = KnownTensors(self.model), TiedHere(self._own.parameters)
+        self._known, self.tied = KnownTensors(self.model), TiedCopies(self._own.parameters)
 
     def follow_model(self, when: str) -> bool:
-        """Hold what the model holds now, where it was changed between steps.
+        """Apply changes of the model between steps: assigned buffers, frozen and unfrozen parameters.
 
         Args:
-            when: it was, such as "between steps 2 and 3".
+            when: the time of the change for messages, such as "between steps 2 and 3".
 
         Returns:
-            Whether what is bound to gradients has to be bound again.
+            Whether instructions must be bound again, because a parameter got a gradient.
 
         Raises:
             RequestError: a parameter was replaced, or unfrozen where that cannot be followed.
@@ -114,19 +114,19 @@ class LocalStages:
         return follow_trained(self.model, self.plan, self.states, self._training.needs_all_stages)
 
     def have_values(self) -> None:
-        """Give the stages values, where they have none yet: those of the model, drawn where it has none."""
+        """Load values if there are none yet: the model's, and random ones for its tensors on meta."""
         if not self._loaded:
             self.load(weights_from(None, self.model, self._training.seed))
 
     def copy_buffers(self) -> None:
-        """Give copies of buffers the values of those that they are of."""
+        """Copy the values of buffers to their copies on other devices."""
         self._own.copy_buffers()
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """For steps that change nothing: buffers are put back, and no gradient stays.
+        """A context for steps that change nothing: afterwards buffers have their old values, and gradients are cleared.
 
-        What has no values yet has stand-ins within, and no memory afterwards.
+        Tensors without values have random ones within, and no memory afterwards.
         """
         if not self._loaded:
             allocate(self._without_memory())
@@ -138,21 +138,21 @@ class LocalStages:
             buffer.copy_(value)
         for state in self.states.values():
             state.clear_gradients()
-        if not self._loaded:  # another plan's pipeline comes next
+        if not self._loaded:  # another plan may be rehearsed next
             deallocate(self._without_memory())
 
     def _holders(self) -> dict[str, str]:
-        """Who has each parameter, in words: of a tied weight the rank of its first stage."""
+        """Name of each parameter → the rank that holds it, in words; for a tied weight the rank of its first stage."""
         found: dict[str, str] = {}
         for stage in self.plan.stages:
             rank = self.team.rank(self.team.replica * self.team.size + stage.device)
             for name in stage.parameters:
                 found.setdefault(name, f"rank {rank}")
-        first = self.team.rank(self.team.replica * self.team.size)  # it has what no stage reads
+        first = self.team.rank(self.team.replica * self.team.size)  # it holds the parameters that no stage reads
         return dict.fromkeys((name for name, _ in self.model.named_parameters()), f"rank {first}") | found
 
     def _make_optimizers(self) -> None:
-        """Make them, so that their errors are not those of a step; what one rank cannot make, none goes on without."""
+        """Create the optimizers before the first step; if one rank fails, all ranks raise its error."""
         if self._training.optimizer is not None:
             parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self.plan.stages]
@@ -164,6 +164,6 @@ class LocalStages:
         return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
 
     def _without_memory(self) -> list[Tensor]:
-        """What takes memory while this pipeline rehearses, and for good when it gets its values."""
+        """The tensors that are allocated for rehearsals, and when values are loaded."""
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
         return [*self._own.without_memory, *gradients]

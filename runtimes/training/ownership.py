@@ -1,4 +1,4 @@
-"""Which process holds which parameter: its own stages' alone, the user's own tensors, under their own names."""
+"""The parameters and buffers that each process holds: those of its stages, as the user's own tensors and names."""
 
 from collections.abc import Mapping
 
@@ -17,14 +17,14 @@ from ..weights.allocation import unallocated
 
 @frozen
 class OwnTensors:
-    """What the stages of this process hold.
+    """The parameters and buffers of the stages in this process.
 
     Args:
         parameters: stage index → name → parameter.
         buffers: stage index → name → buffer; stages on one device share them.
-        unallocated: name → tensor, for those that are on meta in the user's model: they have no memory yet.
-        replicas: further parameters without memory yet, of tied weights that several stages here hold.
-        copies: buffers that stages on several devices read and none writes: (copy, the one it is of).
+        unallocated: name → tensor without memory yet, for each tensor that is on meta in the user's model.
+        replicas: further copies without memory yet, of tied weights that several stages here hold.
+        copies: (copy, original) of buffers that stages on several devices read and none writes.
     """
 
     parameters: dict[int, dict[str, nn.Parameter]]
@@ -35,7 +35,7 @@ class OwnTensors:
 
     @property
     def held(self) -> dict[str, Tensor]:
-        """Each parameter and buffer once, by name; of a tied weight the first stage's."""
+        """Each parameter and buffer once, by name; for a tied weight the copy of the first stage."""
         found: dict[str, Tensor] = {}
         for _, here in sorted(self.buffers.items()):
             for name, buffer in here.items():
@@ -47,11 +47,11 @@ class OwnTensors:
 
     @property
     def without_memory(self) -> list[Tensor]:
-        """Everything that takes memory only when it gets values."""
+        """The tensors that are allocated when values are loaded."""
         return [*self.unallocated.values(), *self.replicas]
 
     def copy_buffers(self) -> None:
-        """Give copies of buffers the values of those that they are of."""
+        """Copy the values of buffers to their copies."""
         for copy, original in self.copies:
             copy.copy_(original)
 
@@ -59,16 +59,16 @@ class OwnTensors:
 def own_tensors(
     model: nn.Module, programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device]
 ) -> OwnTensors:
-    """Give each local stage its parameters and buffers, on its device.
+    """The parameters and buffers of each local stage, on its device.
 
     The first local stage that reads a parameter gets the user's tensor, or if that is on meta an unallocated one that
-    will take its place; a further stage gets a replica.
+    will replace it; other local stages get copies.
 
     Args:
         model: the user's module.
         programs: of the local stages.
-        where: local stage → the device that it runs on. What is elsewhere is moved there as ``Module.to`` does: the
-            user's tensors stay the same objects.
+        where: local stage → its torch device. Tensors on another device are moved as by ``Module.to``: the user's
+            tensors stay the same objects.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     own: dict[int, dict[str, nn.Parameter]] = {}
@@ -101,7 +101,7 @@ def _own_buffers(
     where: Mapping[int, torch.device],
     empty: dict[str, Tensor],
 ) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:
-    """Each local stage's buffers, and copies with what they are of; unallocated ones are added to ``empty``."""
+    """Each local stage's buffers, and (copy, original) pairs; adds buffers on meta to ``empty``."""
     first: dict[str, Tensor] = {}
     placed: dict[tuple[str, torch.device], Tensor] = {}
     held: dict[int, dict[str, Tensor]] = {}
@@ -124,7 +124,7 @@ def _own_buffers(
 
 
 def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors in the places of those that the model has on meta, under all their names.
+    """Replace the model's meta tensors, under all their names.
 
     Args:
         model: the user's module.
@@ -132,17 +132,17 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, held in places(model).items():
         for place in held if name in tensors else ():
-            setattr(place.module, place.leaf, tensors[name])  # by attribute: recurrent layers keep a list of their own
+            setattr(place.module, place.leaf, tensors[name])  # by attribute: recurrent layers also keep a list of them
 
 
 def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], holders: Mapping[str, str]) -> None:
-    """Put what other processes own on the meta device, and have it refuse whatever needs its values.
+    """Move the tensors of other processes to the meta device, where every use of their values raises an error.
 
     Args:
         model: the user's module.
-        kept: names of the parameters that stay; the others are replaced by meta ones.
-        stale: buffers that another process writes, and which would go stale here.
-        holders: who has the others, by name, in words.
+        kept: names of the parameters that stay; the others are replaced by meta tensors.
+        stale: buffers that another process writes: their values here would be outdated.
+        holders: name of each other parameter → the rank that holds it, in words.
     """
     for name, held in places(model).items():
         tensor = tensor_at(held[0])
@@ -155,17 +155,17 @@ def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], hold
                 meta = nn.Parameter(meta, tensor.requires_grad)
             for place in held:  # a tied weight stays one tensor under all its names
                 setattr(place.module, place.leaf, meta)
-            make_remote(tensor, name, holder)  # for who keeps it: its values no longer change
+            make_remote(tensor, name, holder)  # the user may have a reference, and its values no longer change
             tensor = meta
         make_remote(tensor, name, holder)
 
 
 def equal_replicas(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:
-    """Give all replicas of each tied weight the value that the first of its stages has.
+    """Copy the value of each tied weight from the first of its stages to the others.
 
     Args:
         plan: the plan.
-        own: this process's parameters: stage index → name → parameter.
+        own: stage of this process → name → parameter.
         team: the devices.
     """
 

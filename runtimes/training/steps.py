@@ -22,14 +22,14 @@ from .variants import Variants
 
 
 @frozen
-class Gathered:
-    """Batches whose gradients wait for the update.
+class Accumulated:
+    """Batches whose gradients are accumulated for a later update.
 
     Args:
-        samples: of the first of them: what the shares of the others are measured by.
-        divisor: what the gradients are to be divided by: the sum of the step's weights, or of the batches' sizes, the
-            first one's being 1.
-        scale: what the losses of all of them are multiplied by, whatever becomes of the scaler meanwhile; None for 1.
+        samples: of the first batch; the sizes of the others are relative to it.
+        divisor: divisor of the accumulated gradients: the sum of the step's weights, or of the relative sizes of the
+            batches.
+        scale: the factor on all their losses, fixed when the first batch ran; None for 1.
     """
 
     samples: int
@@ -38,37 +38,40 @@ class Gathered:
 
 
 class StepRunner:
-    """Runs steps.
+    """Runs training steps.
 
     Args:
-        stages: of this process.
-        variants: what a step needs, by the values that it reads and the shapes of its microbatches.
-        workers: those of this process.
-        training: how the model is trained.
+        stages: the stages of this process.
+        variants: the prepared steps.
+        workers: the devices of this process.
+        training: clipping, scaling and seed.
         largest: samples of the largest microbatch of the example.
+
+    Attributes:
+        seed: of all random numbers.
     """
 
     def __init__(
         self, stages: LocalStages, variants: Variants, workers: Workers, training: Training, largest: int
     ) -> None:
         self._loss_scale = training.loss_scale()
-        self._gathered: Gathered | None = None
+        self._accumulated: Accumulated | None = None
         self._kept: KeptGradients | None = None
         self._workers = workers
         self._plan, self._states, self._team, self._variants = stages.plan, stages.states, stages.team, variants
         self.seed, self._largest = training.seed, largest
 
     @property
-    def gathering(self) -> bool:
-        """Whether gradients of batches wait for the update."""
-        return self._gathered is not None
+    def accumulating(self) -> bool:
+        """Whether gradients are accumulated for a later update."""
+        return self._accumulated is not None
 
-    def begin_anew(self) -> None:
-        """Let go of gradients that wait."""
-        self._gathered = None
+    def drop_accumulated(self) -> None:
+        """Let the next step clear accumulated gradients."""
+        self._accumulated = None
 
     def batch(self, pieces: list[Microbatch]) -> BatchRun:
-        """A batch ready for a step.
+        """A batch that is ready for a step.
 
         Args:
             pieces: the batch's microbatches.
@@ -87,14 +90,14 @@ class StepRunner:
             options: how it runs.
 
         Raises:
-            RequestError: ranks were given different batches, or gradients that wait were cleared.
+            RequestError: ranks were given different batches, or accumulated gradients were cleared.
             WorkerError: a worker stopped.
         """
-        if self._gathered is not None and self._kept is not None:
+        if self._accumulated is not None and self._kept is not None:
             self._kept.refuse_cleared()
         prepared, ending = batch.prepared, options.ending
         samples = sum(piece.shape.samples for piece in batch.pieces)
-        before = self._gathered or Gathered(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
+        before = self._accumulated or Accumulated(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
 
@@ -114,22 +117,22 @@ class StepRunner:
         try:
             done = batch.run(inputs, options, self._outcome(ending), before_end, after)
         except BaseException:
-            self._gathered = None
+            self._accumulated = None
             raise
         here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted else size
-        self._keep(ending, Gathered(before.samples, before.divisor + here, before.scale))
+        self._keep(ending, Accumulated(before.samples, before.divisor + here, before.scale))
         if ending is not Ending.REDUCE:
             batch.results.print_text()
         return done
 
     @property
     def norm(self) -> Tensor | None:
-        """The global norm of the last update's gradients, before clipping, where it was asked for."""
+        """The global norm of the last update's gradients, before clipping; None without ``clip_norm``."""
         return self._update.norm
 
     @property
     def skipped(self) -> bool:
-        """Whether the last update was, because a gradient was not finite."""
+        """Whether the last update was skipped because a gradient was not finite."""
         return self._update.overflow
 
     @property
@@ -137,39 +140,42 @@ class StepRunner:
         return self._workers.update(self._team.local[0])
 
     def _outcome(self, ending: Ending) -> str:
-        """What becomes of a step that is refused at its end."""
+        """The state of the model after a step that is refused at its end, for the message."""
         on_host = all(queue.device.type == "cpu" for queue in self._workers.queues.values())
         if ending is Ending.STEP and not on_host:
             return "the update was made with them: go on from a checkpoint"
         return "no parameter was updated, and gradients that waited for an update are dropped"
 
-    def _keep(self, ending: Ending, gathered: Gathered) -> None:
-        """Keep what later steps need to know of one that ended so, with these batches."""
-        self._gathered = gathered if ending is Ending.KEEP else None
+    def _keep(self, ending: Ending, accumulated: Accumulated) -> None:
+        """Record accumulated batches, and update the loss scale, after a step with this ending."""
+        self._accumulated = accumulated if ending is Ending.KEEP else None
         self._kept = KeptGradients(self._states) if ending is Ending.KEEP else None
         if self._loss_scale is not None and ending is Ending.STEP:
-            self._loss_scale.settle(self.skipped)
+            self._loss_scale.update(self.skipped)
 
     def _counted(self, prepared: Prepared) -> bool:
-        """Whether gradients are sums by weights as they are, the step's own or samples over replicas, and no shares."""
+        """Whether microbatches count by absolute weights: the step's own, or samples with replicas; else by shares."""
         return prepared.weighted or self._team.replicas > 1
 
     def _divisor(
-        self, batch: BatchRun, device: int, before: Gathered, size: float
+        self, batch: BatchRun, device: int, before: Accumulated, size: float
     ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:
-        """What makes the mean of gradients that are summed up; the sum of the replicas' scales and the number of
-        replicas; and whether no stage of any replica steps.
+        """What the update of the accumulated gradients needs.
 
         Args:
-            batch: that runs, its results announced.
-            device: that asks.
-            before: the batches that wait for this one.
-            size: of this batch, where weights are shares.
+            batch: the current batch, whose results were sent.
+            device: the device.
+            before: the batches accumulated before.
+            size: relative size of this batch, if weights are shares.
+
+        Returns:
+            The divisor of the gradients; the sum of the replicas' loss scales and the number of replicas; and whether
+            the update is refused on all replicas.
         """
         differ = batch.agreement.differ()
         if not self._counted(batch.prepared):
             return before.divisor + size, None, differ
-        # A weighted mean's sum of weights is known when the last microbatch is through.
+        # The sum of computed weights is known after the last microbatch.
         total = batch.results.total_weight(device)
         if before.divisor:
             total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
@@ -198,19 +204,19 @@ class StepRunner:
         factor = None if scale is None else torch.tensor(scale, dtype=prepared.loss_dtype)
         if factor is not None:
             seeds *= factor
-        return StepInputs(pieces, keys, seeds, prepared.weights, factor, clear_gradients=self._gathered is None)
+        return StepInputs(pieces, keys, seeds, prepared.weights, factor, clear_gradients=self._accumulated is None)
 
     def _samples(self) -> float:
-        """What weights are shares of: with replicas the samples that a step has if all microbatches are the largest.
+        """The total that weights are divided by: with replicas the samples of a step with the largest microbatches.
 
-        A number that all know without a word; what it is off by is made good when the gradients are summed.
+        All ranks know this number without communication. The division by the real total follows in the update.
         """
         if self._team.replicas == 1:
             return 1.0
         return float(self._team.replicas * self._plan.microbatches * self._largest)
 
     def _written_buffers(self, prepared: Prepared, device: int) -> list[Tensor]:
-        """The buffers that stages of a device write."""
+        """The buffers that the stages of a device write."""
         written = prepared.compiled[0].operators.step.mutated_buffers
         states = [self._states[stage.index] for stage in self._plan.stages_on(device)]
         return [buffer for state in states for name, buffer in state.buffers.items() if name in written]

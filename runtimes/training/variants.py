@@ -1,10 +1,10 @@
-"""Prepared steps by the Python values that the step reads: where one changes, the step is captured again.
+"""Prepared steps by the Python values that the step reads: when one changes, the step is captured again.
 
-    values read now ──▶ seen before? ──▶ its programs
-                            └─ no ──▶ captured anew, the plan's cut carried over          (shapes.py)
+    current values ──▶ known? ──▶ its programs
+                         └─ no ──▶ captured again, the plan's cut carried over          (shapes.py)
 
-Going back to values that were seen before captures nothing. Ranks whose values changed compare what changed before they
-go on: one that captures alone would wait for the others.
+A return to earlier values captures nothing. Ranks whose values changed compare the changes before they continue: a rank
+that captures alone would wait for the others.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,40 +22,40 @@ from ..batch.shapes import Shapes
 from ..engine.prepared import Prepared, PreparedSteps
 
 KEPT = 8
-"""Variants of a step whose programs are kept, each for some shapes."""
+"""Number of variants of a step whose programs are kept, each for several shapes."""
 _OFTEN = 3
-"""Captures because of one value, after which a line says what they cost."""
+"""Number of captures because of one value, after which a warning reports them."""
 
 Make = Callable[[], tuple[Shapes, PreparedSteps]]
-"""Makes what keeps the programs of one variant."""
+"""Creates the caches of one variant's programs and prepared steps."""
 Agree = Callable[[bool, Change | None], BatchAgreement]
-"""Begins to compare a batch between ranks: whether its programs are known here, and which value changed."""
+"""Starts to compare a batch between ranks: whether its programs are known here, and which value changed."""
 
 
 @define(eq=False)
 class _Variant:
-    """The step with some values.
+    """The step with certain Python values.
 
     Args:
         reads: the values.
-        shapes, preparations: its programs.
-        ready: whether any of them could be captured yet.
+        shapes, prepared: its programs and prepared steps.
+        ready: whether a capture with these values has succeeded.
     """
 
     reads: Reads
     shapes: Shapes
-    preparations: PreparedSteps
+    prepared: PreparedSteps
     ready: bool = False
 
 
 class Variants:
-    """Programs of a step by the values that it reads.
+    """Prepared steps by the Python values that the step reads.
 
     Args:
         model: the user's module.
         step: the user's function.
-        make: makes what keeps the programs of one variant.
-        changed: called where anything of the model changed, before its values are read again.
+        make: creates the caches of one variant.
+        changed: called when something of the model changed, before its values are read again.
     """
 
     def __init__(self, model: nn.Module, step: Any, make: Make, changed: Callable[[], None] = lambda: None) -> None:
@@ -66,31 +66,31 @@ class Variants:
         self._captured: dict[str, int] = {}
 
     @property
-    def preparations(self) -> PreparedSteps:
-        """Prepared steps of the step as it was used last."""
-        return self._now.preparations
+    def prepared(self) -> PreparedSteps:
+        """The prepared steps of the variant that was used last."""
+        return self._now.prepared
 
     @property
     def shapes(self) -> Shapes:
-        """The programs of the step as it was used last."""
+        """The programs of the variant that was used last."""
         return self._now.shapes
 
     def of(self, pieces: Sequence[Microbatch], agree: Agree) -> tuple[Prepared, BatchAgreement, str | None]:
-        """What a step of these microbatches needs, with the values that it reads now.
+        """The prepared step of these microbatches, with the current values.
 
         Args:
             pieces: the microbatches.
-            agree: begins the comparison of this batch between ranks.
+            agree: starts to compare this batch between ranks.
 
         Returns:
-            It, the comparison, and a line for the user where a shape is new or a value changes again and again.
+            The prepared step, the comparison, and a line for the user if a shape is new or a value changes repeatedly.
 
         Raises:
-            RequestError: it cannot be captured with these values, or the plan cannot run it, or another rank has
+            RequestError: the step cannot be captured with these values, or the plan cannot run it, or another rank has
                 another batch or other values.
         """
         if self._now.reads.unchanged():
-            kept = self._now.preparations
+            kept = self._now.prepared
             agreement = agree(kept.known(pieces), None)
             prepared, remark = kept.of(pieces, agreement)
             return prepared, agreement, remark
@@ -99,15 +99,15 @@ class Variants:
         found = self._kept.use(reads.key)
         if found is None:
             found = _Variant(reads, *self._make())
-        found.reads = reads  # the same values, perhaps in other objects
+        found.reads = reads  # equal values, but they may be other objects
         places = list(reads.others(before.reads))
         place = places[0] if places else None
         change = None if place is None else Change(reads.digest(places), _change(place, before.reads, reads))
-        agreement = agree(change is None and found.preparations.known(pieces), change)
+        agreement = agree(change is None and found.prepared.known(pieces), change)
         if change is not None:
             agreement.refuse_before()
         try:
-            prepared, remark = found.preparations.of(pieces, agreement)
+            prepared, remark = found.prepared.of(pieces, agreement)
         except RequestError as error:
             if found.ready or place is None:
                 raise
@@ -122,11 +122,11 @@ class Variants:
         return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
 
     def forget(self) -> None:
-        """Free prepared steps, with what a step that broke off left in them."""
+        """Drop all prepared steps; after a failed step, which leaves messages and saved tensors in them."""
         for key in self._kept:
             variant = self._kept.use(key)
             assert variant is not None
-            variant.preparations.forget()
+            variant.prepared.forget()
 
     def _remark(self, place: str, before: Reads, now: Reads) -> str | None:
         self._captured[place] = self._captured.get(place, 0) + 1

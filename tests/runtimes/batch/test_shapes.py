@@ -250,7 +250,7 @@ def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
     pair.distance([tokens(4)])
     gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]
     gone += [weakref.ref(p.backward.run) for p in pipe.programs.values()]
-    gone += [weakref.ref(run) for runs in pipe._trainer.variants.preparations._runs.values() for run in runs.values()]
+    gone += [weakref.ref(run) for runs in pipe._trainer.variants.prepared._runs.values() for run in runs.values()]
     assert len(gone) == 6
     with pytest.warns(UserWarning, match="shape") as said:
         pair.distance([tokens(4, 5), tokens(4), tokens(4, 6)])

@@ -1,8 +1,8 @@
-"""What users change of a model between steps: parameters that are frozen or unfrozen, buffers that are assigned.
+"""Changes of a model between steps: parameters that are frozen or unfrozen, buffers that are assigned.
 
 The stages hold the user's own tensors. A frozen parameter gets no gradient, so that its optimizer skips it, as in one
-process; one that is unfrozen joins its stage's optimizer. A parameter that is replaced is refused: in one process, too,
-its optimizer would go on with the old one.
+process; an unfrozen one is added to its stage's optimizer. A replaced parameter is refused: also in one process, the
+optimizer would still update the old one.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from ..weights import places, tensor_at
 
 
 class KnownTensors:
-    """The parameters and buffers that a model has.
+    """The parameters and buffers of a model, to detect changes.
 
     Args:
         model: the user's module.
@@ -35,16 +35,16 @@ class KnownTensors:
         }
 
     def refuse_replaced_parameters(self, model: nn.Module, when: str) -> None:
-        """Refuse a model that has other parameters than those that the stages hold.
+        """Refuse a model whose parameters are not those that the stages hold.
 
-        One that is gone, or that is new, is no matter: a step that reads a new one is refused when it is captured.
+        A removed or a new parameter alone is accepted: a step that reads a new one is refused when it is captured.
 
         Args:
             model: the user's module.
-            when: they were replaced, such as "between steps 2 and 3".
+            when: the time of the change for messages, such as "between steps 2 and 3".
 
         Raises:
-            RequestError: by name.
+            RequestError: with the name of a replaced parameter.
         """
         now = dict(model.named_parameters(remove_duplicate=False))
         known = self._parameters
@@ -70,13 +70,13 @@ class KnownTensors:
                 )
 
     def write_back_buffers(self, when: str) -> bool:
-        """Write what was assigned to buffers into the tensors that the stages hold, and put these in their places.
+        """Copy assigned buffers into the tensors that the stages hold, and put those back into the model.
 
         Args:
-            when: they were assigned.
+            when: the time of the change for messages.
 
         Returns:
-            Whether there were any.
+            Whether a buffer was assigned.
 
         Raises:
             RequestError: a buffer has another shape or dtype than before.
@@ -102,13 +102,13 @@ _ANEW = "build another pipeline after it"
 
 
 def _named(names: Sequence[str]) -> str:
-    """Parameters, in words."""
+    """Parameters in words, for messages."""
     first, more = names[0], len(names) - 1
     return f"parameter '{first}'" + (f" and {more} more" if more else "")
 
 
-class TiedHere:
-    """Tied weights that several stages of this process hold: what is written into the user's reaches the others.
+class TiedCopies:
+    """Copies of tied weights that several stages of this process hold; keeps them equal to the user's parameter.
 
     Args:
         parameters: stage → name → parameter; the first stage's is the user's own.
@@ -123,11 +123,11 @@ class TiedHere:
         self.note()
 
     def note(self) -> None:
-        """All of them are equal now."""
+        """Record that all copies are equal now."""
         self._states = [_state(first) for first, *_ in self._held]
 
     def follow(self) -> None:
-        """Write what was written into the user's since they were equal."""
+        """Copy the user's parameters that were written since the copies were equal."""
         for (first, *others), state in zip(self._held, self._states, strict=True):
             if _state(first) != state:
                 with torch.no_grad():
@@ -142,19 +142,19 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 
 def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState], whole_update: bool) -> bool:
-    """Freeze and unfreeze the parameters of stages as the model's are.
+    """Freeze and unfreeze the parameters of stages like the model's.
 
     Args:
         model: the user's module.
-        plan: which stages read what.
-        states: of the stages here.
-        whole_update: whether the update needs all stages at once: for a global norm or a scaler.
+        plan: has the parameters of each stage.
+        states: stage of this process → its parameters and optimizer.
+        whole_update: whether the update needs all stages at once, for a global norm or a scaler.
 
     Returns:
-        Whether a parameter was unfrozen whose gradient has no memory yet.
+        Whether an unfrozen parameter was added to an optimizer; its gradient has no memory yet.
 
     Raises:
-        RequestError: one was unfrozen where that cannot be followed.
+        RequestError: a parameter was unfrozen and cannot be added.
     """
     tied = {weight.name for weight in plan.tied}
     held = Counter(name for stage in plan.stages for name in stage.parameters)
