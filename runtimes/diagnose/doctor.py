@@ -110,7 +110,7 @@ class Findings:
         return check.distance is not None and check.distance.within(*TOLERANCES[self.dtype])
 
 
-class Patient:
+class CheckedModel:
     """A model, its step and an example batch, in one dtype, captured once for all checks.
 
     Args:
@@ -191,31 +191,33 @@ def check_up(
     Raises:
         RequestError: the step cannot be captured at all.
     """
-    subject = _subject(model, step, batch, microbatches, batch_dims)
+    checked = _checked_model(model, step, batch, microbatches, batch_dims)
     checks = []
     for make in teams:
         for schedule, chunks in SCHEDULES:
             team = make()
             try:
-                checks.append(subject.check(team, schedule, chunks))
+                checks.append(checked.check(team, schedule, chunks))
             finally:
                 team.close()
-    operators = subject.operators
+    operators = checked.operators
     return Findings(
-        operators.step.model_name, subject.dtype, len(operators.graph.nodes), subject.capture_s,
+        operators.step.model_name, checked.dtype, len(operators.graph.nodes), checked.capture_s,
         operators.step.regions, large_pieces(operators), tuple(checks), operators.step.causes,
     )  # fmt: skip
 
 
-def _subject(model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any) -> Patient:
+def _checked_model(
+    model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any
+) -> CheckedModel:
     """The captured step in float64 if every operator supports it, otherwise in float32."""
     try:
-        subject = Patient(model, step, batch, microbatches, torch.float64, batch_dims)
-        alone = copy.deepcopy(subject.model)
-        step(alone, subject.batch)
+        checked = CheckedModel(model, step, batch, microbatches, torch.float64, batch_dims)
+        alone = copy.deepcopy(checked.model)
+        step(alone, checked.batch)
     except (RuntimeError, RequestError, NotImplementedError):
-        return Patient(model, step, batch, microbatches, torch.float32, batch_dims)
-    return subject
+        return CheckedModel(model, step, batch, microbatches, torch.float32, batch_dims)
+    return checked
 
 
 def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:

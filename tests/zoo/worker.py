@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.errors import PanpipeError
-from panpipe.runtimes.diagnose.doctor import SCHEDULES, TOLERANCES, Check, Patient
+from panpipe.runtimes.diagnose.doctor import SCHEDULES, TOLERANCES, Check, CheckedModel
 from panpipe.runtimes.launch.team import RankTeam, Team, ThreadTeam
 
 from tests.zoo.models import ZOO
@@ -80,25 +80,25 @@ def teams(rank: int, port: int) -> Iterator[Callable[[], Team]]:
         time.sleep(0.01)
 
 
-def admitted(name: str) -> Patient:
+def admitted(name: str) -> CheckedModel:
     entry = ZOO[name]
     torch.manual_seed(0)
     dtype = torch.float64 if entry.float64 else torch.float32
-    return Patient(entry.make().train(), entry.step, entry.batch(ROWS), 3, dtype)
+    return CheckedModel(entry.make().train(), entry.step, entry.batch(ROWS), 3, dtype)
 
 
-def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
+def trained(name: str, backend: str, checked: CheckedModel, check: Check) -> Result:
     """What one plan gave."""
     far = check.distance
     return {
         "backend": backend,
         "devices": check.devices,
         "schedule": check.schedule,
-        "operators": len(patient.operators.graph.nodes),
-        "python": sorted(patient.operators.step.regions),
-        "outcome": _outcome(name, patient, check),
+        "operators": len(checked.operators.graph.nodes),
+        "python": sorted(checked.operators.step.regions),
+        "outcome": _outcome(name, checked, check),
         "problem": check.problem or (f"{far.undefined} values are not finite" if far and far.undefined else ""),
-        "dtype": str(patient.dtype).removeprefix("torch."),
+        "dtype": str(checked.dtype).removeprefix("torch."),
         **(
             {kind: getattr(far, kind) for kind in ("loss", "gradient", "parameter", "buffer", "undefined")}
             if far
@@ -106,16 +106,16 @@ def trained(name: str, backend: str, patient: Patient, check: Check) -> Result:
         ),
         "worst": dict(far.worst) if far else {},
         "seconds": check.seconds,
-        "capture_s": patient.capture_s,
+        "capture_s": checked.capture_s,
     }
 
 
-def _outcome(name: str, patient: Patient, check: Check) -> str:
+def _outcome(name: str, checked: CheckedModel, check: Check) -> str:
     if check.distance is None:
         return refused(name, check.problem)
     if ZOO[name].refusal:
         return "wrong"  # it trains, and was to be refused: the entry is out of date
-    return "right" if check.distance.within(*TOLERANCES[patient.dtype]) else "wrong"
+    return "right" if check.distance.within(*TOLERANCES[checked.dtype]) else "wrong"
 
 
 def refused(name: str, problem: str) -> str:
@@ -127,14 +127,14 @@ def refused(name: str, problem: str) -> str:
 def check_by_all_plans(name: str, write: Callable[..., None]) -> None:
     """Check a model, and write down what each check found."""
     try:
-        patient = admitted(name)
+        checked = admitted(name)
     except PanpipeError as error:
         for backend in ("threads", "gloo"):
             write(backend=backend, outcome=refused(name, str(error)), problem=str(error))
         return
     before = native_threads()
     for world in WORLDS:
-        check_on(lambda world=world: ThreadTeam(world), name, "threads", patient, write)
+        check_on(lambda world=world: ThreadTeam(world), name, "threads", checked, write)
     until = time.monotonic() + 2
     while native_threads() > before and time.monotonic() < until:
         time.sleep(0.01)
@@ -142,19 +142,21 @@ def check_by_all_plans(name: str, write: Callable[..., None]) -> None:
     def over_gloo(rank: int, port: int) -> None:
         with writing_failures(write):
             for make in teams(rank, port):
-                check_on(make, name, "gloo", patient, write)
+                check_on(make, name, "gloo", checked, write)
 
     if not forked(over_gloo):
         write(backend="gloo", outcome="crashed", problem="died: a rank")
 
 
-def check_on(make: Callable[[], Team], name: str, backend: str, patient: Patient, write: Callable[..., None]) -> None:
+def check_on(
+    make: Callable[[], Team], name: str, backend: str, checked: CheckedModel, write: Callable[..., None]
+) -> None:
     """Check by each schedule, on a team of its own."""
     for schedule, chunks in SCHEDULES:
         team = make()
-        check = patient.check(team, schedule, chunks)
+        check = checked.check(team, schedule, chunks)
         if 0 in team.local:
-            write(**trained(name, backend, patient, check))
+            write(**trained(name, backend, checked, check))
         team.close()
 
 

@@ -9,7 +9,7 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
@@ -126,7 +126,7 @@ RUNS = {
 @pytest.mark.parametrize("run", RUNS)
 def test_trains_as_one_process_does(run, devices, schedule):
     torch.manual_seed(0)
-    check = Patient(Model(RUNS[run]).train(), step, batch(), 3).check(ThreadTeam(devices), *schedule)
+    check = CheckedModel(Model(RUNS[run]).train(), step, batch(), 3).check(ThreadTeam(devices), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -134,9 +134,9 @@ def test_trains_as_one_process_does(run, devices, schedule):
 @pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
 def test_a_number_is_compared_when_it_is_known(schedule):
     torch.manual_seed(0)
-    patient = Patient(Model(set_up_once).train(), step, batch(), 3)
-    assert list(patient.operators.step.regions) == ["the end of the step"]
-    check = patient.check(ThreadTeam(2), *schedule)
+    checked = CheckedModel(Model(set_up_once).train(), step, batch(), 3)
+    assert list(checked.operators.step.regions) == ["the end of the step"]
+    check = checked.check(ThreadTeam(2), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -165,7 +165,7 @@ def weighed_by_the_model(model, x):
 @pytest.mark.parametrize("step", [probed, compared_without_gradients, weighed_by_the_model])
 def test_what_no_gradient_comes_back_to_has_none_and_weights_go_where_the_loss_is(step, devices, schedule):
     torch.manual_seed(0)
-    check = Patient(Model(None).train(), step, batch(8), 4).check(ThreadTeam(devices), *schedule)
+    check = CheckedModel(Model(None).train(), step, batch(8), 4).check(ThreadTeam(devices), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -356,7 +356,7 @@ def test_a_table_that_is_not_trained_may_be_sparse():
     torch.manual_seed(0)
     model = Looking(table=True)
     model.table.weight.requires_grad_(False)
-    check = Patient(model, step, WORDS, 3).check(ThreadTeam(2), "1f1b", 1)
+    check = CheckedModel(model, step, WORDS, 3).check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 

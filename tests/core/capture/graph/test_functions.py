@@ -5,7 +5,7 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
@@ -117,7 +117,7 @@ MIDDLES = {
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_trains_as_one_process_does(middle, schedule):
     torch.manual_seed(0)
-    check = Patient(Model(MIDDLES[middle]).train(), step, batch(), 3).check(ThreadTeam(2), *schedule)
+    check = CheckedModel(Model(MIDDLES[middle]).train(), step, batch(), 3).check(ThreadTeam(2), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -170,9 +170,9 @@ class Force(nn.Module):
 def test_a_module_that_differentiates_stays_python():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Force(), nn.Linear(WIDTH, WIDTH))
-    patient = Patient(model, step, batch(), 3)
-    assert list(patient.operators.step.regions) == ["1"]
-    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    checked = CheckedModel(model, step, batch(), 3)
+    assert list(checked.operators.step.regions) == ["1"]
+    check = checked.check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -208,10 +208,10 @@ def test_autocast_is_kept_where_the_step_sets_it(schedule):
         return (out.float() - target.float()).pow(2).mean()
 
     torch.manual_seed(0)
-    patient = Patient(Model(lambda model, x: x * model.weight), mixed, batch(), 3, torch.float32)
-    assert {node.meta["val"].dtype for node in patient.operators.step.graph.nodes if "linear" in node.name} == {
+    checked = CheckedModel(Model(lambda model, x: x * model.weight), mixed, batch(), 3, torch.float32)
+    assert {node.meta["val"].dtype for node in checked.operators.step.graph.nodes if "linear" in node.name} == {
         torch.bfloat16
     }
-    check = patient.check(ThreadTeam(2), *schedule)
+    check = checked.check(ThreadTeam(2), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-6, 1e-6), check

@@ -4,7 +4,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
@@ -65,9 +65,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_as_one_process_does(name):
     torch.manual_seed(0)
-    patient = Patient(MODELS[name]().train(), step, batch(), 2)
+    checked = CheckedModel(MODELS[name]().train(), step, batch(), 2)
     for schedule, chunks in (("1f1b", 1), ("zb-h1", 1)):
-        check = patient.check(ThreadTeam(2), schedule, chunks)
+        check = checked.check(ThreadTeam(2), schedule, chunks)
         assert check.distance is not None, check
         assert check.distance.within(1e-12, 1e-12), check
 

@@ -7,7 +7,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.effects import forward_checks
 from panpipe.core.capture.programs.joint import trace_joint
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.runtimes.diagnose.doctor import TOLERANCES, Patient
+from panpipe.runtimes.diagnose.doctor import TOLERANCES, CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
@@ -34,27 +34,27 @@ def step(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def patient():
+def checked():
     torch.manual_seed(0)
-    return Patient(Solved(), step, torch.randn(4, 6), 2)
+    return CheckedModel(Solved(), step, torch.randn(4, 6), 2)
 
 
-def test_solves_train_as_one_process_does(patient):
+def test_solves_train_as_one_process_does(checked):
     team = ThreadTeam(2)
-    check = patient.check(team, "1f1b", 1)
+    check = checked.check(team, "1f1b", 1)
     team.close()
     assert check.distance is not None, check.problem
     assert check.distance.within(*TOLERANCES[torch.float64]), check.distance
 
 
-def test_a_matrix_without_inverse_is_an_error_as_in_one_process(patient):
-    model = patient.model
+def test_a_matrix_without_inverse_is_an_error_as_in_one_process(checked):
+    model = checked.model
     team = ThreadTeam(2)
     with torch.no_grad():
         model.scale.zero_()
         model.first.weight.zero_()
         model.first.bias.zero_()
-    check = patient.check(team, "1f1b", 1)
+    check = checked.check(team, "1f1b", 1)
     team.close()
     assert check.distance is None
     assert "linalg.cholesky" in check.problem

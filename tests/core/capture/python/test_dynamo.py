@@ -9,7 +9,7 @@ from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
@@ -101,9 +101,9 @@ CASES = {
 def test_trains_as_one_process_does(case):
     run, train, regions = CASES[case]
     torch.manual_seed(0)
-    patient = Patient(Model(run).train(), train, batch(), 3)
-    assert list(patient.operators.step.regions) == regions
-    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    checked = CheckedModel(Model(run).train(), train, batch(), 3)
+    assert list(checked.operators.step.regions) == regions
+    check = checked.check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -135,7 +135,7 @@ def test_assigned_data_is_refused_with_the_line():
 
 def test_mapped_functions_are_no_crash():
     torch.manual_seed(0)
-    patient = Patient(Model(lambda model, x: torch.vmap(lambda row: row.sin())(x)), step, batch(), 3)
-    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    checked = CheckedModel(Model(lambda model, x: torch.vmap(lambda row: row.sin())(x)), step, batch(), 3)
+    check = checked.check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check

@@ -11,7 +11,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.regions.regions import region_of
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
@@ -83,8 +83,8 @@ def batch(rows: int = 6) -> torch.Tensor:
 @pytest.mark.parametrize(("devices", "schedule", "chunks"), [(2, "1f1b", 1), (2, "v-half", 2), (3, "1f1b", 1)])
 def test_trains_as_one_process_does(step, devices, schedule, chunks):
     torch.manual_seed(0)
-    patient = Patient(Around().train(), step, batch(), 3)
-    check = patient.check(ThreadTeam(devices), schedule, chunks)
+    checked = CheckedModel(Around().train(), step, batch(), 3)
+    check = checked.check(ThreadTeam(devices), schedule, chunks)
     assert check.distance.within(1e-12, 1e-12), check
 
 
@@ -139,8 +139,8 @@ def test_a_region_whose_results_change_shape_is_refused_with_the_line():
             return self.after(self.picking(self.before(x)))
 
     torch.manual_seed(0)  # with these weights it picks other numbers of rows from the two microbatches
-    patient = Patient(Whole(), mean_step, batch(8), 2)
-    problem = patient.check(ThreadTeam(2), "1f1b", 1).problem
+    checked = CheckedModel(Whole(), mean_step, batch(8), 2)
+    problem = checked.check(ThreadTeam(2), "1f1b", 1).problem
     assert "test_breaks.py" in problem
     assert "must keep its shape" in problem
 
@@ -159,8 +159,8 @@ def test_a_tail_that_reads_something_else_is_refused_with_the_line():
         return one.mean() if x.sum() > 0 else other.mean()
 
     x = torch.cat((torch.ones(2, WIDTH), -torch.ones(2, WIDTH)))
-    patient = Patient(Two(), step, x, 2)
-    problem = patient.check(ThreadTeam(2), "1f1b", 1).problem
+    checked = CheckedModel(Two(), step, x, 2)
+    problem = checked.check(ThreadTeam(2), "1f1b", 1).problem
     assert "test_breaks.py" in problem
     assert "did not read for the example" in problem
 
@@ -175,7 +175,7 @@ def test_a_region_with_sparse_gradients_is_refused_with_the_line():
             return x + self.table(torch.tensor([int(x.detach().argmax()) % WIDTH]))
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Picking(), nn.Linear(WIDTH, 1))
-    problem = Patient(model, mean_step, batch(4), 2).check(ThreadTeam(2), "1f1b", 1).problem
+    problem = CheckedModel(model, mean_step, batch(4), 2).check(ThreadTeam(2), "1f1b", 1).problem
     assert "test_breaks.py" in problem
     assert "module '1' asks for sparse gradients" in problem
 
@@ -216,10 +216,10 @@ class Foreign(nn.Module):
 def test_what_one_tracer_cannot_capture_the_other_does_or_stays_python(middle, regions):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), middle(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    patient = Patient(model.train(), mean_step, batch(), 3)
-    assert list(patient.operators.step.regions) == regions
-    assert len(patient.operators.graph.nodes) >= 5
-    check = patient.check(ThreadTeam(2), "v-half", 2)
+    checked = CheckedModel(model.train(), mean_step, batch(), 3)
+    assert list(checked.operators.step.regions) == regions
+    assert len(checked.operators.graph.nodes) >= 5
+    check = checked.check(ThreadTeam(2), "v-half", 2)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -253,10 +253,10 @@ def written_step(model: nn.Module, x: torch.Tensor):
 def test_guards_and_logs_at_the_end_of_a_step_leave_it_trainable(step):
     torch.manual_seed(0)
     model = nn.Sequential(*Around().first, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
-    patient = Patient(model.train(), step, batch(), 3)
-    assert list(patient.operators.step.regions) == ["the end of the step"]
+    checked = CheckedModel(model.train(), step, batch(), 3)
+    assert list(checked.operators.step.regions) == ["the end of the step"]
     for schedule, chunks in (("1f1b", 1), ("v-half", 2)):
-        check = patient.check(ThreadTeam(2), schedule, chunks)
+        check = checked.check(ThreadTeam(2), schedule, chunks)
         assert check.distance is not None, check
         assert check.distance.within(1e-12, 1e-12), check
 

@@ -6,7 +6,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.regions.regions import shared_memory
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.diagnose.doctor import Patient
+from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
@@ -121,9 +121,9 @@ RIGHT = {
 def test_trains_as_one_process_does(case):
     inside, outside, train = RIGHT[case]
     torch.manual_seed(0)
-    patient = Patient(Model(inside, outside), train, batch(), 3)
-    assert len(patient.operators.step.regions) == 1
-    check = patient.check(ThreadTeam(2), "1f1b", 1)
+    checked = CheckedModel(Model(inside, outside), train, batch(), 3)
+    assert len(checked.operators.step.regions) == 1
+    check = checked.check(ThreadTeam(2), "1f1b", 1)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
@@ -151,7 +151,7 @@ def test_a_write_is_refused_where_only_another_microbatch_shares():
     nn.init.eye_(model.before.weight)
     nn.init.zeros_(model.before.bias)
     x = torch.cat((-torch.ones(2, WIDTH), torch.ones(2, WIDTH)))
-    problem = Patient(model, step, x, 2).check(ThreadTeam(2), "1f1b", 1).problem
+    problem = CheckedModel(model, step, x, 2).check(ThreadTeam(2), "1f1b", 1).problem
     assert "test_region_writes.py" in problem
     assert "the write would not reach both" in problem
 
