@@ -1,4 +1,4 @@
-"""The backend that ``torch.compile`` finds by its name: each graph becomes a pipeline of its own."""
+"""The backend of ``torch.compile``: each graph of Dynamo becomes a pipeline."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,18 @@ from torch import Tensor, fx, nn
 
 from ...core.errors import RequestError
 from ..batch.lru_cache import LruCache
+from .cut_graph import CutGraph
 from .cutting import Stage, cut
-from .running import Pass, Work
-from .seen import Seen, see, tensors_of
+from .graph_run import DevicePool, Pass
+from .node_info import NodeInfo, node_info, tensors_of
 
 _PROBES = (13, 11)
-"""Sizes of a batch that the graph is tried with beside that of a microbatch: what holds for both holds for any."""
+"""Numbers of samples that the graph is traced with in addition to that of a microbatch: if it supports both, it is
+assumed to support any."""
 _SHAPES = 16
-"""Shapes of arguments of which the cut is kept."""
+"""Number of shapes of arguments whose cut graphs are kept."""
 _OF_MODULES = ("._modules[", "._parameters[", "._buffers[")
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def _whole(instance: "Options", attribute: Any, value: object) -> None:
@@ -43,10 +45,10 @@ class Options:
     """``options`` of ``torch.compile``.
 
     Args:
-        devices: threads, and stages.
-        microbatches: that a batch is cut into, along dimension 0.
-        batch_dims: name of an argument → 0 where its samples are, None for what all microbatches share; the others
-            have samples where their dimension 0 is as large.
+        devices: number of threads and of stages.
+        microbatches: number of microbatches that a batch is cut into, along dimension 0.
+        batch_dims: name of an argument → 0 if that dimension has the samples, None if all microbatches share the
+            argument. Other arguments have samples if their dimension 0 has the same size.
     """
 
     devices: int = field(default=2, validator=_whole)
@@ -55,25 +57,25 @@ class Options:
 
 
 def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
-    """What ``torch.compile(model, backend="panpipe", options={"devices": 2, "microbatches": 4})`` calls for each graph.
+    """Called for each graph by ``torch.compile(model, backend="panpipe", options={"devices": 2, "microbatches": 4})``.
 
-    The batch is cut into microbatches, along dimension 0 of the model's own arguments, which go through stages on
+    The batch is cut into microbatches, along dimension 0 of the model's own arguments. They go through stages on
     threads. The loss is outside, so all forwards run before all backwards. Outputs and gradients are those of the
-    microbatches one after another: BatchNorm takes its statistics from each, and random numbers are drawn for each.
+    microbatches one after another: BatchNorm computes the statistics of each, and each draws its own random numbers.
 
-    Everything around the call is the user's: autocast, a GradScaler, clipping, accumulation over several backwards,
-    optimizers, schedulers, hooks on parameters, ``model.eval()`` and ``torch.no_grad()``. Under autocast each
-    microbatch's gradient of a weight has the lower precision, and their sum has the weight's. Dropout draws other
-    numbers than eager PyTorch, fixed by ``torch.manual_seed`` alike, also where a checkpoint computes again.
+    Everything outside of the call works as usual: autocast, a GradScaler, clipping, accumulation over several
+    backwards, optimizers, schedulers, hooks on parameters, ``model.eval()`` and ``torch.no_grad()``. Under autocast the
+    gradient of a weight has the lower precision for each microbatch, and their sum has the weight's. Dropout draws
+    other numbers than eager PyTorch; ``torch.manual_seed`` determines them, also when a checkpoint recomputes.
 
-    What cannot be done is refused in one line, by a `RequestError` of the compiled model's call or of its backward:
-    a model that is not on the CPU, outputs without a row for each sample, an argument
-    that may have samples or be shared (say which with ``batch_dims``), in-place writes of an argument, a second
-    backward through one call (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
+    The call of the compiled model, or its backward, raises a `RequestError` of one line for what is not supported: a
+    model that is not on the CPU, outputs without a row for each sample, an argument that may have samples or be shared
+    (decided by ``batch_dims``), in-place writes of an argument, a second backward through one call
+    (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
 
     Returns:
-        What runs the graph. Options that are unknown or no whole numbers from 1 are refused by its call: Dynamo buries
-        what is raised while it compiles.
+        The function that runs the graph. Its call refuses wrong options: Dynamo hides errors that are raised while it
+        compiles.
     """
     try:
         return _GraphPipeline(graph, _options(options or {}))
@@ -93,14 +95,14 @@ def _refuse(reason: str, *arguments: Any) -> None:
     raise RequestError(reason)
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(f"panpipe: {text}", stacklevel=2)
 
 
 class _GraphPipeline:
-    """A graph of Dynamo's, called like it.
+    """A graph of Dynamo, with the same arguments and outputs.
 
     Args:
         graph: the graph; parameters and buffers are among its arguments.
@@ -112,9 +114,9 @@ class _GraphPipeline:
         self._arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         self._outputs = tensors_of(output)
-        self._given = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
-        self._works: LruCache[Any, Work | tuple[()]] = LruCache(_SHAPES)
-        # Dynamo clears what it knows of the arguments when it is through with compiling.
+        self._returned = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
+        self._pools: LruCache[Any, DevicePool | tuple[()]] = LruCache(_SHAPES)
+        # Dynamo deletes this information about arguments after compilation.
         self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._symbols = [_symbol(node) for node in self._arguments]
         self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
@@ -123,35 +125,36 @@ class _GraphPipeline:
         key = tuple(
             (tuple(one.shape), one.dtype, one.requires_grad) if isinstance(one, Tensor) else one for one in arguments
         )
-        work = self._works.use(key)
-        if work is None:
-            work = self._work(arguments) or ()
-            self._works.keep(key, work)
-        if not isinstance(work, Work):
+        pool = self._pools.use(key)
+        if pool is None:
+            graph = self._cut(arguments)
+            pool = () if graph is None else DevicePool(graph)
+            self._pools.keep(key, pool)
+        if not isinstance(pool, DevicePool):
             return tuple(self._graph(*arguments))
         gradients = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments)
-        # One draw of the user's generator: what torch.manual_seed fixes stays fixed, and calls differ.
-        drawn = int(torch.randint(1 << 62, ())) if work.random else 0
-        run = Pass(work, arguments, gradients, (drawn, 0))
+        # One draw of the user's generator: torch.manual_seed determines the numbers, and they differ between calls.
+        drawn = int(torch.randint(1 << 62, ())) if pool.graph.random else 0
+        run = Pass(pool, arguments, gradients, (drawn, 0))
         tensors = [one if isinstance(one, Tensor) else None for one in arguments]
-        made = _Pipelined.apply(run, *tensors) if gradients else run.forward()  # type: ignore[no-untyped-call]
-        values = dict(zip(work.outputs, made, strict=True)) | dict(zip(self._arguments, arguments, strict=True))
+        found = _Pipelined.apply(run, *tensors) if gradients else run.forward()  # type: ignore[no-untyped-call]
+        values = dict(zip(pool.graph.outputs, found, strict=True)) | dict(zip(self._arguments, arguments, strict=True))
         return tuple(values[one] if isinstance(one, fx.Node) else one for one in self._outputs)
 
-    def _work(self, arguments: Sequence[Any]) -> Work | None:
-        """What runs arguments of these shapes; None where there is nothing to cut."""
+    def _cut(self, arguments: Sequence[Any]) -> CutGraph | None:
+        """The cut graph for arguments of these shapes; None if there is nothing to cut."""
         data = [
             place
             for place, value in enumerate(arguments)
             if isinstance(value, Tensor) and value.ndim and place not in self._foreign
         ]
-        if not data or not self._given:
+        if not data or not self._returned:
             return None
         elsewhere = next(
             (one.device for one in arguments if isinstance(one, Tensor) and one.device.type != "cpu"), None
         )
         if elsewhere is not None:
-            # Autograd runs a device's backward in a thread of its own, which would wait here for those of the stages.
+            # Autograd has one thread for each GPU. It would wait in this backward for those of the stages: a deadlock.
             raise RequestError(
                 f"the model is on {elsewhere} and backend='panpipe' has its stages on threads of the CPU: move model "
                 "and batch to the CPU, or use panpipe.pipeline"
@@ -162,33 +165,34 @@ class _GraphPipeline:
             return None
         numbers = self._numbers(batched)
         probes = [next(size for size in _PROBES if size != sizes[0])] if len(sizes) > 1 else []
-        seen = {size: self._see(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
+        nodes = {size: self._node_info(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
+        info = nodes[sizes[0]]
         self._refuse_doubt(arguments, batched, sizes[0], samples)
-        stages = cut(self._graph, seen[sizes[0]], self._options.devices)
-        written = [p for p in batched if seen[sizes[0]][self._arguments[p]].storage in _writes(seen[sizes[0]])]
+        stages = cut(self._graph, info, self._options.devices)
+        written = [p for p in batched if info[self._arguments[p]].storage in _writes(info)]
         if written:
             raise RequestError(
                 f"the model writes its argument '{self._name(written[0])}' in place and panpipe hands it microbatches: "
                 "let it work on a copy, as x.clone() is"
             )
-        _say_once(
+        _warn_once(
             "the loss is outside of a compiled model, so all forwards run before all backwards, and every stage holds "
             "the saved tensors of all microbatches; panpipe.pipeline takes the loss inside, and holds less"
         )
-        self._tell_of_stages(stages)
-        random = any(one.draws for one in seen[sizes[0]].values())
-        return Work(stages, sizes, seen, frozenset(batched | numbers), self._given, random)
+        self._warn_of_few_stages(stages)
+        random = any(one.draws for one in info.values())
+        return CutGraph(stages, sizes, nodes, frozenset(batched | numbers), self._returned, random)
 
     def _batched(self, arguments: Sequence[Any], data: Sequence[int]) -> tuple[int, set[int]]:
-        """The number of samples, and the places of what has them along dimension 0."""
+        """The number of samples, and the positions of the arguments that have them along dimension 0."""
         given, names = self._options.batch_dims, {self._name(place): place for place in data}
         samples = arguments[next((names[n] for n, dim in given.items() if dim == 0 and n in names), data[0])].shape[0]
         free = {place for name, place in names.items() if name not in given and arguments[place].shape[0] == samples}
         return samples, free | {names[name] for name, dim in given.items() if dim == 0 and name in names}
 
     def _refuse_doubt(self, arguments: Sequence[Any], batched: set[int], size: int, samples: int) -> None:
-        """Refuse a graph that also runs where an argument of as many rows as there are samples is left whole: nothing
-        then shows that these are samples.
+        """Refuse an argument of unclear meaning: its dimension 0 has the number of samples, but the graph also runs if
+        it is not cut.
 
         Raises:
             RequestError: with its name.
@@ -200,7 +204,7 @@ class _GraphPipeline:
             rest = batched - {place}
             probe = next(one for one in _PROBES if one != samples)
             try:
-                self._see(arguments, rest, self._numbers(rest), probe, samples)
+                self._node_info(arguments, rest, self._numbers(rest), probe, samples)
             except RequestError:
                 continue
             raise RequestError(
@@ -209,38 +213,38 @@ class _GraphPipeline:
                 f"{{'{self._name(place)}': 0}}}}, or None for what is shared"
             )
 
-    def _tell_of_stages(self, stages: Sequence[Stage]) -> None:
+    def _warn_of_few_stages(self, stages: Sequence[Stage]) -> None:
         if len(stages) < self._options.devices:
-            _say_once(
+            _warn_once(
                 f"a graph has places to cut for {len(stages)} of {self._options.devices} stages: in-place writes and "
                 "contexts such as autocast stay whole, and every graph break begins another graph"
             )
 
-    def _see(
+    def _node_info(
         self, arguments: Sequence[Any], batched: set[int], numbers: set[int], size: int, samples: int
-    ) -> dict[fx.Node, Seen]:
-        """Every node for so many samples, with outputs that have as many."""
-        given = [size if place in numbers else value for place, value in enumerate(arguments)]
+    ) -> dict[fx.Node, NodeInfo]:
+        """Every node for ``size`` samples; refuses outputs that do not have this many rows."""
+        values = [size if place in numbers else value for place, value in enumerate(arguments)]
         shapes = {place: (size, *arguments[place].shape[1:]) for place in batched}
         try:
-            seen = see(self._graph, given, shapes)
+            info = node_info(self._graph, values, shapes)
         except RequestError:
             raise
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RequestError(f"{self._no_microbatches(batched, size, samples)}: {reason}; {_FIX}") from error
-        for node in self._given:
-            shape = seen[node].shape
-            if not shape and seen[node].tensor:
+        for node in self._returned:
+            shape = info[node].shape
+            if not shape and info[node].tensor:
                 raise RequestError(
                     f"the compiled model gives '{node.name}', a scalar, as a loss is: panpipe gives outputs of a batch "
                     "along dimension 0, and cannot tell a mean from a sum; compute it outside of the compiled model, "
                     "or use panpipe.pipeline, which takes the loss inside"
                 )
-            if not seen[node].tensor or shape[0] != size:
-                what = f"has shape {shape}" if seen[node].tensor else "is no tensor"
+            if not info[node].tensor or shape[0] != size:
+                what = f"has shape {shape}" if info[node].tensor else "is no tensor"
                 raise RequestError(f"{self._no_microbatches(batched, size, samples)}: '{node.name}' {what}; {_FIX}")
-        return seen
+        return info
 
     def _no_microbatches(self, batched: set[int], size: int, samples: int) -> str:
         names = ", ".join(f"'{self._name(place)}'" for place in sorted(batched))
@@ -250,7 +254,7 @@ class _GraphPipeline:
         return str(self._arguments[place].name).removeprefix("l_").removesuffix("_")
 
     def _numbers(self, batched: set[int]) -> set[int]:
-        """Places of the numbers that are the size of the batch, as Dynamo names sizes."""
+        """Positions of the numbers that are the size of the batch, by Dynamo's names of sizes."""
         sizes = {self._symbols[place] for place in batched}
         return {
             place
@@ -266,22 +270,22 @@ _FIX = (
 
 
 class _Pipelined(torch.autograd.Function):
-    """A pass as one operator of autograd's."""
+    """A pass as one operator of autograd."""
 
     @staticmethod
     def forward(ctx: Any, run: Pass, *tensors: Tensor | None) -> Any:
         ctx.run = run
         ctx.set_materialize_grads(False)
-        made = tuple(run.forward())
-        seen = run.work.seen[run.work.sizes[0]]
+        outputs = tuple(run.forward())
+        info = run.graph.nodes[run.graph.sizes[0]]
         ctx.mark_non_differentiable(
-            *(value for node, value in zip(run.work.outputs, made, strict=True) if not seen[node].differentiable)
+            *(value for node, value in zip(run.graph.outputs, outputs, strict=True) if not info[node].differentiable)
         )
-        return made
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if torch.is_grad_enabled():  # which create_graph=True means; gradients would silently be constants
+        if torch.is_grad_enabled():  # create_graph=True: gradients would silently be constants
             raise RequestError(
                 "create_graph=True asks for gradients that can be differentiated, and those of a compiled pipeline "
                 "cannot: call the model as it was before torch.compile where a penalty on gradients is computed"
@@ -290,7 +294,7 @@ class _Pipelined(torch.autograd.Function):
 
 
 def _of_module(node: fx.Node) -> bool:
-    """Whether an argument is a parameter, a buffer or a global, and not what the user gives the model."""
+    """Whether an argument is a parameter, a buffer or a global, and not an argument of the model."""
     known = node.meta.get("grapharg")
     name = str(getattr(getattr(known, "source", None), "name", ""))
     parameter = isinstance(getattr(known, "example", None), nn.Parameter)
@@ -298,7 +302,7 @@ def _of_module(node: fx.Node) -> bool:
 
 
 def _symbol(node: fx.Node) -> str | None:
-    """Dynamo's name of a number, or of the size of a tensor's dimension 0; None for a size that it holds fast."""
+    """Dynamo's symbol of a number, or of the size of a tensor's dimension 0; None for a constant size."""
     value = node.meta.get("example_value")
     if isinstance(value, Tensor) and value.ndim:
         value = value.shape[0]
@@ -306,10 +310,10 @@ def _symbol(node: fx.Node) -> str | None:
 
 
 def _sizes(samples: int, microbatches: int) -> list[int]:
-    """Samples of each microbatch, larger ones first; fewer microbatches where there are not so many samples."""
+    """Samples of each microbatch, larger ones first; each microbatch has at least one."""
     count = min(samples, microbatches)
     return [samples // count + (number < samples % count) for number in range(count)] if count else []
 
 
-def _writes(seen: Mapping[fx.Node, Seen]) -> set[int]:
-    return {storage for one in seen.values() for storage in one.written}
+def _writes(info: Mapping[fx.Node, NodeInfo]) -> set[int]:
+    return {storage for one in info.values() for storage in one.written}

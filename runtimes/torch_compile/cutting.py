@@ -1,4 +1,4 @@
-"""Cutting a graph of Dynamo's into stages: where that may be, where it is best, and the stages as graphs."""
+"""Cuts a graph of Dynamo into stages: where a cut is allowed, which cut is balanced, and the stages as graphs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -9,8 +9,8 @@ from attrs import frozen
 from torch import fx
 
 from ...core.cluster.catalog import find_device
+from .node_info import NodeInfo, tensors_of
 from .recomputing import CHECKPOINT, checkpointed
-from .seen import Seen, tensors_of
 
 _OPENING = ("_enter_autocast", "_vmap_increment_nesting", "_grad_increment_nesting", "_saved_tensors_hooks_disable")
 _CLOSING = ("_exit_autocast", "_vmap_decrement_nesting", "_grad_decrement_nesting", "_saved_tensors_hooks_enable")
@@ -21,10 +21,10 @@ class Stage:
     """A part of the graph.
 
     Args:
-        module: takes the arguments, then the tensors of earlier stages; gives a tuple.
-        arguments: places of the graph's arguments that it reads.
+        module: takes the arguments, then the tensors of earlier stages; returns a tuple.
+        arguments: positions of the graph's arguments that it reads.
         incoming: nodes of earlier stages that it reads, all tensors.
-        outgoing: nodes that it gives: to later stages, or out of the graph.
+        outgoing: nodes that it returns, for later stages or as outputs of the graph.
         first_draw: ordinal of its first random operator in the whole graph.
     """
 
@@ -35,32 +35,34 @@ class Stage:
     first_draw: int
 
 
-def cut(graph: fx.GraphModule, seen: Mapping[fx.Node, Seen], stages: int) -> list[Stage]:
-    """Cut a graph into stages of like cost, in its own order.
+def cut(graph: fx.GraphModule, info: Mapping[fx.Node, NodeInfo], stages: int) -> list[Stage]:
+    """Cut a graph into stages of about equal cost, in the order of its nodes.
 
     Args:
         graph: the graph.
-        seen: of its nodes, for a microbatch.
-        stages: how many are wanted; fewer come where there are not so many places to cut.
+        info: of its nodes, for a microbatch.
+        stages: number of stages; there are fewer if the graph has too few places to cut.
     """
     nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
-    costs = [_cost(seen[node]) for node in nodes]
-    allowed = [place for place in range(1, len(nodes)) if place not in _forbidden(graph, nodes, seen)]
+    costs = [_cost(info[node]) for node in nodes]
+    allowed = [place for place in range(1, len(nodes)) if place not in _forbidden(graph, nodes, info)]
     places = _even(costs, allowed, stages)
     bounds = [0, *places, len(nodes)]
-    return _stages(graph, seen, [nodes[a:b] for a, b in pairwise(bounds)])
+    return _stages(graph, info, [nodes[a:b] for a, b in pairwise(bounds)])
 
 
-def _cost(seen: Seen) -> float:
-    """Seconds on a core at its peak; only their proportions count."""
+def _cost(info: NodeInfo) -> float:
+    """Seconds on a core at its peak rates; only the ratios matter."""
     core = find_device("cpu-core")
-    return seen.flops / core.peak_flops_per_s["fp32"] + 2 * seen.bytes / core.peak_memory_bytes_per_s
+    return info.flops / core.peak_flops_per_s["fp32"] + 2 * info.bytes / core.peak_memory_bytes_per_s
 
 
-def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], seen: Mapping[fx.Node, Seen]) -> set[int]:
-    """Places in front of which no stage may begin: inside a context such as autocast, between an operator of several
-    results and the nodes that take them apart, as messages are single tensors, and between the first use of a tensor
-    and the last one, if it is written in place."""
+def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], info: Mapping[fx.Node, NodeInfo]) -> set[int]:
+    """Places before which no stage may begin.
+
+    They are inside a context such as autocast; between an operator with several results and the nodes that select one,
+    because a message is a tensor; and between the first and the last use of a tensor that is written in place.
+    """
     found: set[int] = set()
     depth, gradients = 0, True
     uses: dict[int, list[int]] = {}
@@ -69,28 +71,28 @@ def _forbidden(graph: fx.GraphModule, nodes: Sequence[fx.Node], seen: Mapping[fx
     for place, node in enumerate(nodes):
         if depth or not gradients:
             found.add(place)
-        if seen[node].several:
+        if info[node].several:
             found.update(range(place + 1, max((position.get(user, place) for user in node.users), default=place) + 1))
         name = getattr(node.target, "__name__", str(node.target))
         depth += (name in _OPENING) - (name in _CLOSING)
         if node.target is torch._C._set_grad_enabled:
             gradients = bool(node.args[0])
-        written |= seen[node].written
+        written |= info[node].written
         for one in (node, *node.all_input_nodes):
-            if seen[one].tensor:
-                uses.setdefault(seen[one].storage, []).append(place)
-    # What was written is read as it is at the end of its stage: only writes must stay with what came before them.
-    arguments = {seen[node].storage for node in graph.graph.nodes if node.op == "placeholder" and seen[node].tensor}
+            if info[one].tensor:
+                uses.setdefault(info[one].storage, []).append(place)
+    # Later stages read a written tensor as it is at the end of its stage: only writes must stay with earlier uses.
+    arguments = {info[node].storage for node in graph.graph.nodes if node.op == "placeholder" and info[node].tensor}
     for storage in written:
         places = uses.get(storage, [])
-        writes = [place for place in places if storage in seen[nodes[place]].written]
+        writes = [place for place in places if storage in info[nodes[place]].written]
         if writes:
             found.update(range(places[0] + 1, (places[-1] if storage in arguments else writes[-1]) + 1))
     return found
 
 
 def _even(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[int]:
-    """The places that leave the least of the largest stage; by bisection over what a stage may cost."""
+    """The places for which the most expensive stage is cheapest, by bisection over the cost limit of a stage."""
     if not allowed or stages < 2:
         return []
     sums = [0.0]
@@ -126,12 +128,12 @@ def _even(costs: Sequence[float], allowed: Sequence[int], stages: int) -> list[i
     return best
 
 
-def _stages(graph: fx.GraphModule, seen: Mapping[fx.Node, Seen], parts: Sequence[Sequence[fx.Node]]) -> list[Stage]:
+def _stages(graph: fx.GraphModule, info: Mapping[fx.Node, NodeInfo], parts: Sequence[Sequence[fx.Node]]) -> list[Stage]:
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
     home = {node: number for number, part in enumerate(parts) for node in part}
     given = {node for node in tensors_of(output) if isinstance(node, fx.Node) and node in home}
-    drafts = [_draft(part, number, home, seen) for number, part in enumerate(parts)]
+    drafts = [_draft(part, number, home, info) for number, part in enumerate(parts)]
     stages, draws = [], 0
     for number, (part, (copied, incoming)) in enumerate(zip(parts, drafts, strict=True)):
         read = {node for _, others in drafts[number + 1 :] for node in others}
@@ -139,14 +141,15 @@ def _stages(graph: fx.GraphModule, seen: Mapping[fx.Node, Seen], parts: Sequence
         wanted = [place for place, node in enumerate(arguments) if any(node in n.all_input_nodes for n in copied)]
         module = _module(graph, copied, [arguments[place] for place in wanted], incoming, outgoing)
         stages.append(Stage(module, tuple(wanted), incoming, outgoing, draws))
-        draws += sum(seen[node].draws for node in part)
+        draws += sum(info[node].draws for node in part)
     return stages
 
 
 def _draft(
-    part: Sequence[fx.Node], number: int, home: Mapping[fx.Node, int], seen: Mapping[fx.Node, Seen]
+    part: Sequence[fx.Node], number: int, home: Mapping[fx.Node, int], info: Mapping[fx.Node, NodeInfo]
 ) -> tuple[list[fx.Node], tuple[fx.Node, ...]]:
-    """The nodes of a stage with the numbers and attributes of earlier ones that it reads, and the tensors it reads."""
+    """The nodes of a stage, with copies of the numbers and attributes of earlier stages that it reads; and the tensors
+    of earlier stages that it reads."""
     copied: dict[fx.Node, None] = {}
     incoming: dict[fx.Node, None] = {}
 
@@ -154,7 +157,7 @@ def _draft(
         for one in node.all_input_nodes:
             if one not in home or home[one] == number or one in copied:
                 continue
-            if seen[one].tensor and one.op != "get_attr":
+            if info[one].tensor and one.op != "get_attr":
                 incoming[one] = None
             else:
                 want(one)

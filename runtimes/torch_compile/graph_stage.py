@@ -1,8 +1,8 @@
-"""A stage of a graph: F runs it under autograd, B is autograd's, and between them it holds the saved tensors."""
+"""A stage of a graph: F runs it under autograd, autograd computes B, and the autograd graph holds the saved tensors."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -11,18 +11,16 @@ from torch import Tensor, fx
 from ...core.capture.graph.randomness import KeyedRandom
 from ..optimizer.state import StageState
 from ..programs.linked_stage import LinkedStage
-
-if TYPE_CHECKING:
-    from .running import Work
+from .cut_graph import CutGraph
 
 
 @define(eq=False)
-class _Held:
-    """What a stage holds of a microbatch between F and B.
+class _ForwardResult:
+    """The inputs and outputs of F that B needs, for one microbatch.
 
     Args:
-        leaves: node or place of an argument → the leaf that its gradient is wanted for.
-        values: what the stage gave.
+        leaves: node, or position of an argument → the leaf whose gradient B computes.
+        values: outgoing node → its value.
     """
 
     leaves: dict[Any, Tensor]
@@ -34,10 +32,10 @@ class StagePass:
     """What all microbatches of a pass share at one stage.
 
     Args:
-        arguments: place → a leaf of the stage's own, for what is not cut: one for all microbatches, so that autocast
-            casts it once. The user's tensor gets its whole gradient outside, and there its hooks are called.
+        arguments: position → a separate leaf for each argument that is not cut: one for all microbatches, so that
+            autocast casts it once. Its whole gradient goes to the user's tensor, whose hooks autograd then calls.
         wanted: output → its gradient for the whole batch.
-        gradients: place → of each microbatch for what is cut, else one.
+        gradients: position → the gradient of each microbatch for an argument that is cut, otherwise their sum.
     """
 
     arguments: dict[int, Any] = field(factory=dict)
@@ -45,6 +43,7 @@ class StagePass:
     gradients: dict[int, list[Tensor | None]] = field(factory=dict)
 
     def add(self, place: int, gradient: Tensor | None, cut: bool) -> None:
+        """Add the gradient of an argument for one microbatch."""
         kept = self.gradients.setdefault(place, [])
         if cut or not kept:
             kept.append(gradient)
@@ -53,90 +52,92 @@ class StagePass:
 
 
 class GraphStage(LinkedStage):
-    """A stage of a graph for one microbatch: F runs it under autograd, from leaves of its own; B is autograd's.
+    """A stage of a graph for one microbatch.
 
     Args:
-        work: what is run.
+        graph: the cut graph.
         number: the stage.
-        microbatch: which of them.
+        microbatch: the microbatch.
         gradients: whether a backward follows.
         shared: what all microbatches share.
     """
 
-    def __init__(self, work: "Work", number: int, microbatch: int, gradients: bool, shared: StagePass) -> None:
-        self._work, self._stage, self._shared, self._gradients = work, work.stages[number], shared, gradients
-        self._start, self._size = sum(work.sizes[:microbatch]), work.sizes[microbatch]
-        readers = work.stages[number + 1 :]
+    def __init__(self, graph: CutGraph, number: int, microbatch: int, gradients: bool, shared: StagePass) -> None:
+        self._graph, self._stage, self._shared, self._gradients = graph, graph.stages[number], shared, gradients
+        self._start, self._size = sum(graph.sizes[:microbatch]), graph.sizes[microbatch]
+        readers = graph.stages[number + 1 :]
         self._outputs = [n for n in self._stage.outgoing if any(n in reader.incoming for reader in readers)]
-        self._results = [n for n in self._stage.outgoing if n in work.outputs]
-        self._held: _Held | None = None
+        self._results = [n for n in self._stage.outgoing if n in graph.outputs]
+        self._forward_result: _ForwardResult | None = None
         boundary, outputs = (
-            [work.boundary(node, self._size, gradients) for node in nodes]
+            [graph.boundary(node, self._size, gradients) for node in nodes]
             for nodes in (self._stage.incoming, self._outputs)
         )
         self._differentiable = {n for n, b in zip(self._stage.incoming, boundary, strict=True) if b.differentiable}
-        layout, results = work.layout(self._size, gradients), [node.name for node in self._results]
+        layout, results = graph.layout(self._size, gradients), [node.name for node in self._results]
         super().__init__(number, boundary, outputs, results, layout, StageState({}, {}, None), self._stage.arguments)
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        held = _Held({}, {})
+        found = _ForwardResult({}, {})
         with ExitStack() as contexts:
             contexts.enter_context(torch.set_grad_enabled(self._gradients))
-            given = [self._argument(place, leaves[place], held) for place in self._stage.arguments]
+            arguments = [self._argument(place, leaves[place], found) for place in self._stage.arguments]
             for node, value in zip(self._stage.incoming, boundary, strict=True):
                 if node in self._differentiable:
-                    held.leaves[node] = value.requires_grad_()
-            if self._work.random:
+                    found.leaves[node] = value.requires_grad_()
+            if self._graph.random:
                 contexts.enter_context(KeyedRandom(key, self._stage.first_draw))
-            values = self._stage.module(*given, *boundary)
-        held.values = dict(zip(self._stage.outgoing, values, strict=True))
-        self._held = held if self._gradients else None
-        outputs, results = ([held.values[n].detach() for n in nodes] for nodes in (self._outputs, self._results))
+            values = self._stage.module(*arguments, *boundary)
+        found.values = dict(zip(self._stage.outgoing, values, strict=True))
+        self._forward_result = found if self._gradients else None
+        outputs, results = ([found.values[n].detach() for n in nodes] for nodes in (self._outputs, self._results))
         return outputs, results
 
-    def _argument(self, place: int, leaf: Any, held: _Held) -> Any:
+    def _argument(self, place: int, leaf: Any, found: _ForwardResult) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return leaf
-        if place in self._work.batched:
+        if place in self._graph.batched:
             value = leaf.detach().requires_grad_(self._gradients)
         else:
             value = self._shared.arguments.setdefault(place, leaf.detach().requires_grad_(self._gradients))
         if self._gradients:
-            held.leaves[place] = value
+            found.leaves[place] = value
         return value
 
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> list[list[Tensor]]:
-        assert self._held is not None
-        held, self._held = self._held, None
-        given = {
+        assert self._forward_result is not None
+        found, self._forward_result = self._forward_result, None
+        ends = {
             node: gradient.narrow(0, self._start, self._size)
             for node, gradient in self._shared.wanted.items()
-            if gradient is not None and node in held.values
+            if gradient is not None and node in found.values
         }
         for place, gradient in tangents.items():
             node = self._outputs[place]
-            given[node] = given[node] + gradient if node in given else gradient
-        wanted, ends = list(held.leaves), [n for n, value in held.values.items() if n in given and value.requires_grad]
-        made: Sequence[Tensor | None] = [None] * len(wanted)
-        if ends and wanted:
-            made = torch.autograd.grad(
-                [held.values[node] for node in ends], [held.leaves[leaf] for leaf in wanted],
-                [given[node] for node in ends], allow_unused=True,
+            ends[node] = ends[node] + gradient if node in ends else gradient
+        wanted = list(found.leaves)
+        nodes = [n for n, value in found.values.items() if n in ends and value.requires_grad]
+        computed: Sequence[Tensor | None] = [None] * len(wanted)
+        if nodes and wanted:
+            computed = torch.autograd.grad(
+                [found.values[node] for node in nodes], [found.leaves[leaf] for leaf in wanted],
+                [ends[node] for node in nodes], allow_unused=True,
             )  # fmt: skip
-        gradients = dict(zip(wanted, made, strict=True))
+        gradients = dict(zip(wanted, computed, strict=True))
         for place in self._stage.arguments:
-            if place in held.leaves:
-                self._shared.add(place, gradients[place], place in self._work.batched)
-        nodes = self._stage.incoming
+            if place in found.leaves:
+                self._shared.add(place, gradients[place], place in self._graph.batched)
+        incoming = self._stage.incoming
         return [
-            [dense(gradients[nodes[i]], held.leaves[nodes[i]]) for i in places] for places in self.returned.values()
+            [dense(gradients[incoming[i]], found.leaves[incoming[i]]) for i in places]
+            for places in self.returned.values()
         ]
 
 
 def dense(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """A gradient; zeros where there is none."""
+    """The gradient, or zeros if it is None."""
     return torch.zeros_like(like) if gradient is None else gradient

@@ -1,7 +1,7 @@
-"""Activation checkpoints inside a graph: what a backward computes again draws the numbers that its forward drew.
+"""Activation checkpoints inside a graph: the recomputation draws the same random numbers as the forward.
 
-Dynamo leaves ``torch.utils.checkpoint`` in the graph as an operator of its own. Run as it is, it computes its body
-again outside of the mode that keys random numbers, and dropout would drop other elements than in the forward.
+Dynamo represents ``torch.utils.checkpoint`` in the graph by a higher-order operator. Unchanged, it would recompute its
+body outside of the mode that keys random numbers, and dropout would drop other elements than in the forward.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,23 +16,23 @@ from torch.utils.checkpoint import checkpoint
 from ...core.capture.graph.randomness import KeyedRandom
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
-"""Dynamo's operator, which `checkpointed` takes the place of."""
+"""Dynamo's operator, which `checkpointed` replaces."""
 
 _Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def checkpointed(body: fx.GraphModule, *arguments: Any, **options: Any) -> Any:
-    """Run a body whose saved tensors are computed again in the backward.
+    """Run a body whose saved tensors are recomputed in the backward.
 
     Args:
-        body: the graph of the function that is checkpointed.
-        arguments: its own.
-        options: of ``torch.utils.checkpoint.checkpoint``; its generators are left alone, as numbers are keyed.
+        body: the graph of the checkpointed function.
+        arguments: of the body.
+        options: of ``torch.utils.checkpoint.checkpoint``. It does not save generator states: random numbers are keyed.
     """
     modes = _get_current_dispatch_mode_stack()
     drawing = next((mode for mode in reversed(modes) if isinstance(mode, KeyedRandom)), None)
     key, first = (drawing.key, drawing.ordinal) if drawing is not None else (None, 0)
-    # Selective checkpointing says by these what is kept.
+    # Selective checkpointing chooses with these contexts what is saved.
     chosen: Callable[[], _Contexts] | None = body.meta.get("_checkpoint_context_fn")
 
     @contextmanager

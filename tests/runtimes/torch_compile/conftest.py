@@ -11,7 +11,7 @@ from panpipe.runtimes.torch_compile import backend
 def quiet():
     """Nothing compiled or said before, and no warnings."""
     torch._dynamo.reset()
-    backend._said.clear()
+    backend._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""What happens at every node of a graph, seen on fake tensors: nothing is computed, and no memory taken."""
+"""The value, writes and costs of every node of a graph, found on fake tensors: without computation or memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from ...core.capture.graph.randomness import KeyedRandom, random_key
 
 
 @frozen
-class Seen:
+class NodeInfo:
     """One node.
 
     Args:
         tensor: whether its value is a tensor.
-        several: whether it is a tuple or list that holds tensors.
+        several: whether its value is a tuple or list with tensors.
         shape, dtype, differentiable: of the tensor.
-        storage: what it shares memory through.
-        written: storages that the node writes in place.
-        draws: how many random operators it runs.
-        flops: floating-point operations of its matrix products and the like.
+        storage: address of the tensor's storage.
+        written: addresses of storages that the node writes in place.
+        draws: number of random operators that it runs.
+        flops: floating-point operations, as ``FlopCounterMode`` counts them.
         bytes: of its value.
     """
 
@@ -42,7 +42,7 @@ class Seen:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes the storages that operators write."""
+    """Records the storages that operators write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,41 +58,43 @@ class _Writes(TorchDispatchMode):
         return func(*args, **named)
 
 
-class _Watch(fx.Interpreter):
+class _Recorder(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, writes: _Writes, random: KeyedRandom, flops: FlopCounterMode) -> None:
         super().__init__(graph)
         self._writes, self._random, self._flops = writes, random, flops
-        self.seen: dict[fx.Node, Seen] = {}
+        self.nodes: dict[fx.Node, NodeInfo] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         self._writes.found.clear()
         draws, flops = self._random.ordinal, self._flops.get_total_flops()
         value = super().run_node(n)
-        done = Seen(
+        info = NodeInfo(
             written=frozenset(self._writes.found),
             draws=self._random.ordinal - draws,
             flops=self._flops.get_total_flops() - flops,
             several=isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value),
         )
         if isinstance(value, Tensor):
-            done = evolve(
-                done, tensor=True, shape=tuple(value.shape), dtype=value.dtype, differentiable=value.requires_grad,
+            info = evolve(
+                info, tensor=True, shape=tuple(value.shape), dtype=value.dtype, differentiable=value.requires_grad,
                 storage=value.untyped_storage()._cdata, bytes=value.nbytes,
             )  # fmt: skip
-        self.seen[n] = done
+        self.nodes[n] = info
         return value
 
 
-def see(graph: fx.GraphModule, arguments: Sequence[Any], shapes: Mapping[int, tuple[int, ...]]) -> dict[fx.Node, Seen]:
+def node_info(
+    graph: fx.GraphModule, arguments: Sequence[Any], shapes: Mapping[int, tuple[int, ...]]
+) -> dict[fx.Node, NodeInfo]:
     """Run a graph on fake tensors.
 
     Args:
         graph: the graph.
-        arguments: what its placeholders get.
-        shapes: place of an argument → the shape that it has instead.
+        arguments: values of its placeholders.
+        shapes: position of an argument → the shape that it has instead.
 
     Raises:
-        Exception: whatever an operator says of these shapes.
+        Exception: an operator does not support these shapes.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, Tensor] = {}
@@ -102,9 +104,9 @@ def see(graph: fx.GraphModule, arguments: Sequence[Any], shapes: Mapping[int, tu
             return value
         shape = shapes.get(place, tuple(value.shape))
         if not value.ndim and not value.requires_grad and value.device.type == "cpu":
-            # Dynamo passes numbers of modules, such as an epsilon, as tensors; the graph takes the number out again.
+            # Dynamo passes numbers of modules, such as an epsilon, as tensors, and the graph reads the number.
             return torch.tensor(numbers[place], dtype=value.dtype)
-        if id(value) not in fakes:  # the same tensor twice stays the same
+        if id(value) not in fakes:  # a tensor that is passed twice stays one tensor
             fakes[id(value)] = torch.empty(shape, dtype=value.dtype, device=value.device)
             fakes[id(value)].requires_grad_(value.requires_grad)
         return fakes[id(value)]
@@ -113,17 +115,17 @@ def see(graph: fx.GraphModule, arguments: Sequence[Any], shapes: Mapping[int, tu
     random = KeyedRandom(random_key(0, 0, 0))
     writes, flops = _Writes(), FlopCounterMode(display=False)
     with mode, torch.enable_grad():
-        given = [fake(place, value) for place, value in enumerate(arguments)]
-        held = [value.view_as(value) if value.requires_grad else value for value in given if isinstance(value, Tensor)]
+        values = [fake(place, value) for place, value in enumerate(arguments)]
+        held = [value.view_as(value) if value.requires_grad else value for value in values if isinstance(value, Tensor)]
         views = iter(held)  # a leaf that requires a gradient may not be written; the model's own input may
-        given = [next(views) if isinstance(value, Tensor) else value for value in given]
+        values = [next(views) if isinstance(value, Tensor) else value for value in values]
         with flops, random, writes:
-            watch = _Watch(graph, writes, random, flops)
-            watch.run(*given)
-    return watch.seen
+            recorder = _Recorder(graph, writes, random, flops)
+            recorder.run(*values)
+    return recorder.nodes
 
 
 def tensors_of(node: fx.Node) -> list[Any]:
-    """What an output node gives back."""
+    """The values that an output node returns."""
     leaves: list[Any] = pytree.tree_leaves(node.args[0], is_leaf=lambda value: isinstance(value, fx.Node))
     return leaves
