@@ -51,17 +51,17 @@ def build_pipeline(
     """Build a pipeline; see ``panpipe.pipeline`` for model, step and example batch.
 
     Args:
-        options: what else a user gives.
+        options: the user's other arguments.
         virtual: simulated devices, all of them in this process; None for real ones.
-        report: called with what is going on.
+        report: called with the progress.
 
     Raises:
-        RequestError: something asked for is wrong.
+        RequestError: an argument is wrong.
         InfeasibleError: no plan fits in memory.
     """
     kind = options.check(model)
     refuse_inference_tensors(model)
-    # What is asked for is right as far as the arguments alone show: from here on it takes time.
+    # All checks of the arguments alone are done: what follows takes time.
     report("capturing the step")
     example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)
     source = weights_from(options.weights, model, options.training.seed)
@@ -73,9 +73,9 @@ def build_pipeline(
         plan = virtual.planned(example.operators, report)
     team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]))
     try:
-        building = _Building(options, example, team, virtual, report)
-        building.check_ranks(source)
-        pipe = building.ready(plan) if plan is not None else _automatic(building, batch)
+        builder = _Builder(options, example, team, virtual, report)
+        builder.check_ranks(source)
+        pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
         pipe.load(source)
         return pipe
     except BaseException as failure:
@@ -84,13 +84,13 @@ def build_pipeline(
 
 
 def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device) -> Team:
-    """The devices, before ranks have compared anything.
+    """The devices, before ranks have compared their arguments.
 
     Args:
-        options: what the user wants.
-        plan: that the pipeline will have, where it is known.
+        options: the user's arguments.
+        plan: the plan of the pipeline; None if it is not known yet.
         kind: type of the devices.
-        on: where the model is.
+        on: the model's device.
     """
     mesh, devices = mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
@@ -102,15 +102,15 @@ def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.devi
     return make_team(mesh, options.backend, kind, devices.share)
 
 
-class _Building:
-    """What pipelines of any plan are made of.
+class _Builder:
+    """Builds pipelines of a captured step, for any plan.
 
     Args:
-        options: what the user wants.
+        options: the user's arguments.
         example: the captured step.
         team: the devices.
         virtual: simulated devices; None for real ones.
-        report: called with what is going on.
+        report: called with the progress.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Building:
         self.programs = ProgramOptions(max_shapes=options.max_shapes)
 
     def check_ranks(self, source: Weights) -> None:
-        """Refuse ranks that were given different things; place the devices. All ranks call this at once."""
+        """Refuse ranks with different arguments, and place the devices. All ranks call this together."""
         options, example = self.options, self.example
         named, share, compiling = options.devices.named, options.devices.share, options.compile
         given = {
@@ -142,7 +142,7 @@ class _Building:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
 
     def ready(self, plan: Plan) -> Pipeline:
-        """The pipeline of a plan, which has no values yet."""
+        """The pipeline of a plan, without values yet."""
         options, operators = self.options, self.example.operators
         if options.training.needs_all_stages:
             plan = _predicted_again(plan, synchronised(plan), options.planning.oracle)
@@ -151,7 +151,7 @@ class _Building:
         return Pipeline(self.example, plan, self.team, options.training, self.programs, clock)
 
     def planning(self) -> Planning:
-        """What an automatic plan is made from; its limit in seconds counts from now on."""
+        """The request of an automatic plan; its limit in seconds counts from now."""
         options = self.options
         return Planning(
             self.example,
@@ -165,7 +165,7 @@ class _Building:
         )
 
     def earlier_plans(self, planning: Planning) -> EarlierPlans:
-        """Plans of earlier runs of the same request."""
+        """The cached plans of the same request."""
         options = self.options
         others = {
             "compile": options.compile and options.compile.name,
@@ -175,16 +175,16 @@ class _Building:
         return EarlierPlans(planning, others)
 
 
-def _automatic(building: _Building, batch: Any) -> Pipeline:
-    """The pipeline of the plan that an earlier run made, or of one that is made now."""
-    planning = building.planning()
-    earlier = building.earlier_plans(planning)
+def _automatic(builder: _Builder, batch: Any) -> Pipeline:
+    """The pipeline of a cached plan, or of a new one."""
+    planning = builder.planning()
+    earlier = builder.earlier_plans(planning)
     found = earlier.find()
     if found is not None:
-        return building.ready(found)
-    if planning.team.decide(lambda: compile_ahead(planning.report)):  # by one rank, for all of a machine
+        return builder.ready(found)
+    if planning.team.decide(lambda: compile_ahead(planning.report)):  # one rank compiles for all
         planning.budget.restart()
-    pipe = best_rehearsed(planning, building.ready, batch)
+    pipe = best_rehearsed(planning, builder.ready, batch)
     earlier.keep(pipe.plan)
     cut, step = planning.budget.cut, pipe.plan.prediction
     if cut:
@@ -195,14 +195,14 @@ def _automatic(building: _Building, batch: Any) -> Pipeline:
 
 
 def _end(team: Team, failure: BaseException) -> None:
-    """Close the team of a pipeline that cannot be built; the others learn what failed on this rank alone."""
+    """Close the team of a pipeline that cannot be built, and report a failure of this rank alone to the others."""
     if not isinstance(failure, PanpipeError):
         team.fail(failure)
     team.close()
 
 
 def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
-    """The changed plan, with the prediction that the plan had made again for it."""
+    """The changed plan; if the plan had a prediction, with a new one."""
     prediction = plan.prediction
     if changed is plan or prediction is None:
         return changed
@@ -210,8 +210,10 @@ def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:
-    """Refuse a plan that is not for this model, not sound, not the same everywhere, or, unless it may stand
-    ``anywhere``, not on the first devices."""
+    """Refuse a plan that is not valid, not for this model, or different on another rank.
+
+    Threads refuse a plan that does not use the first devices of its cluster in order, unless ``anywhere`` is True.
+    """
     hashes = team.everywhere(lambda _: plan.hash)
     other = next((number for number, found in enumerate(hashes) if found != hashes[0]), None)
     if other is not None:

@@ -1,8 +1,8 @@
-"""What automatic planning may spend: evaluations and repeats, which follow from the problem, and at most some seconds.
+"""The budget of automatic planning: numbers of evaluations and repeats, and a limit in seconds.
 
-Counts decide, so that the same request plans alike on a fast machine and on a slow one. A limit in seconds is a cap: it
-ends what counts would go on with, and what it cut is recorded and reported. Clocks of ranks differ: one rank reads
-its own, and all of them do as it decides.
+The numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine. The
+limit in seconds is a cap: what it shortens is recorded and reported. Clocks of ranks differ: one rank reads its clock
+and decides for all.
 """
 
 import time
@@ -16,20 +16,20 @@ from ..launch.team import Team
 CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
 LEAST_EVALUATIONS = 2_000
-"""Evaluations of a search at least, for however many actions."""
+"""Smallest number of evaluations of a search, for any number of actions."""
 DEFAULT_S, DEFAULT_STEPS = 10.0, 8
-"""Where no limit is given: planning takes at most this many seconds, or as long as this many steps of training."""
+"""The default limit: this many seconds, or the time of this many training steps if that is longer."""
 
 
 @define(eq=False)
 class Budget:
-    """What may be spent on one automatic plan.
+    """The budget of one automatic plan.
 
     Args:
         team: the devices; the rank of the first one reads the clock.
-        seconds: the most that planning may take, counted from when the budget is made; None for no limit.
-        clock: seconds from any start.
-        cut: what the limit shortened so far, each once; complete on the rank of the first device alone.
+        seconds: the limit, counted from the creation of the budget; None for no limit.
+        clock: the current time in seconds.
+        cut: what the limit shortened so far, each once; complete only on the rank of the first device.
     """
 
     team: Team
@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def of(cls, team: Team, seconds: float | None) -> "Budget":
-        """The budget of a request: a limit that is given, or the default, which grows with the step."""
+        """The budget of a request: the user's limit, or the default, which grows with the step."""
         if seconds is not None:
             return cls(team, seconds)
         budget = cls(team, DEFAULT_S)
@@ -49,7 +49,7 @@ class Budget:
         return budget
 
     def expect_step(self, step_s: float) -> None:
-        """Let the default limit follow from the length of a training step, in seconds; the same on every rank."""
+        """Raise the default limit for long training steps, given in seconds; the same on every rank."""
         if self._grows and self.seconds is not None:
             self.seconds = max(self.seconds, DEFAULT_STEPS * step_s)
 
@@ -58,27 +58,27 @@ class Budget:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on: what was done so far is no part of planning."""
+        """Count the seconds from now."""
         self._start = self.clock()
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left by this rank's own clock; None without a limit. Only for what one rank does for all."""
+        """Seconds left by this rank's clock; None without a limit. Only for work that one rank does for all."""
         return None if self.seconds is None else max(self.seconds - (self.clock() - self._start), 1e-3)
 
     def cut_evaluations(self, microbatches: int) -> int:
-        """Evaluations of one search for cuts, on a step of this many microbatches."""
+        """Number of evaluations of one search for cuts, for a step of this many microbatches."""
         return self._evaluations(CUT_ACTIONS, microbatches)
 
     def order_evaluations(self, microbatches: int) -> int:
-        """Evaluations of one search for the orders of measured stages."""
+        """Number of evaluations of one search for the orders of measured stages."""
         return self._evaluations(ORDER_ACTIONS, microbatches)
 
     def _evaluations(self, actions: int, microbatches: int) -> int:
         return max(actions // (6 * self.team.size * microbatches), LEAST_EVALUATIONS)
 
     def searched(self, what: str) -> None:
-        """Record that a search ended; where the time is over, that the limit cut it. On the rank that searched."""
+        """Record at the end of a search whether the limit has cut it; called on the rank that searched."""
         if self.seconds is not None and self.clock() - self._start >= self.seconds:
             self._shorten(what)
 
@@ -90,15 +90,15 @@ class Budget:
         return self.repeats(what, seconds, 1, least=0) == 1
 
     def repeats(self, what: str, each_s: float, wanted: int, least: int = 1) -> int:
-        """How often something is repeated that takes about ``each_s`` seconds: the same on every rank.
+        """The number of repeats of work that takes about ``each_s`` seconds, the same on every rank.
 
-        All ranks call this at the same time, with any ``each_s``: that of the first device's rank counts.
+        All ranks call this at the same time; the ``each_s`` of the first device's rank counts.
 
         Args:
-            what: for the report, such as ``"rehearsing"``.
+            what: the work, for the report, such as ``"rehearsing"``.
             each_s: seconds of one repeat.
-            wanted: repeats without a limit in seconds.
-            least: repeats that are done whatever the time.
+            wanted: number of repeats without a limit in seconds.
+            least: smallest number of repeats.
         """
         if self.seconds is None:
             return wanted
@@ -118,7 +118,11 @@ class Budget:
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Refuse a limit that is none."""
+    """Refuse a limit that is not a number above 0.
+
+    Raises:
+        RequestError: it is not.
+    """
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is not None and not (number and 0 < seconds < float("inf")):
         raise RequestError(f"plan_seconds is {seconds!r}: give a number of seconds above 0, or None for no limit")

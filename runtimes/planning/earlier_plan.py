@@ -1,4 +1,4 @@
-"""The plan that an earlier run made for the same request, and what makes two requests the same."""
+"""The cached plan of an earlier run of the same request, and the key that identifies a request."""
 
 import functools
 import hashlib
@@ -18,11 +18,11 @@ from .plan_cache import PlanCache, cache_folder, versions
 
 
 class EarlierPlans:
-    """The cached plans of one request. All ranks make one at the same time; the first one reads and writes.
+    """The cached plans of one request. All ranks create one at the same time; the first rank reads and writes.
 
     Args:
-        planning: what an automatic plan would be made from.
-        others: what else the plan depends on, by name; values are compared as they are written.
+        planning: the request.
+        others: other values that the plan depends on, by name; they are compared as strings.
     """
 
     def __init__(self, planning: Planning, others: Mapping[str, Any]) -> None:
@@ -31,11 +31,11 @@ class EarlierPlans:
         self._key = _key(planning, others) if wanted else {}
 
     def find(self) -> Plan | None:
-        """The plan, the same on every rank; None where it is to be made."""
+        """The cached plan, the same on every rank; None if there is none."""
         return self._planning.team.decide(self._found)
 
     def keep(self, plan: Plan) -> None:
-        """Keep a plan that was made."""
+        """Write a new plan to the cache."""
         if self._planning.team.first:
             self._cache.keep(self._key, plan)
 
@@ -59,7 +59,7 @@ class EarlierPlans:
 
 
 def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
-    """What the plan depends on; the same for two requests that are planned alike."""
+    """The values that the plan depends on, as strings."""
     team, options, cluster = planning.team, planning.options, planning.options.cluster
     found: dict[str, Any] = {
         "graph": planning.operators.graph.hash,
@@ -100,7 +100,7 @@ def _parameters(planning: Planning) -> str:
 
 
 def _optimizer(make: OptimizerFactory | None) -> str:
-    """An optimizer by its name, its settings but for numbers such as the learning rate, and its state's size."""
+    """An optimizer's name, its settings without numbers such as the learning rate, and the size of its state."""
     settings: dict[str, Any] = {}
     inner: Any = make
     while isinstance(inner, functools.partial):

@@ -1,4 +1,4 @@
-"""What a user wants of an automatic plan."""
+"""The user's options of an automatic plan."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ...core.search import Oracle
 from .budget import check_seconds
 
 AUTO = "auto"
-"""As the schedule of a plan: any of them, and orders of actions that no schedule has."""
+"""The schedule ``auto``: any schedule, and orders of actions of no schedule."""
 
 
 def _found(cluster: Cluster | str | Path | None) -> Cluster | None:
@@ -31,19 +31,19 @@ class PlanningOptions:
 
     Args:
         oracle: scores a plan whose stages are measured.
-        cut_oracle: scores a plan while cuts are searched; a quick one.
+        cut_oracle: scores a plan during the search for cuts; a fast one.
         schedule: name of the only schedule, or ``"auto"``.
-        max_chunks: the most stages that a device may have.
+        max_chunks: largest number of stages per device.
         cluster: the machine: a Cluster, its file, or its name in the catalog; None measures the machine at hand.
         recompute: ``"none"``, ``"all"`` or the stages that recompute; None lets the planner choose.
-        seconds: the most that planning may take after the capture; None for the default (see `Budget.of`).
-        cached: whether plans are kept on disk.
+        seconds: limit on planning after the capture; None for the default (see `Budget.of`).
+        cached: whether plans are cached on disk.
 
     Attributes:
         families: the schedules to choose among.
 
     Raises:
-        RequestError: the schedule or the cluster is unknown, or seconds or cached has a value that it cannot have.
+        RequestError: the schedule or the cluster is unknown, or seconds or cached is invalid.
     """
 
     oracle: Oracle

@@ -1,7 +1,7 @@
-"""Plans of earlier runs, on disk: a second run of the same request on the same machine does not plan again.
+"""A cache of plans on disk, so that a second run of the same request on the same machine does not plan again.
 
-A file a plan, named after what the plan was made for; JSON, written at once and whole. One rank reads and writes: the
-others run what it found. What cannot be read or written is no error: a line says so, and the plan is made anew.
+Each plan is a JSON file, named by a hash of the request, and written atomically. One rank reads and writes, and sends
+the plan to the others. A file that cannot be read or written is reported in one line, and the request is planned again.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from ..launch.progress import Report
 
 FORMAT = "panpipe.cached-plan/1"
 VARIABLE = "PANPIPE_CACHE"
-"""The environment variable that names the folder; empty, nothing is cached."""
+"""The environment variable with the folder; if it is empty, nothing is cached."""
 MOST_FILES, MOST_BYTES = 256, 256 << 20
-"""What the folder may hold; beyond that those go that were not used for the longest time."""
+"""Limits of the folder; above them the least recently used files are removed."""
 MOST_PLAN_BYTES = 64 << 20
-"""The largest file that is read."""
+"""Bytes of the largest file that is read."""
 ABANDONED_S = 3600.0
-"""Age at which a file that was never finished is removed."""
+"""Age, in seconds, at which an incomplete file is removed."""
 
 
 @frozen
@@ -38,15 +38,15 @@ class PlanCache:
     """The folder of cached plans.
 
     Args:
-        folder: None caches nothing.
-        report: called with a line about what went wrong.
+        folder: of the files; None caches nothing.
+        report: called with a line about a failure.
     """
 
     folder: Path | None
     report: Report
 
     def find(self, key: Mapping[str, str]) -> Plan | None:
-        """The plan that was made for the same; None where there is none that can be read."""
+        """The plan of a key; None if there is none that can be read."""
         if self.folder is None:
             return None
         path = self._path(key)
@@ -59,12 +59,12 @@ class PlanCache:
         except (OSError, ValueError, KeyError, RecursionError, RequestError) as error:
             self.report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
             return None
-        with suppress(OSError):  # a folder that may only be read: the plan counts all the same
+        with suppress(OSError):  # the folder may be read-only
             os.utime(path)
         return cached
 
     def keep(self, key: Mapping[str, str], plan: Plan) -> None:
-        """Write a plan; a line says where that is not possible."""
+        """Write a plan; reports a failure."""
         if self.folder is None:
             return
         document = {"format": FORMAT, "key": dict(key), "plan": json.loads(plan_json(plan))}
@@ -82,8 +82,10 @@ class PlanCache:
 
 
 def cache_folder() -> Path | None:
-    """``$PANPIPE_CACHE``, or ``panpipe`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None where the first is empty, or
-    where there is no home."""
+    """``$PANPIPE_CACHE``, or ``panpipe`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    None if ``$PANPIPE_CACHE`` is empty, or if there is no home folder.
+    """
     own, shared = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME", "")
     if own is not None:
         return Path(own).expanduser() if own else None
@@ -96,7 +98,7 @@ def cache_folder() -> Path | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions that a plan depends on; of panpipe's sources, too, which change under one version while it is edited."""
+    """Versions that a plan depends on, with a hash of panpipe's sources, which change during development."""
     root = Path(__file__).parents[2]
     sources = [path for name in ("core", "backends", "runtimes", "simulators") for path in (root / name).rglob("*.py")]
     states = sorted((str(path.relative_to(root)), *path.stat()[6:9:2]) for path in sources)
@@ -117,7 +119,7 @@ def _read(text: str, origin: str, key: Mapping[str, str]) -> Plan:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody ever reads a part of it."""
+    """Write a file atomically."""
     number, name = tempfile.mkstemp(prefix="plan-", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -129,7 +131,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove what was not used for the longest time, and what was never finished."""
+    """Remove the least recently used files above the limits, and old incomplete ones."""
     found = sorted(((path.stat(), path) for path in folder.glob("plan-*.json")), key=lambda each: -each[0].st_mtime)
     held = 0
     for count, (state, path) in enumerate(found, 1):

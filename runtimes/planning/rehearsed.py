@@ -1,8 +1,7 @@
-"""What rehearsed steps tell of stages and messages: a profile for every schedule of the same stages.
+"""Costs of stages and messages from rehearsed steps, for every schedule of the same stages.
 
-A program's time is its mean over a step's microbatches, because a step is a sum and means add up where medians fall
-short; over steps it is a quantile. A program that was not rehearsed is as much slower or faster than it was known to be
-as the rest of its stage's backward.
+The time of a program is its mean over the microbatches of a step, because a step is a sum, and a quantile over steps.
+The time of a program that was not rehearsed changes by the same factor as the rest of its stage's backward.
 """
 
 import statistics
@@ -28,10 +27,10 @@ class Rehearsal:
 
     Args:
         trace: of all devices.
-        messages: what messages cost the devices at their ends.
-        whole_s: seconds of the whole call on the rank of the first device: what the devices did, and around it cutting
-            the batch, comparing it between ranks and collecting the loss. None where only what devices did is known.
-        reference_s: seconds of the reference workload around the step: the mean of before and after.
+        messages: the time that messages cost the devices at their ends.
+        whole_s: seconds of the whole call on the rank of the first device. In addition to the work of the devices it
+            has cutting the batch, comparing it between ranks and collecting the loss. None if it is unknown.
+        reference_s: seconds of the reference workload: the mean of before and after the step.
     """
 
     trace: Trace
@@ -41,34 +40,34 @@ class Rehearsal:
 
     @property
     def step_s(self) -> float:
-        """What the step took, without optimizer steps, as whoever calls it sees it."""
+        """Seconds of the step, without optimizer steps: of the whole call, if known."""
         return self.trace.step_s if self.whole_s is None else self.whole_s
 
 
 @frozen
 class RehearsedProfile:
-    """Costs of stages as rehearsed.
+    """Costs of rehearsed stages.
 
     Args:
-        costs: by the operators of all stages, those of each; of programs alone.
-        messages: what a message costs the devices at its ends.
+        costs: operators of all stages → the costs of each stage, of its programs alone.
+        messages: the time that a message costs the devices at its ends.
     """
 
     costs: Mapping[Stages, tuple[StageCosts, ...]]
     messages: MessageTimes
 
     def of(self, plan: Plan) -> tuple[StageCosts, ...]:
-        """Costs of a plan's stages with those of its messages, whatever its schedule and placement."""
+        """Costs of a plan's stages with those of its messages, for any schedule and placement."""
         return with_message_times(self.costs[_stages(plan)], plan.placement, plan.edges, self.messages)
 
 
 def rehearsed_profile(
     rehearsed: Sequence[tuple[Plan, Sequence[StageCosts], Sequence[Rehearsal]]], quantile: float
 ) -> RehearsedProfile:
-    """What rehearsals of plans, each of other stages, tell together.
+    """The profile from rehearsals of several plans with different stages.
 
     Args:
-        rehearsed: a plan, what was known of its stages, and its steps; everything that no step tells stays.
+        rehearsed: for each plan the plan, its known costs, and its rehearsed steps. Costs that no step shows are kept.
         quantile: of times over steps, between 0 and 1.
     """
     costs = {_stages(plan): rehearsed_costs(plan, known, [s.trace for s in seen], quantile)
@@ -77,15 +76,15 @@ def rehearsed_profile(
 
 
 def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[float], oracle: Oracle) -> float:
-    """What rehearsed steps took ÷ what the times of their programs predict.
+    """The time of rehearsed steps ÷ the time predicted from the times of their programs.
 
-    Programs vary from one microbatch to the next, and where one device waits for another the longer one counts: a step
-    takes longer than one whose programs take their means each time.
+    Program times vary between microbatches, and when one device waits for another the longer one counts. So a step
+    takes longer than one in which all programs take their mean times.
 
     Args:
-        plan: that was rehearsed.
-        costs: what the rehearsal showed of its stages, with their messages.
-        steps_s: of the steps rehearsed, without optimizer steps, in seconds; the typical one of them counts.
+        plan: the rehearsed plan.
+        costs: costs of its stages from the rehearsal, with their messages.
+        steps_s: seconds of the rehearsed steps, without optimizer steps; the typical one of them counts.
         oracle: predicts a step.
     """
     assert plan.prediction is not None
@@ -95,7 +94,7 @@ def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[floa
 
 
 def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:
-    """Costs with all programs' times as many times as long."""
+    """Costs with the times of all programs multiplied by ``ratio``."""
     return tuple(
         evolve(
             cost,
@@ -112,12 +111,12 @@ def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts,
 def rehearsed_costs(
     plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace], quantile: float
 ) -> tuple[StageCosts, ...]:
-    """Stage costs with times taken from traces of the plan itself, over microbatches and steps.
+    """Stage costs with the times in traces of the plan, over microbatches and steps.
 
     Args:
-        plan: the plan that was run.
-        costs: what was known of its stages.
-        traces: of steps that ran as planned.
+        plan: the plan that ran.
+        costs: its known costs.
+        traces: of its steps.
         quantile: of a program's times over steps, between 0 and 1.
     """
     series: dict[tuple[int, Kind], list[float]] = {}
@@ -130,11 +129,11 @@ def rehearsed_costs(
     found = {program: float(numpy.quantile(times, quantile)) for program, times in series.items()}
     again = plan.memory.recompute
     return tuple(
-        _told(cost, stage.index, found, stage.index in again) for stage, cost in zip(plan.stages, costs, strict=True)
+        _updated(cost, stage.index, found, stage.index in again) for stage, cost in zip(plan.stages, costs, strict=True)
     )
 
 
-def _told(cost: StageCosts, stage: int, found: Mapping[tuple[int, Kind], float], again: bool) -> StageCosts:
+def _updated(cost: StageCosts, stage: int, found: Mapping[tuple[int, Kind], float], again: bool) -> StageCosts:
     known = {Kind.B: cost.full_backward_s, Kind.I: cost.backward_input_s, Kind.W: cost.backward_weight_s}
     seen = [kind for kind in known if (stage, kind) in found]
     before = sum(known[kind] for kind in seen)

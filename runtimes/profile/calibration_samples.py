@@ -1,4 +1,4 @@
-"""Measured operators of a model beside what they compute: what a device type is fitted to, instead of bundled ones."""
+"""Samples for fitting a device type, from the measured operators of a model instead of the bundled ones."""
 
 import statistics
 from collections import defaultdict
@@ -11,11 +11,11 @@ from ...core.costs.graph import OpGraph
 
 
 def model_samples(work: ModelWork, measured: OpGraph) -> list[Sample]:
-    """A sample of F, I and W for all operators that do the same; the median of their times counts.
+    """One sample each of F, I and W for all operators that do the same work, with the median of their times.
 
     Args:
-        work: of the model.
-        measured: its operators with measured times.
+        work: kernels of the model's operators.
+        measured: the operators with measured times.
     """
     times: Mapping[int, list[tuple[str, tuple[float, ...]]]] = defaultdict(list)
     kernels: dict[int, tuple[tuple[str, tuple[Kernel, ...]], ...]] = {}

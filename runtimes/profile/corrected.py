@@ -1,4 +1,4 @@
-"""Operators' times corrected by those of the stages that they make up."""
+"""Corrects the times of operators by the measured times of whole stages."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,14 @@ from ...core.costs.graph import OpGraph
 
 
 def corrected_graph(graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]) -> OpGraph:
-    """The graph with every operator's times scaled so that each stage's sum is what its programs took.
+    """The graph with the times of operators scaled so that their sum in each stage is the time of its programs.
 
-    An operator alone is timed with work around it that a program does not have, and without the memory traffic that a
-    program does have.
+    An operator that is timed alone has overhead that a program lacks, and lacks the memory traffic of a program.
+
+    Args:
+        graph: with measured times.
+        stages: names of the operators of each stage.
+        costs: measured costs of each stage.
     """
     scale = {}
     for names, cost in zip(stages, costs, strict=True):

@@ -1,4 +1,4 @@
-"""Measuring operators of every kind in several sizes on the device at hand: what a device type is fitted to."""
+"""Times operators of every kind in several sizes on the device at hand, to fit a device type to them."""
 
 import itertools
 import time
@@ -19,20 +19,20 @@ from ..devices.heap import keep_freed_memory
 aten = torch.ops.aten
 
 BATCH_S = 2e-3
-"""Least duration of a run of calls that is timed as one."""
+"""Shortest duration, in seconds, of a sequence of calls that is timed as a whole."""
 HOST_CACHES, GPU_CACHES = 64 << 20, 256 << 20
-"""Bytes of operands that calls go through in turn: several times a core's own cache, or a GPU's."""
+"""Bytes of the operands that calls use in turn: several times a core's own cache, or a GPU's."""
 MOST_COPIES = 256
-"""Most sets of operands."""
+"""Largest number of sets of operands."""
 
 
 @frozen
 class Case:
-    """Calls to be measured.
+    """Calls to measure.
 
     Args:
-        name: kind of operator and its size; its calls are left out of a fit together.
-        calls: name → function without arguments, and the kernel that it is.
+        name: kind of operator and its size. A fit leaves out all samples of a case together.
+        calls: name → function without arguments, and the kernel that it runs.
     """
 
     name: str
@@ -43,13 +43,13 @@ def profile_kernels(device: torch.device, dtype: torch.dtype, *, scale: int = 1,
     """Time operators of each kind in several sizes.
 
     Args:
-        device: that runs them.
+        device: the device that runs them.
         dtype: of their tensors.
-        scale: by how much a GPU's are larger: of rows, and of the elements of what memory limits.
-        repeats: runs of each; the least time counts, because whatever disturbs a run only lengthens it.
+        scale: factor on rows, and on elements of memory-bound operators, for a GPU.
+        repeats: runs of each; the shortest counts, because disturbances only lengthen a run.
 
     Returns:
-        A sample of each operator and size.
+        A sample for each operator and size.
     """
     keep_freed_memory()  # as the executor does
     samples = []
@@ -62,10 +62,10 @@ def profile_kernels(device: torch.device, dtype: torch.dtype, *, scale: int = 1,
 
 
 def least_s(call: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
-    """Least seconds of a call, from runs of several calls that last long enough for the clock."""
+    """Seconds of a call in the shortest of several runs. A run has enough calls for the clock's resolution."""
     watch, spans = Stopwatch(device, _clock(device)), []
     with watch.active():
-        call()  # allocates, and chooses a kernel
+        call()  # allocates memory, and selects a kernel
         start = watch.now()
         call()
         once = max(watch.between(start, watch.now()), 1e-7)
@@ -79,15 +79,15 @@ def least_s(call: Callable[[], Any], device: torch.device, repeats: int = 7) -> 
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
-    """Seconds of the host. Its only thread counts its own time, and none that others had its core."""
+    """A clock of the host, in seconds. With one thread it counts the thread's CPU time, without preemptions."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time if alone else time.perf_counter
 
 
 def bundled_cases(device: torch.device, dtype: torch.dtype, scale: int = 1) -> Iterator[Case]:
-    """Operators of every kind: those of transformers and of convolutional networks, small to large.
+    """Operators of every kind in transformers and convolutional networks, small to large.
 
-    Each case's tensors are made when it is asked for, and are gone with it.
+    A case's tensors are allocated when the iterator yields it.
     """
     make = _Maker(device, dtype)
     for rows, inner, columns in ((32, 64, 64), (64, 256, 256), (128, 768, 768), (512, 256, 1024), (256, 768, 3072),
@@ -129,7 +129,7 @@ def bundled_cases(device: torch.device, dtype: torch.dtype, scale: int = 1) -> I
 
 @frozen
 class _Maker:
-    """Makes cases on a device, of a number type."""
+    """Creates cases on a device, of a dtype."""
 
     device: torch.device
     dtype: torch.dtype
@@ -155,7 +155,7 @@ class _Maker:
         return Case(f"{batch}×{rows}×{inner}×{rows}", dict(calls))
 
     def attention(self, batch: int, heads: int, rows: int, size: int, causal: bool) -> Case:
-        # Heads of a token side by side, as a model's projections leave them.
+        # The heads of a token are adjacent in memory, as a model's projections return them.
         query, key, value = (self._tensor(batch, rows, heads, size).transpose(1, 2).requires_grad_() for _ in range(3))
         with torch.enable_grad():
             result = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -229,7 +229,7 @@ class _Maker:
 
 
 def _called(name: str, target: Any, *args: Any) -> tuple[str, tuple[Callable[[], Any], Kernel]]:
-    """A call by name, on other operands each time: a step comes back to none before its caches are full."""
+    """A call by name. It cycles through copies of its operands, so that caches do not hold them, as in a step."""
     kernel = kernel_of(target, args, {}, target(*args))
     assert kernel is not None  # none of them is a view
     size = max(1, sum(t.untyped_storage().nbytes() for t in args if isinstance(t, Tensor)))

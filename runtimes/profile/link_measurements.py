@@ -1,7 +1,7 @@
-"""What messages between devices take: every pair and direction alone, groups that send to all others at once, and for
-planning, where there is no time for all pairs, neighbours alone.
+"""Times messages between devices: every pair and direction alone, and groups that send to all others at once.
 
-The same walk on every device, from the list of all measurements; whoever has no part in one waits for the next.
+Planning has no time for all pairs and measures neighbours only. Every device iterates over the list of all
+measurements, and waits if it takes no part in one.
 """
 
 import threading
@@ -25,18 +25,18 @@ NEIGHBOUR_SIZES = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 NEIGHBOUR_REPEATS = 8
 """Bytes of messages between neighbours, and how often each is sent."""
 TOGETHER_BYTES = 1 << 20
-"""Of a message among many; 1 MiB is past what latency decides."""
+"""Bytes of a message of a group: at 1 MiB latency has little effect."""
 TOGETHER_COUNT = 24
 ROUNDS = 4
-"""In which all sizes of a pair are measured, each a few times in a row."""
+"""Number of rounds over all sizes of a pair; each size is measured a few times in a row."""
 IN_FLIGHT = 2
-"""Messages of a pair on their way, so that the rate is that of the link and not of its round trip."""
+"""Messages of a pair in flight, so that the rate is that of the link and not of its round trip."""
 _ACK_BYTES = 4
 
 
 @frozen
 class LinkMeasurements:
-    """What was measured.
+    """Measured links.
 
     Args:
         alone: (sender, receiver) → size of a message → seconds from one to the other.
@@ -58,16 +58,16 @@ def measure_links(
 
     Args:
         team: the devices; two at least.
-        device: where the tensors of each are.
-        groups: that send to all others.
-        sizes: bytes of messages, multiples of 4: they are of float32, which every backend moves.
-        repeats: of each size, one at least; the lower quartile counts.
+        device: device → its torch device.
+        groups: groups that send to all others.
+        sizes: bytes of messages, multiples of 4: they are float32, which every backend moves.
+        repeats: of each size, at least one; the lower quartile counts.
 
     Returns:
         The same on every rank.
 
     Raises:
-        RequestError: there is one device, or a size that is no multiple of 4.
+        RequestError: there is one device, or a size is not a multiple of 4.
     """
     if team.size < 2:
         raise RequestError("1 device has no links: measure with two ranks at least, as in --ranks 2")
@@ -96,40 +96,39 @@ def measure_links(
 def neighbour_times(
     backend: Backend, device: torch.device, sizes: Sequence[int] = NEIGHBOUR_SIZES, repeats: int = NEIGHBOUR_REPEATS
 ) -> dict[int, float] | None:
-    """Measure each even device and the next, all such pairs at the same time: devices send at the same time in a step.
+    """Measure each even device and the next one, all pairs at the same time, as devices send in a step.
 
     Args:
         backend: this device's end of the transport.
-        device: where the tensors are.
+        device: its torch device.
         sizes: bytes of messages, multiples of 4.
         repeats: of each size; the lower quartile counts.
 
     Returns:
-        Size of a message → seconds from the even device to the next; None at all but even devices that have a next one.
+        Size of a message → seconds from the even device to the next one. None on odd devices, and on a last even one.
     """
     even = backend.device & ~1
     return None if even + 1 >= backend.devices else _Bench(backend, device).alone((even, even + 1), sizes, repeats)
 
 
 def rounds(repeats: int) -> list[int]:
-    """How often each size is measured in each round: all of them take turns, so that a disturbance of some length does
-    not fall upon all messages of one size."""
+    """Repeats of each size in each round. All sizes take turns, so that a disturbance does not affect only one size."""
     count = min(ROUNDS, repeats)
     return [repeats // count + (number < repeats % count) for number in range(count)]
 
 
 def undisturbed(times: Sequence[float]) -> float:
-    """The lower quartile: what else runs on a machine makes messages slower and none faster, and half of them may be
-    hit; the least of all is a matter of luck."""
+    """The lower quartile: other load makes messages slower, perhaps half of them, and none faster. The minimum would be
+    too random."""
     return sorted(times)[(len(times) - 1) // 4]
 
 
 def total_rate(flows: Sequence[Sequence[float]], message_bytes: int = TOGETHER_BYTES) -> float:
-    """Bytes/s of some flows while all of them were under way: until the first one was through.
+    """Bytes/s of several flows until the first of them has ended.
 
     Args:
-        flows: for each when its messages had arrived, from the common start.
-        message_bytes: of each message; one that arrived in part counts in part.
+        flows: for each flow the arrival times of its messages, in seconds from the common start.
+        message_bytes: of each message; a message in flight at the end counts in part.
     """
     end = min(flow[-1] for flow in flows)
     return sum(_arrived(flow, end) for flow in flows) * message_bytes / end
@@ -144,22 +143,22 @@ def _arrived(flow: Sequence[float], end: float) -> float:
 
 
 class _Bench:
-    """One device's part.
+    """One device's part of the measurements.
 
     Args:
         backend: its end of the transport.
-        device: where its tensors are.
+        device: its torch device.
     """
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self._backend, self._device = backend, device
-        self._told = False
+        self._has_events = False
 
     def _tensor(self, size: int) -> torch.Tensor:
         return torch.zeros(size // 4, device=self._device)
 
     def met(self) -> "_Bench":
-        """Itself, when all devices are here."""
+        """Return this object when all devices have called it: a barrier."""
         here, others = self._backend.device, range(1, self._backend.devices)
         if here == 0:
             for handle in [self._backend.receive([self._tensor(_ACK_BYTES)], other) for other in others]:
@@ -172,8 +171,10 @@ class _Bench:
         return self
 
     def alone(self, pair: tuple[int, int], sizes: Sequence[int], repeats: int) -> dict[int, float] | None:
-        """One-way times of a pair's messages, at the sender: by the events around them; where there are none, a round
-        trip with a tiny answer, less half a tiny one."""
+        """One-way times of a pair's messages, at the sender, from the transport's events around them.
+
+        Without events it is a round trip with a tiny answer, minus half of a tiny round trip.
+        """
         sender, receiver = pair
         times: dict[int, list[float]] = {size: [] for size in (_ACK_BYTES, *sizes)}
         for count in rounds(repeats):
@@ -184,10 +185,10 @@ class _Bench:
                     self._answer(sender, size, count)
         if self._backend.device != sender:
             return None
-        if self._told:
+        if self._has_events:
             return {size: undisturbed(times[size]) for size in sizes}
         half = undisturbed(times[_ACK_BYTES]) / 2
-        # Tiny messages differ by less than they vary: no message is faster than the half of a tiny round trip.
+        # Tiny messages differ by less than their variation: no message is faster than half of a tiny round trip.
         return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
 
     def _answer(self, sender: int, size: int, count: int) -> None:
@@ -205,15 +206,15 @@ class _Bench:
             sent.wait()
             round_trip = finished_s(self._device) - start
             alone = transfer_s(sent, self._device)
-            self._told = alone is not None
+            self._has_events = alone is not None
             times.append(round_trip if alone is None else alone)
-        return times[1:]  # the first one finds buffers and connections cold
+        return times[1:]  # the first one allocates buffers and connects
 
     def together(self, group: Group) -> dict[int, list[float]]:
-        """Send from a group to all others, in a thread for each pair, and on a stream of its own.
+        """Send from a group to all others, with a thread and a stream for each pair.
 
         Returns:
-            At a receiver: sender → when each of its messages had arrived, in seconds from the start.
+            On a receiver: sender → arrival times of its messages, in seconds from the start.
         """
         here = self._backend.device
         others = [device for device in range(self._backend.devices) if (device in group) != (here in group)]
@@ -258,7 +259,7 @@ class _Bench:
 
 
 def _flying(begin: Callable[[], Handle], done: Callable[[], None]) -> None:
-    """Keep some messages on their way until all are through."""
+    """Keep ``IN_FLIGHT`` messages in flight until all have ended."""
     handles: deque[Handle] = deque()
     for _ in range(TOGETHER_COUNT):
         if len(handles) == IN_FLIGHT:

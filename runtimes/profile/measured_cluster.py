@@ -1,4 +1,4 @@
-"""This machine as a cluster: the memory of its devices, and links as fast as between neighbours."""
+"""A cluster that describes this machine: the memory of its devices, and links measured between neighbours."""
 
 import statistics
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from .reference_workload import workload_bytes
 
 
 def measured_cluster(team: Team, where: torch.device | Mapping[int, torch.device]) -> Cluster:
-    """This machine as a cluster: its devices share its memory, and links are as fast as between neighbours.
+    """A cluster that describes this machine: devices share its memory, and all links have the speed of neighbours.
 
     Args:
         team: the devices.
-        where: device of this process → the torch device that it computes on; or the one for all.
+        where: device of this process → its torch device; or one torch device for all.
     """
     on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
     memory = memory_of_each(team, on)
@@ -33,24 +33,24 @@ def measured_cluster(team: Team, where: torch.device | Mapping[int, torch.device
 
 
 def _link(team: Team, device: int) -> Backend:
-    """The end to measure with: along the pipeline, or to the replicas of a pipeline of one device."""
+    """The transport to measure: along the pipeline, or between the replicas of a pipeline of one device."""
     replicas = team.replicas_of(device)
     return team.backend(device) if team.size > 1 or replicas is None else replicas
 
 
 def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:
-    """Bytes of each device: an equal share of the machine's, or of a GPU's among the devices of this process on it.
+    """Bytes of memory of each device: an equal share of the machine's, or of its GPU's among devices on that GPU.
 
-    No device has more than the operating system leaves to the process that has least. What the reference workload
-    allocates is left out: it runs while the device holds its stages.
+    It is at most what the operating system still allows the process with the lowest limit. The bytes of the reference
+    workload are subtracted: it runs while the device holds its stages.
 
     Args:
         team: the devices.
-        where: device of this process → the torch device that it computes on; or the one for all.
+        where: device of this process → its torch device; or one torch device for all.
     """
     on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
 
-    def room(device: int) -> int:
+    def available(device: int) -> int:
         here = on[device]
         if here.type == "cuda":
             return _memory(here) // list(on.values()).count(here) - workload_bytes(here)
@@ -58,11 +58,11 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
         shares = [_memory(here) // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
         return min(shares) - workload_bytes(here)
 
-    return max(min(team.everywhere(room)), 0)
+    return max(min(team.everywhere(available)), 0)
 
 
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)  # without what contexts and other processes have taken
+        free, _ = torch.cuda.mem_get_info(device)  # without the memory of CUDA contexts and other processes
         return int(free) + torch.cuda.memory_reserved(device)
     return machine_bytes()

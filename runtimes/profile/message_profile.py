@@ -1,8 +1,8 @@
-"""Measuring what messages take of the devices at their ends, while these compute.
+"""Measures how much messages slow down the computation of the devices at their ends.
 
-A transport that moves bytes with the processor takes the time from whoever computes there: over gloo a message of
-2 MiB makes each end's program 1 to 2 ms longer (two workers on two cores), of which the calls that send and receive
-show a part alone. So the same work is timed with messages beside it and without, in turns.
+A transport that moves bytes with the processor takes the time from the computation: over gloo a message of 2 MiB makes
+the program at each end 1 to 2 ms longer (two workers on two cores). The calls that send and receive show only a part of
+it. So the same work is timed with and without messages, in turns.
 """
 
 import statistics
@@ -18,32 +18,32 @@ from ..launch.team import Team
 SIZES = (1 << 16, 1 << 21)
 """Bytes of the messages that the line is fitted to."""
 ROUNDS = 5
-"""How often each is sent while the work runs, in turns with the work alone; the median difference counts."""
+"""Number of times that each is sent while the work runs, in turns with the work alone; the median difference counts."""
 PRODUCTS = 4
 """Products of 512 × 512 that run while messages are sent: 10 ms on one core."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:
-    """What a message costs each of its ends on this machine, the same on every rank.
+    """The time that a message costs each of its ends on this machine, the same on every rank.
 
-    Nothing on GPUs, whose copy engines carry it, and for one device.
+    It is zero on GPUs, whose copy engines move messages, and for one device.
 
     Args:
         team: the devices.
-        where: device of this process → the torch device that it computes on.
+        where: device of this process → its torch device.
     """
     if team.size == 1 or any(device.type != "cpu" for device in where.values()):
         return FREE
-    told = [line for line in team.everywhere(lambda d: _line(team.backend(d))) if line is not None]
+    lines = [line for line in team.everywhere(lambda d: _line(team.backend(d))) if line is not None]
     return team.decide(
         lambda: MessageLine(
-            statistics.median(line.least_s for line in told), statistics.median(line.s_per_byte for line in told)
+            statistics.median(line.least_s for line in lines), statistics.median(line.s_per_byte for line in lines)
         )
     )
 
 
 def _line(backend: Backend) -> MessageLine | None:
-    """What a message between an even device and the next takes of this one; None without a partner."""
+    """The cost for this device of a message between an even device and the next one; None without a partner."""
     peer = backend.device ^ 1
     if peer >= backend.devices:
         return None
@@ -54,7 +54,7 @@ def _line(backend: Backend) -> MessageLine | None:
 
 
 def _seconds(backend: Backend, peer: int, size: int) -> float:
-    """How much longer work takes beside one message there and one back, for each of the two."""
+    """Seconds that work takes longer while one message is sent and one received, for each of the two."""
     here = torch.device("cpu")
     message, answer = [torch.zeros(size // 4)], [torch.empty(size // 4)]
     matrix = torch.randn(512, 512)
@@ -66,10 +66,10 @@ def _seconds(backend: Backend, peer: int, size: int) -> float:
         start = finished_s(here)
         handles = [backend.receive(answer, peer), backend.send(message, peer)]
         _work(matrix)
-        beside = finished_s(here) - start
+        with_messages = finished_s(here) - start
         for handle in handles:
             handle.wait()
-        longer.append(beside - alone)
+        longer.append(with_messages - alone)
     return statistics.median(longer[1:]) / 2
 
 

@@ -1,7 +1,7 @@
-"""Measuring what every operator of a training step costs on the device at hand.
+"""Measures the costs of every operator of a training step on the device at hand.
 
-Operators that do the same work, such as those of equal layers, have one time: the median over a few of them. It takes a
-part of the time, and makes equal layers equally long.
+Operators that do the same work, such as those of equal layers, get one time: the median over a few of them. This takes
+less time than measuring all, and gives equal layers equal times.
 """
 
 import statistics
@@ -28,13 +28,13 @@ from ..programs.stage_run import constant_on
 
 Values = Mapping[str, Tensor]
 Span = tuple[Any, Any]
-"""Two moments of a stopwatch."""
+"""Start and end, as times of a stopwatch."""
 TIMED = 3
-"""Of operators that do the same work, how many are timed: what disturbs one for a moment does not disturb them all."""
+"""Number of timed operators among those that do the same work: a short disturbance does not affect all of them."""
 
 
 def materialised(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor itself, or a stand-in where it has no data."""
+    """The tensor on a device, or random values for one on meta."""
     return stand_in_for(tensor, device) if tensor.is_meta else tensor.detach().to(device)
 
 
@@ -46,18 +46,18 @@ def profile_operators(
     repeats: int = 5,
     device: torch.device | None = None,
 ) -> OpGraph:
-    """Time every operator of one microbatch: F, and its backward towards inputs and towards parameters.
+    """Time every operator of one microbatch: F, and its backward for inputs and for parameters.
 
     Args:
         operators: the captured step's operators.
-        parameters, buffers: by qualified name; may be on meta. An operator's parameters have stand-ins for the time
-            that it is measured, no longer: all of them together may be more than there is memory for.
+        parameters, buffers: by qualified name; may be on meta. Parameters on meta get random values only while their
+            operator is measured: all of them together may exceed the memory.
         leaves: one real microbatch, flattened.
-        repeats: how often each kind of work is timed; the median counts.
-        device: that runs them, of the type that the step was captured for; by default where the model is.
+        repeats: number of timed runs of each kind of work; the median counts.
+        device: the device that runs them, of the type that the step was captured for; by default the model's.
 
     Returns:
-        The graph with times and saved bytes filled in.
+        The graph with times and saved bytes.
     """
     device = device or compute_device([*parameters.values(), *buffers.values()])
     watch = Stopwatch(device)
@@ -124,7 +124,7 @@ class _OperatorTimer:
                 self._interpreter.env[node] = self._interpreter.run_node(node)
 
     def time(self, op: OpNode) -> int:
-        """Run an operator, timed where its kind of work is not timed enough yet; the bytes that it saves."""
+        """Run an operator, timed if its kind of work needs more runs. Returns the bytes that it saves."""
         key = self._keys[op.name]
         repeats = self._repeats[key] if self._left[key] > 0 else 0
         self._left[key] -= 1
@@ -144,7 +144,7 @@ class _OperatorTimer:
             saved.append(tensor)
             return tensor
 
-        # One run that is not timed warms caches up and shows what is saved.
+        # One run that is not timed warms up caches and determines the saved tensors.
         for repeat in range(repeats + 1):
             for s in activations:
                 env[s] = _leaf(env[s])
@@ -163,7 +163,7 @@ class _OperatorTimer:
         fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
         for node in [*parameters, *(n for n in (*sources, *nodes) if self._done(n, op))]:
             env.pop(node, None)
-        # What is gone leaves its identity to others.
+        # The addresses of freed storages may be reused.
         self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
         return sum(fresh.values())
 
@@ -176,7 +176,7 @@ class _OperatorTimer:
         )  # fmt: skip
 
     def _median(self, spans: Sequence[Span | None]) -> float:
-        """Of all repeats; only now does anybody wait for the device."""
+        """The median over all repeats, in seconds; only this waits for the device."""
         return statistics.median(0.0 if span is None else self._watch.between(*span) for span in spans)
 
     def _done(self, node: fx.Node, op: OpNode) -> bool:
@@ -208,7 +208,7 @@ class _OperatorTimer:
 
 
 class _Aimed(ModalInterpreter):
-    """Runs a captured graph on another device of the type that it was captured for."""
+    """Runs a captured graph on another device of the same type."""
 
     def __init__(self, device: torch.device, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

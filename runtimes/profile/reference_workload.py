@@ -1,9 +1,9 @@
-"""The reference workload: fixed arithmetic and memory traffic, by which the machine's speed at a moment is known.
+"""The reference workload: fixed arithmetic and memory traffic that measures the current speed of the machine.
 
-A machine that others share, or that gets warm, is 10 to 20 % faster or slower a few minutes later. A step that takes
-longer than predicted then says little about the prediction. So the same small workload is timed around what is profiled
-and around what is measured, on all devices at once: what it takes now ÷ what it took then is the drift. A prediction
-times the drift is what it would have been, had it been made now.
+The speed of a shared or hot machine changes by 10 to 20 % within minutes, so a step that takes longer than predicted is
+no evidence against the prediction. The same small workload is therefore timed before and after each profile and each
+measurement, on all devices at once. The drift is its present time ÷ its earlier time. A prediction × the drift is the
+prediction for the present speed.
 """
 
 import statistics
@@ -15,22 +15,24 @@ from ..devices.compute import Stopwatch
 from ..launch.team import Team
 
 PASSES = 16
-"""Passes of a reading: about 0.1 s of a CPU. Their mean counts, as a step takes the sum of its slow and fast moments:
+"""Passes of a reading: about 0.1 s on a CPU. Their mean counts, because slow and fast moments add up in a step, too:
 over 40 steps of a GPT-2 on two shared cores, step ÷ reading varied by 10 % with means, by 12 % with medians, and the
 steps themselves by 20 %."""
 SHARE, PASS_S = 0.1, 6e-3
-"""About what share of a step a reading around it takes, and seconds of a pass on a core of a server: steps of a few
-milliseconds need no readings of 0.1 s. How many passes there are is no part of what is measured."""
+"""Approximate share of a step that a reading takes, and seconds of a pass on a server core: steps of a few milliseconds
+need no readings of 0.1 s. The time of a pass does not depend on the number of passes."""
 PRODUCTS, SUMS = 2, 6
 """Matrix products and sums of a pass."""
 SIZES = {"cpu": (512, 4 << 20), "cuda": (4096, 64 << 20)}
-"""Type of device → rows and columns of the products' operands, and bytes of the sums', which are more than a core's own
-cache, or a GPU's: each of the two some milliseconds."""
+"""Type of device → rows and columns of the products' operands, and bytes of the sums', which exceed a core's own cache,
+or a GPU's. Products and sums take some milliseconds each."""
 
 
 def workload_bytes(device: torch.device) -> int:
-    """Bytes that a reading allocates on a device: two operands of sums, and a matrix with its product. It is read while
-    the device holds its stages, so they have to leave it that much."""
+    """Bytes that a reading allocates on a device: two operands of sums, and a matrix with its product.
+
+    Readings run while the device holds its stages, so planning reserves this memory.
+    """
     rows, size = _sizes(device)
     return 2 * size + 2 * 4 * rows * rows
 
@@ -44,7 +46,7 @@ def reference_s(team: Team, passes: int = PASSES) -> float:
         team: the devices.
         passes: how many; the mean over them and over the devices is returned.
     """
-    team.everywhere(lambda _: None)  # or a rank that comes early would find the machine idle
+    team.everywhere(lambda _: None)  # a barrier: otherwise an early rank would measure an idle machine
     where = team.where or dict.fromkeys(team.local, torch.device("cpu"))
     return statistics.fmean(team.everywhere(lambda device: _reading(where, device, passes)))
 

@@ -1,4 +1,4 @@
-"""Measuring what the programs of stages cost on the device at hand.
+"""Measures the costs of the programs of stages on the device at hand.
 
 All devices measure at the same time, because they share memory bandwidth and caches.
 """
@@ -26,10 +26,10 @@ from .operator_profile import Values, materialised
 T = TypeVar("T")
 
 LEAST_REPEATS, LONG_S = 2, 0.5
-"""Runs of a stage's programs that are timed in any case, and seconds after which that is enough: what a long program
-takes varies less, and rehearsed steps measure it again."""
+"""Smallest number of timed runs of a stage's programs, and seconds after which no more follow: the time of a long
+program varies less, and rehearsed steps measure it again."""
 OPTIMIZER_STEPS = 3
-"""Steps that an optimizer is timed for, after one that makes its state."""
+"""Number of timed steps of an optimizer, after one that creates its state."""
 
 
 def profile_stages(
@@ -43,7 +43,7 @@ def profile_stages(
     repeats: int = 3,
     device: torch.device | None = None,
 ) -> dict[int, StageCosts]:
-    """Time the programs of stages, with what the executor does around them.
+    """Time the programs of stages, as the executor calls them.
 
     Args:
         programs: by stage index.
@@ -51,9 +51,9 @@ def profile_stages(
         operators: the captured step's operators.
         parameters, buffers: by qualified name; may be on meta. They are not changed.
         leaves: one real microbatch.
-        optimizer: makes an optimizer; None where the stages are not trained.
-        repeats: how often each is timed at most, after one run that is not; long ones ``LEAST_REPEATS`` times.
-        device: that runs them; by default where the model is.
+        optimizer: creates an optimizer; None if the stages are not trained.
+        repeats: largest number of timed runs of each, after a warm-up run; long ones have ``LEAST_REPEATS``.
+        device: the device that runs them; by default the model's.
 
     Returns:
         Costs by stage index.
@@ -75,17 +75,17 @@ def profile_stages(
 
     with watch.active():
         here = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        # In a function of its own, so that what a stage holds is gone before the next one takes memory.
+        # A separate function, so that a stage's tensors are freed before the next stage allocates.
         return {index: measure(index, stage, here) for index, stage in programs.items()}
 
 
 def _own(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor that an optimizer may change: a copy, or a stand-in."""
+    """A tensor that an optimizer may change: a copy, or random values for one on meta."""
     return materialised(tensor, device) if tensor.is_meta else tensor.detach().to(device, copy=True)
 
 
 def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:
-    """Random tensors in the shapes of what earlier stages send; zeros for integers, which are indices somewhere."""
+    """Random tensors in the shapes that earlier stages send; zeros for integers, which may be indices."""
     return [
         torch.randn(b.shape, dtype=b.dtype, device=device)
         if b.dtype.is_floating_point
@@ -108,7 +108,7 @@ class _Series:
         return result
 
     def median(self, kind: str) -> float:
-        """Of all runs but the first."""
+        """The median of all runs but the first, in seconds."""
         return statistics.median([self._watch.between(*span) for span in self._series[kind][1:]] or [0.0])
 
 
@@ -136,7 +136,7 @@ def _stage_costs(
     optimizer_s, optimizer_bytes = _optimizer_costs(run.state, watch)
     size = sum(p.nbytes for p in run.state.parameters.values())
     memory = programs.memory
-    # Without I and W of its own, a stage does all of its backward in the one that the executor does it in.
+    # A stage without separate I and W runs its whole backward in I or W, as the executor does.
     first, second = (median["I"], median["W"]) if halves else (median["B"], 0.0) if run.returned else (0.0, median["B"])
     return StageCosts(
         forward_s=median["F"], backward_input_s=first, backward_weight_s=second, backward_s=median["B"],
@@ -148,11 +148,11 @@ def _stage_costs(
 
 
 def _optimizer_costs(state: StageState, watch: Stopwatch) -> tuple[float, int]:
-    """Time of a step, and bytes of the optimizer's state. The state is the profile's own copy."""
+    """Seconds of an optimizer step, and bytes of the optimizer's state. It changes copies of the parameters."""
     if state.optimizer is None:
         return 0.0, 0
     for parameter in state.parameters.values():
-        # Not zeros: with them a step of AdamW takes twice as long as with any others (torch 2.13, CPU).
+        # Not zeros: with them a step of AdamW takes twice as long as with other values (torch 2.13, CPU).
         parameter.grad = state.gradient_buffer(parameter).fill_(1e-3) if parameter.requires_grad else None
     times = []
     for _ in range(1 + OPTIMIZER_STEPS):

@@ -1,4 +1,4 @@
-"""A backward program bound to the tensors of its stage that never change, so that a call only fills in the rest."""
+"""A backward program bound to the constant tensors of its stage, so that a call only adds the others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.regions.regions import nothing_flowed
 
 _KEY = -1
-"""Stands for the random key where a position in the batch may stand."""
+"""Marks the random key among positions in the batch."""
 
 
 class BoundBackward:
@@ -19,12 +19,12 @@ class BoundBackward:
 
     Args:
         program: the program.
-        inputs: what the stage reads.
+        inputs: the inputs of the stage.
         static: parameters, buffers and constants, in the order of ``inputs``.
-        loss: position of the loss among the stage's outputs, or None where it is not computed there.
-        buffer: gives the memory for a parameter's gradient.
+        loss: position of the loss among the stage's outputs; None if another stage computes it.
+        buffer: parameter → the memory of its gradient.
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
-        device: where its tensors are.
+        device: the torch device of its tensors.
 
     Attributes:
         saved: positions of the saved tensors that it reads.
@@ -75,19 +75,19 @@ class BoundBackward:
         key: Tensor,
         release: bool = True,
     ) -> tuple[list[list[Tensor]], list[Any]]:
-        """Run the program, and add the gradients of parameters to those that they have.
+        """Run the program, and add the gradients of parameters to their ``grad``.
 
         Args:
             saved: F's saved tensors.
             created: what I created; empty for B and I.
             tangents: position of an output → its gradient.
             seed: the gradient of the loss.
-            leaves: the microbatch's.
+            leaves: of the microbatch.
             key: its random key.
-            release: empty ``saved`` and ``created``, so that each tensor goes with its last use.
+            release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
 
         Returns:
-            The messages of gradients, contiguous, with zeros where nothing flows back; and what I creates for W.
+            The messages of gradients, contiguous, with zeros for tensors without a gradient; and what I creates for W.
         """
         given = [saved[i] for i in self.saved]
         if self._created:
@@ -121,7 +121,7 @@ class BoundBackward:
             parameter.grad = self._buffers[number].copy_(gradient)
 
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Add a product of two matrices to the gradient of a parameter, inside the product."""
+        """Add a product of two matrices to the gradient of a parameter, in one operator."""
         parameter = self._parameters[number]
         held = parameter.grad
         if held is not None:
@@ -131,5 +131,5 @@ class BoundBackward:
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:
-    """The gradient of a tensor that nothing flows back to."""
+    """The gradient of a tensor that the loss does not depend on."""
     return torch.zeros(boundary.shape, dtype=boundary.dtype, device=device)

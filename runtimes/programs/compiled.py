@@ -1,4 +1,4 @@
-"""A captured step compiled for a plan: the programs of some stages, for one shape of microbatch."""
+"""The programs of some stages of a plan, for one shape of microbatch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -32,7 +32,7 @@ class Compiled:
     def stage_of(self, result: str) -> int:
         """The stage that computes a part of the step's result, by the name of its node."""
         owner = self.operators.owner.get(result)
-        if owner is None:  # every stage could compute it; the loss's does
+        if owner is None:  # any stage could compute it: the loss's stage does
             return self.stage_of(self.operators.step.outputs.home)
         return next(i for i, names in enumerate(self.stages) if owner in names)
 
@@ -55,12 +55,12 @@ def compile_stages(
         operators: the captured step.
         stages: names of the operators of every stage.
         wanted: indices of the stages to compile.
-        where: the device of each; by default the one that the step was captured for.
-        compiler: compiles what they are made of; None where operators run one by one.
-        known: programs of this captured step and compiler, which are not derived again; new ones are added.
+        where: stage → its device; by default the device that the step was captured for.
+        compiler: compiles groups of operators; None to run operators one by one.
+        known: programs of this captured step and compiler, which are reused; new ones are added.
 
     Raises:
-        RequestError: the stages do not cover the step's operators, or one of them cannot become programs.
+        RequestError: the stages do not cover the step's operators, or a stage has no valid programs.
     """
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
@@ -76,7 +76,7 @@ def compile_any(
     compiler: StageCompiler | None = None,
     known: Programs | None = None,
 ) -> Compiled:
-    """The same for stages that need not all have operators: those of a plan do, and another shape may need fewer."""
+    """The same, but stages may be empty: another shape may have fewer operators than the one that was planned."""
     layout = boundaries(operators, stages)
     aim = where or {}
     programs = {} if known is None else known

@@ -1,4 +1,4 @@
-"""How the programs of stages are derived, and which of them are kept."""
+"""Options for deriving and caching the programs of stages."""
 
 from attrs import field, frozen
 
@@ -12,9 +12,9 @@ class ProgramOptions:
     """How the programs of stages are derived.
 
     Args:
-        compiler: compiles them; None where operators run one by one.
-        max_shapes: for how many shapes of microbatches programs are kept.
-        known: programs of the example that are derived already; new ones are added.
+        compiler: compiles groups of operators; None to run operators one by one.
+        max_shapes: number of shapes of microbatches whose programs are kept.
+        known: programs of the example, which are reused; new ones are added.
     """
 
     compiler: StageCompiler | None = None

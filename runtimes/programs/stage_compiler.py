@@ -1,8 +1,8 @@
-"""Compiling what stage programs are made of, by Inductor or any other backend of ``torch.compile``.
+"""Compiles parts of stage programs with Inductor or another backend of ``torch.compile``.
 
-What is compiled are groups of operators between products, attention and other kernels of their own (`fusing`). Equal
-groups, of whatever layer, program, stage or cut, are compiled once. A group that its backend cannot compile, or does
-not compute as it was asked to, runs as it is, and a line says so.
+It compiles groups of operators between matrix products, attention and other large kernels (`fusing`). Equal groups of
+any layer, program, stage or cut are compiled once. A group that the backend cannot compile, or compiles to other
+results, runs without compilation, with a warning.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from ...core.capture.programs.stage import StageGraph
 from ...core.errors import RequestError
 
 Compile = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
-"""A backend of ``torch.compile``: takes a graph and examples of its inputs, and returns a function of such inputs."""
+"""A backend of ``torch.compile``: takes a graph and example inputs, and returns a function of such inputs."""
 
 INDUCTOR = "inductor"
 _OURS = "panpipe"
@@ -28,10 +28,10 @@ _OURS = "panpipe"
 
 @frozen
 class CompilerChoice:
-    """How a user wants stages compiled.
+    """The user's choice of a backend.
 
     Args:
-        name: for people.
+        name: of the backend, for messages.
         compile: the backend.
     """
 
@@ -40,7 +40,7 @@ class CompilerChoice:
 
     @classmethod
     def of(cls, wanted: "str | Compile | None") -> "CompilerChoice | None":
-        """What a user gave as ``compile``.
+        """The choice for the user's ``compile=``.
 
         Raises:
             RequestError: it names no backend of ``torch.compile``, or is neither a name nor a function.
@@ -61,13 +61,13 @@ class CompilerChoice:
         return cls(wanted, _inductor(1) if wanted == INDUCTOR else lookup_backend(wanted))
 
     def check(self, device_type: str) -> None:
-        """Refuse Inductor where what it calls is not there.
+        """Refuse Inductor if a program that it needs is missing.
 
         Args:
             device_type: of the devices that stages are compiled for.
 
         Raises:
-            RequestError: there is no C++ compiler, or on GPUs no Triton.
+            RequestError: there is no C++ compiler, or for GPUs no Triton.
         """
         if self.name != INDUCTOR:
             return
@@ -91,7 +91,7 @@ class CompilerChoice:
             ) from error
 
     def with_threads(self, threads: int) -> "CompilerChoice":
-        """The same for programs that run on so many threads each."""
+        """The same choice, for programs that run on this many threads each."""
         return CompilerChoice(self.name, _inductor(threads)) if self.name == INDUCTOR else self
 
 
@@ -99,7 +99,7 @@ def _inductor(threads: int) -> Compile:
     def compile_graph(graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
         from torch import _inductor
 
-        # Loops are split for the threads that a stage has; and no pool of processes outlives a rank that is killed.
+        # Loops are split for the threads of a stage. No compile pool: its processes would outlive a killed rank.
         options = {"cpp.threads": threads, "compile_threads": 1}
         found: Callable[..., Any] = _inductor.compile(graph, examples, options)  # type: ignore[arg-type]
         return found
@@ -109,46 +109,46 @@ def _inductor(threads: int) -> Compile:
 
 @define(eq=False)
 class StageCompiler:
-    """Makes functions of groups of operators, each once.
+    """Compiles groups of operators, each once.
 
     Args:
         choice: of the backend.
 
     Attributes:
-        made: by what a group is, the function for it.
-        failures: of these that run as they are, why.
+        calls: signature of a group → its function.
+        failures: signature of a group that runs without compilation → the reason.
     """
 
     choice: CompilerChoice
-    made: dict[str, Call] = field(factory=dict)
+    calls: dict[str, Call] = field(factory=dict)
     failures: dict[str, str] = field(factory=dict)
-    _told: set[str] = field(factory=set)
+    _warned: set[str] = field(factory=set)
 
     def programs(self, stage: StageGraph, index: int) -> StagePrograms:
-        """Programs of a stage, compiled; what does not compile is said in one line.
+        """The compiled programs of a stage; warns of groups that do not compile.
 
         Args:
             stage: its graph.
-            index: its number, for people.
+            index: its number, for messages.
         """
-        left: dict[str, Fusion] = {}
+        failed: dict[str, Fusion] = {}
 
         def call_of(fusion: Fusion) -> Call:
             graph = fusion.graph()
             key = signature(fusion, graph)
-            if key not in self.made:
-                self.made[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
+            if key not in self.calls:
+                self.calls[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
             if key in self.failures:
-                left[key] = fusion
-            return self.made[key]
+                failed[key] = fusion
+            return self.calls[key]
 
         found = stage_programs(stage, call_of)
-        if left:
-            self._tell(index, left)
+        if failed:
+            self._warn(index, failed)
         return found
 
     def _compiled(self, fusion: Fusion, key: str, module: fx.GraphModule) -> Call:
-        """A backend's function, tried once: what is still to be loaded is, before a step is timed."""
+        """The backend's function, checked with one call, which also loads what the first call loads."""
         examples = [_example(node.meta["val"]) for node in fusion.inputs]
         try:
             with torch.no_grad():
@@ -160,28 +160,28 @@ class StageCompiler:
             return module.forward
         return _guarded(compiled, module.forward, self.choice.name)
 
-    def _tell(self, stage: int, left: dict[str, Fusion]) -> None:
-        key, fusion = next(iter(left.items()))
+    def _warn(self, stage: int, failed: dict[str, Fusion]) -> None:
+        key, fusion = next(iter(failed.items()))
         names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
         shown = names if len(names) < 100 else f"{names[:100]}…"
-        more = f" and {len(left) - 1} more groups of operators" if len(left) > 1 else ""
+        more = f" and {len(failed) - 1} more groups of operators" if len(failed) > 1 else ""
         line = f"stage {stage} runs {shown}{more} as they are: {self.choice.name} does not compile them: "
         line += self.failures[key]
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._warned:
+            self._warned.add(line)
             warnings.warn(line, stacklevel=2)
 
 
 def signature(fusion: Fusion, graph: fx.Graph) -> str:
-    """What a group is, whatever its nodes are called: operators and arguments, and how its inputs lie in memory.
+    """A text that identifies equal groups: operators, arguments and the memory layout of inputs, without node names.
 
     Args:
         fusion: the group.
-        graph: its own graph.
+        graph: the graph of the group alone.
     """
     number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
-    given = (node.meta["val"] for node in fusion.inputs)
-    lines = [f"{v.dtype} {tuple(v.shape)} {v.stride()} {v.device}" for v in given]
+    inputs = (node.meta["val"] for node in fusion.inputs)
+    lines = [f"{v.dtype} {tuple(v.shape)} {v.stride()} {v.device}" for v in inputs]
     for node in graph.nodes:
         args = fx.map_arg((node.args, node.kwargs), lambda n: _Name(number[n]))
         lines.append(f"{number[node]} {node.op if node.op != 'call_function' else node.target} {args}")
@@ -189,7 +189,7 @@ def signature(fusion: Fusion, graph: fx.Graph) -> str:
 
 
 class _Name(str):
-    """The number of a node; no constant looks like it."""
+    """The number of a node, printed without quotes, so that it differs from every constant."""
 
     __slots__ = ()
 
@@ -198,13 +198,13 @@ class _Name(str):
 
 
 def _example(value: Tensor) -> Tensor:
-    """A tensor as a fake one says: of ones, or of zeros where numbers may be places in something."""
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.fill_(1 if value.is_floating_point() else 0)
+    """A real tensor like a fake one: ones, or zeros for integers, which may be indices."""
+    tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return tensor.fill_(1 if value.is_floating_point() else 0)
 
 
-def _check(given: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) -> None:
-    """Refuse results that are not what the group itself returns: where tensors lie is part of that."""
+def _check(inputs: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) -> None:
+    """Refuse results whose number, type or memory layout differs from those of the group without compilation."""
     found = list(results) if isinstance(results, list | tuple) else [results]
     if len(found) != len(expected):
         raise ValueError(f"it returns {len(found)} tensors and not {len(expected)}")
@@ -212,8 +212,8 @@ def _check(given: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) ->
         if not isinstance(one, Tensor) or _layout(one) != _layout(other):
             what = _layout(one) if isinstance(one, Tensor) else type(one).__name__
             raise ValueError(f"it returns {what} and not {_layout(other)}")
-    taken = [storage_of(tensor) for tensor in (*given, *found)]
-    if len(set(taken)) < len(taken):
+    storages = [storage_of(tensor) for tensor in (*inputs, *found)]
+    if len(set(storages)) < len(storages):
         raise ValueError("what it returns shares memory with what it is given, or with another result")
 
 
@@ -222,22 +222,22 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _guarded(compiled: Callable[..., Any], plain: Call, name: str) -> Call:
-    """The function; where a tensor does not lie in memory as it was traced, the group as it is.
+    """The compiled function; for inputs with other strides than when it was traced, the group without compilation.
 
-    Inductor looks at that before it computes anything. Batches may come with other strides than the example's.
+    Inductor checks strides before it computes anything. Batches may have other strides than the example.
     """
-    told = False
+    warned = False
 
-    def call(*given: Tensor) -> Sequence[Tensor]:
-        nonlocal told
+    def call(*inputs: Tensor) -> Sequence[Tensor]:
+        nonlocal warned
         try:
-            return compiled(*given)  # type: ignore[no-any-return]
+            return compiled(*inputs)  # type: ignore[no-any-return]
         except AssertionError as error:
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 why = str(error).partition("\n")[0]
                 warnings.warn(f"some operators run as they are: what {name} compiled is for other strides: {why}",
                               stacklevel=2)  # fmt: skip
-            return plain(*given)
+            return plain(*inputs)
 
     return call

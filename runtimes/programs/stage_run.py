@@ -1,4 +1,4 @@
-"""A stage's programs bound to its tensors: what one device runs for one microbatch shape."""
+"""A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
 from typing import Any
 
@@ -13,20 +13,20 @@ from .linked_stage import CapturedStage, Layout
 
 
 class StageRun(CapturedStage):
-    """One stage, ready to run.
+    """A stage that is ready to run.
 
-    Between F and the backward of a microbatch it holds the saved tensors and nothing else; one that recomputes them
-    holds what it needs for that, until it does.
+    Between F and the backward of a microbatch it holds the saved tensors only. A stage that recomputes holds the inputs
+    of the recomputation until then.
 
     Args:
-        index: the stage.
+        index: of the stage.
         programs: its programs.
         layout: the tensors of every message between stages.
         state: parameters and buffers.
         constants: values of the captured constants, by placeholder.
-        loss: node name of the loss.
-        recompute: whether saved tensors are made again in front of the backward instead of kept.
-        gradients: whether a backward follows; without, nothing is held.
+        loss: name of the loss's node.
+        recompute: whether saved tensors are recomputed before the backward instead of kept.
+        gradients: whether a backward follows; otherwise nothing is held.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StageRun(CapturedStage):
         given = self._given(boundary, leaves, key)
         boundary.clear()
         if self._again is not None:
-            # F overwrites a buffer, and with it what a second run would read.
+            # F overwrites buffers in place; the recomputation needs their old values.
             self._inputs[microbatch] = [given[i] if i < self._kept else given[i].clone() for i in self._again.inputs]
         values = self._forward(given, no_sink)
         outputs, results, mutated = self._ends
@@ -92,17 +92,17 @@ class StageRun(CapturedStage):
         return values[:outputs], values[outputs:results]
 
     def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
-        """RECOMPUTE: the saved tensors take the place of what was kept for it. Writes no buffer."""
+        """RECOMPUTE. Replaces the kept inputs by the saved tensors; writes no buffer."""
         assert self._again is not None
         given = self._given([None] * self._kept, leaves, key)
         kept = self._inputs.pop(microbatch)
         for i, place in enumerate(self._again.inputs):
             given[place] = kept[i]
-        kept.clear()  # each goes with its last use
+        kept.clear()  # so that each tensor is freed after its last use
         self._saved[microbatch] = self._again.run(given, no_sink)
 
     def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
-        """What F reads, in order."""
+        """The inputs of F, in order."""
         given = boundary + self._static
         if self.batch:
             given += [leaves[i] for i in self.batch]
@@ -111,12 +111,12 @@ class StageRun(CapturedStage):
         return given
 
     def held(self, microbatch: int) -> list[Any]:
-        """The saved tensors of a microbatch, or what is kept to make them."""
+        """The saved tensors of a microbatch, or the inputs kept to recompute them."""
         return self._inputs.get(microbatch, []) + self._saved.get(microbatch, []) + self._created.get(microbatch, [])
 
     @property
     def persistent(self) -> set[int]:
-        """Storages that live for the whole of training."""
+        """Addresses of the storages of parameters, buffers and constants."""
         return self._foreign
 
     def backward(
@@ -132,8 +132,10 @@ class StageRun(CapturedStage):
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> list[list[Tensor]]:
-        """I. A stage that has no program of its own for it does the whole backward here or in W, whichever is right:
-        here where gradients go back, in W where none does."""
+        """I. Returns the messages of gradients, one for each stage in ``returned``.
+
+        A stage without a separate I runs its whole backward here if it returns gradients, and in W otherwise.
+        """
         program = self._backward_input
         if program is None:
             if self.returned:
@@ -147,7 +149,7 @@ class StageRun(CapturedStage):
         return messages
 
     def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
-        """W."""
+        """W. Adds the gradients of the parameters."""
         created, program = self._created.pop(microbatch, []), self._backward_weight
         if program is not None:
             program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
@@ -156,6 +158,6 @@ class StageRun(CapturedStage):
 
 
 def constant_on(value: Any, device: torch.device) -> Any:
-    """A captured constant where the stage runs; one of the host stays there, as the captured graph has it."""
+    """A captured constant on the stage's device; a constant on the host stays there, as in the captured graph."""
     moves = isinstance(value, Tensor) and value.device.type == device.type
     return value.to(device) if moves else value
