@@ -79,7 +79,7 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
     ids=str,
 )
 @pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
-def test_loss_and_gradients(name, devices, options):
+def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, options):
     loss, gradients = unsplit(name, 8, 4)
     case = CASES[name]
     operators = captured(case, F32, 8, 4)

@@ -48,7 +48,7 @@ def plan(devices: int = 2):
         ({"plan": "/nowhere/plan.json"}, "cannot read '/nowhere/plan.json'"),
     ],
 )
-def test_refused_in_one_line(options, said):
+def test_wrong_arguments_are_refused_in_one_line(options, said):
     with pytest.raises(panpipe.RequestError, match=said) as refusal:
         build(**options)
     assert "\n" not in str(refusal.value)
@@ -74,7 +74,7 @@ def test_a_plan_edited_into_a_deadlock_is_refused():
         build(plan=evolve(good, device_actions=(first, second[1:] + second[:1])))
 
 
-def test_a_plan_for_another_world_is_refused(monkeypatch):
+def test_plan_for_another_number_of_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(panpipe.RequestError, match=r"is for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
@@ -94,7 +94,7 @@ def test_a_mesh_that_threads_do_not_have_is_refused(mesh, said):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_parameter_that_nobody_reads_is_a_warning_and_keeps_no_gradient():
+def test_unused_parameter_is_warned_of_and_keeps_no_gradient():
     class Extra(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1000,12 +1000,12 @@ SLOW = {
 @pytest.mark.parametrize(
     "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in right.items()]
 )
-def test_what_changes_between_steps_equals_eager(make):
+def test_changes_between_steps_equal_eager(make):
     assert difference(make) < NEAR
 
 
 @pytest.mark.parametrize("make", refused.values(), ids=list(refused))
-def test_what_cannot_be_followed_is_refused(make):
+def test_unsupported_changes_between_steps_are_refused(make):
     message = refusal(make)
     assert "\n" not in message
     assert names_a_line(message, __file__) or "'" in message

@@ -59,7 +59,7 @@ def test_stages_that_share_a_gpu_by_name_train_as_one_process_on_it(stages):
         assert (one - other).abs().max().item() < 1e-9
 
 
-def test_sharing_a_gpu_is_asked_for():
+def test_sharing_a_gpu_needs_share_devices():
     case = CASES[GPT]
     plan = even_plan(captured(case, torch.float64, 8, 4, "cuda"), 4, 4)
     with pytest.raises(RequestError, match="devices 0 and 1 of the pipeline are both cuda:0"):
@@ -115,7 +115,7 @@ def test_the_host_waits_for_nothing_inside_a_warm_step():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_the_host_has_issued_a_step_before_the_device_is_through(monkeypatch):
+def test_host_issues_a_step_before_the_device_has_finished_it(monkeypatch):
     pipe, batch = even_pipeline(4096, 8192)
     download, through = CudaStreams.download, []
 
@@ -129,7 +129,7 @@ def test_the_host_has_issued_a_step_before_the_device_is_through(monkeypatch):
     assert not all(through)
 
 
-def test_copies_run_beside_compute():
+def test_copies_overlap_with_compute():
     pipe, batch = even_pipeline(4096, 8192)
     _, trace = pipe.trace_step(batch)
     compute = [(e.start_s, e.end_s) for e in trace.events if e.queue == COMPUTE_QUEUE]
@@ -202,7 +202,7 @@ def test_the_peak_is_that_of_one_process_and_what_more_microbatches_hold():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_compiled_stages_train_as_others(dtype):
+def test_compiled_stages_train_like_others(dtype):
     (pipe, batch), (plain, _) = (even_pipeline(64, 64, dtype=dtype, compile=how) for how in ("inductor", None))
     near = 1e-9 if dtype is torch.float64 else 1e-4
     assert abs(pipe.step(batch).item() - plain.step(batch).item()) < near

@@ -42,13 +42,13 @@ def ranks(folder: Path) -> list[dict]:
     return [json.loads((folder / f"ranks.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
-def test_the_parameters_alone_do_not_fit_one_worker(trained):
+def test_parameters_alone_exceed_the_memory_of_one_worker(trained):
     for found in ranks(trained):
         assert "allocate memory" in found["whole"]
 
 
 @pytest.mark.parametrize("source", ["init", "checkpoint"])
-def test_two_workers_train_it_as_one_process_without_a_limit_does(trained, source):
+def test_two_workers_train_like_one_process_without_a_limit(trained, source):
     wanted = json.loads((trained / f"{source}.json").read_text(encoding="utf-8"))
     found = [rank[source] for rank in ranks(trained)]
     for rank in found:

@@ -84,7 +84,7 @@ def both(case, rows=6, microbatches=3, dtype=torch.float32, **options):
 
 
 @pytest.mark.parametrize(("name", "strict"), [*((name, False) for name in STEPS), ("blocks", True)])
-def test_autocast_is_captured_to_the_last_bit(name, strict, monkeypatch):
+def test_captured_autocast_has_the_bits_of_eager(name, strict, monkeypatch):
     if strict:
         monkeypatch.setattr(capture, "_exported", functools.partial(capture._exported, strict=True))
     case = case_of(Reused, STEPS[name], CASES["tied gpt with dropout"].batch)
@@ -147,6 +147,6 @@ class WithPython(Reused):
         self.trunk[1] = Deciding()
 
 
-def test_a_module_that_stays_python_runs_in_its_autocast():
+def test_untraced_region_runs_in_its_autocast():
     case = case_of(WithPython, STEPS["bf16"], CASES["tied gpt with dropout"].batch)
     assert unequal(*both(case)) == []

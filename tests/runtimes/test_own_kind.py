@@ -54,7 +54,7 @@ def kind():
         yield
 
 
-def test_an_own_kind_is_in_the_grammar_and_in_the_lowered_plan():
+def test_declared_kind_is_in_the_grammar_and_in_the_lowered_plan():
     assert parse_action("2CHECKSUM7") == Action(2, CHECKSUM, 7)
     with pytest.raises(RequestError, match="CHECKSUM needs a microbatch"):
         parse_action("2CHECKSUM")
@@ -74,14 +74,14 @@ def test_an_own_kind_is_in_the_grammar_and_in_the_lowered_plan():
         ("0F0 0CHECKSUM0 0CHECKSUM0 0F1 0CHECKSUM1 0B0 0B1 0STEP", "device 0 issues 0CHECKSUM0, which the plan does"),
     ],
 )
-def test_an_own_kind_in_another_place_is_refused(row, said):
+def test_declared_kind_in_a_wrong_place_is_refused(row, said):
     assert validate(PLAN).peak_saved_bytes == (200.0,)
     with pytest.raises(RequestError, match=said) as refusal:
         validate(PLAN, lowered=orders(row))
     assert "\n" not in str(refusal.value)
 
 
-def test_simulator_runs_an_own_queue_next_to_compute_and_its_fence_waits(tmp_path):
+def test_simulator_runs_a_declared_queue_next_to_compute_and_its_fence_waits(tmp_path):
     result = simulate(PLAN)
     # Checksums take 1.5 s, one after another: 1–2.5 and 2.5–4. 0B0 waits until 2.5; 0B1 is late anyway.
     assert result.operation_times == (([0.0, 1.0, 2.5, 4.5, 6.5], [1.0, 2.0, 4.5, 6.5, 6.5]),)
@@ -94,7 +94,7 @@ def test_simulator_runs_an_own_queue_next_to_compute_and_its_fence_waits(tmp_pat
     assert read_trace(tmp_path / "trace.json") == result.trace
 
 
-def test_what_nobody_waits_for_is_part_of_the_step():
+def test_action_without_a_fence_is_part_of_the_step():
     free = own_queue(
         CHECKSUM, QUEUE, stages=lambda plan: [0], after=Kind.F, fence=(), seconds=lambda cost: 4.0 * cost.forward_s
     )
@@ -122,7 +122,7 @@ class Sum:
         self.waited.append(str(self.action))
 
 
-def test_executor_runs_an_own_kind_and_its_fence_waits(monkeypatch):
+def test_executor_runs_a_declared_kind_and_its_fence_waits(monkeypatch):
     sums, waited, lock = {}, [], threading.Lock()
 
     def bind(binder: Binder, action: Action) -> Instruction:

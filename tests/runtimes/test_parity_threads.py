@@ -11,7 +11,7 @@ from ..support.parity import EVERYWHERE, PLANS, distance
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_float64_equals_untouched_eager(name, devices, plan):
+def test_float64_training_equals_eager(name, devices, plan):
     found = distance(ThreadTeam(devices), name, torch.float64, 8, 4, **PLANS[plan])
     assert found.loss < 1e-12
     assert found.gradient < 1e-12

@@ -62,7 +62,7 @@ def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(t
     assert any("torch.bfloat16" in found["dtypes"] for found in first.values())
 
 
-def test_each_rank_holds_its_own_stages_alone(two):
+def test_each_rank_holds_only_its_own_stages(two):
     first, second = two["ownership"]
     for found in (first, second):
         assert found["here"] == found["planned"]
@@ -71,7 +71,7 @@ def test_each_rank_holds_its_own_stages_alone(two):
     assert set(first["here"]) & set(second["here"]) == {"embedding.weight"}  # tied: a replica in both
 
 
-def test_what_stays_python_trains_over_ranks_and_shapes(two):
+def test_untraced_regions_train_over_ranks_and_shapes(two):
     first, second = two["python"]
     for found in (first, second):
         assert max(found["distance"]) < 1e-9
@@ -101,7 +101,7 @@ def test_every_rank_gets_the_whole_trace(two):
     assert all(start <= end for *_, start, end in first["events"])
 
 
-def test_ranks_that_were_given_different_things_are_all_told_so(two):
+def test_ranks_with_different_arguments_are_all_refused(two):
     first, second = two["differing"]
     assert first == second
     for about, said in {
@@ -190,7 +190,7 @@ def test_a_rank_whose_batch_has_another_shape_names_itself(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_of_the_users_own_is_told_to_the_others(tmp_path):
+def test_error_of_the_users_code_is_reported_to_the_other_ranks(tmp_path):
     left, stopped = alone("raising", tmp_path, OUTSIDE="an OSError")
     assert (left.returncode, stopped.returncode) == (1, 1)
     assert "rank 1 stopped: OSError: no such sample" in left.stderr
@@ -268,7 +268,7 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
         pytest.param("pp=2,dp=2", 4, 2, "REDUCE", marks=pytest.mark.slow),
     ],
 )
-def test_a_transport_that_waits_on_for_a_killed_rank_ends_with_its_name_as_well(tmp_path, mesh, ranks, victim, where):
+def test_transport_that_would_wait_forever_for_a_killed_rank_ends_with_its_name(tmp_path, mesh, ranks, victim, where):
     """As NCCL does. Nothing of the transport's fails here; what all ranks see is a connection beside it that breaks."""
     assert_all_name(victim, tmp_path, "dying", ranks, backend="deaf", MESH=mesh, VICTIM=str(victim), WHERE=where)
 
@@ -277,7 +277,7 @@ def test_a_rank_killed_while_another_one_plans_is_named(tmp_path):
     assert_all_name(1, tmp_path, "thinking")
 
 
-def test_ranks_that_leave_one_after_another_over_it_are_not_missed(tmp_path):
+def test_ranks_that_leave_after_a_killed_rank_are_not_named(tmp_path):
     """The first of them without closing anything: it ends as it is through."""
     for rank, one in enumerate(alone("leaving", tmp_path, 3, backend="deaf")):
         assert (rank, one.returncode, one.stderr) == (rank, 0, "")
@@ -300,7 +300,7 @@ def test_a_killed_rank_of_one_replica_is_named_by_all_replicas(tmp_path, mesh, r
 
 
 @pytest.mark.slow
-def test_a_rank_that_had_no_processor_meanwhile_names_the_killed_one_too(tmp_path):
+def test_paused_rank_names_the_killed_rank(tmp_path):
     """Rank 0 keeps the store: gone before rank 1 had looked there, it was taken for the one that was killed."""
     assert_all_name(2, tmp_path, "dying", 3, VICTIM="2", WHERE="B", STARVED="1")
 

@@ -47,12 +47,12 @@ def traced(name, options):
         ("batchnorm with a skip", "v recomputes"),
     ],
 )
-def test_saved_tensors_are_those_predicted_behind_every_action(name, options):
+def test_saved_tensors_after_every_action_are_as_predicted(name, options):
     pipe, trace = traced(name, options)
     assert measured(trace) == predicted(simulated(pipe.plan, pipe))
 
 
-def test_what_stages_of_one_device_share_is_predicted_for_each():
+def test_tensors_shared_by_stages_of_one_device_are_predicted_for_each():
     """A tensor between stages 1 and 2 that both save counts twice; one that still waits for its reader is
     communication."""
     pipe, trace = traced("batchnorm with a skip", "v")
@@ -98,7 +98,7 @@ def even(model, step, batch, microbatches):
 
 
 @pytest.mark.parametrize("case", ["buffer", "python"])
-def test_buffers_are_read_as_they_were_and_written_once(case):
+def test_recompute_reads_old_buffers_and_writes_none(case):
     def mean_square(model, batch):
         return model(batch).square().mean()
 
@@ -118,7 +118,7 @@ def test_buffers_are_read_as_they_were_and_written_once(case):
         assert torch.equal(same_buffers[name], buffer), name
 
 
-def test_recompute_is_an_action_of_its_own_in_the_trace():
+def test_recompute_is_a_separate_action_in_the_trace():
     case = CASES["batchnorm with a skip"]
     plan = with_recompute(even_plan(captured(case, F32, 8, 4), 2, 4), [1])
     pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=[1])
@@ -127,7 +127,7 @@ def test_recompute_is_an_action_of_its_own_in_the_trace():
     assert again == ["1RECOMPUTE0", "1RECOMPUTE1", "1RECOMPUTE2", "1RECOMPUTE3"]
 
 
-def test_an_automatic_plan_recomputes_what_it_is_told_to():
+def test_automatic_plan_recomputes_the_given_stages():
     case = CASES["batchnorm with a skip"]
     pipe = panpipe.pipeline(
         case.model(F32), case.step, case.batch(8, F32), microbatches=4, schedule="1f1b", max_chunks=1, recompute="all"
@@ -148,7 +148,7 @@ def test_an_automatic_plan_recomputes_what_it_is_told_to():
         ([-1], "recompute names stage -1"),
     ],
 )
-def test_what_cannot_be_recomputed_is_refused(recompute, said):
+def test_invalid_recompute_is_refused(recompute, said):
     case = CASES["batchnorm with a skip"]
     plan = even_plan(captured(case, F32, 8, 4), 2, 4)
     with pytest.raises(panpipe.RequestError, match=said):

@@ -38,21 +38,21 @@ def chosen(*candidates):
     return winner(candidates, PLAIN).pipe.plan.schedule
 
 
-def test_a_dearer_plan_is_chosen_where_every_turn_shows_it_faster():
+def test_plan_with_more_memory_is_chosen_if_every_turn_shows_it_faster():
     assert chosen(candidate("1f1b", [1.00, 1.02, 0.99, 1.01]), candidate("zb-v", [0.95, 0.97, 0.93, 0.97])) == "zb-v"
 
 
-def test_1f1b_stays_where_turns_differ():
+def test_1f1b_is_chosen_if_turns_disagree():
     assert chosen(candidate("1f1b", [1.00, 1.02, 0.90, 1.01]), candidate("zb-v", [0.95, 0.97, 0.93, 0.97])) == "1f1b"
 
 
-def test_a_plan_of_less_memory_is_chosen_where_it_is_shown_to_be_as_fast_as_1f1b():
+def test_plan_with_less_memory_is_chosen_if_it_is_as_fast_as_1f1b():
     plain = candidate("1f1b", [1.0, 1.0, 1.0, 1.0])
     assert chosen(candidate("v-min", [1.01, 1.0, 1.01, 0.99]), plain) == "v-min"
     assert chosen(candidate("v-min", [1.03, 1.0, 1.01, 0.99]), plain) == "1f1b"
 
 
-def test_a_machine_too_loaded_to_show_anything_runs_1f1b():
+def test_1f1b_is_chosen_on_a_loaded_machine():
     source = random.Random(0)
     noisy = [[math.exp(source.gauss(0, 0.3)) for _ in range(8)] for _ in range(800)]
     found = [chosen(candidate("v-min", a), candidate("1f1b", b)) for a, b in zip(noisy[::2], noisy[1::2], strict=True)]
@@ -68,7 +68,7 @@ def test_rehearsing_stops_for_a_gain_below_the_noise():
     assert undecided([plain, other], PLAIN) == [other]
 
 
-def test_rehearsing_goes_on_while_less_memory_may_be_as_fast_as_1f1b():
+def test_rehearsing_continues_while_a_plan_with_less_memory_may_be_as_fast_as_1f1b():
     plain = candidate("1f1b", [1.0, 1.0, 1.0, 1.0])
     found = [undecided([candidate("v-min", times), plain], PLAIN) for times in (
         [1.025, 1.0, 0.99, 1.0], [1.3, 0.9, 1.2, 0.9], [1.01, 1.0, 1.01, 0.99]
@@ -76,7 +76,7 @@ def test_rehearsing_goes_on_while_less_memory_may_be_as_fast_as_1f1b():
     assert [[each.pipe.plan.schedule for each in left] for left in found] == [["v-min", "1f1b"], ["1f1b"], ["v-min"]]
 
 
-def test_without_1f1b_the_first_stays_unless_another_is_shown_to_be_faster():
+def test_without_1f1b_the_preferred_plan_is_chosen_unless_another_is_faster():
     assert chosen(candidate("zb-h1", [1.0, 1.1, 0.9, 1.0]), candidate("v-half", [1.0, 1.0, 1.0, 1.0])) == "zb-h1"
     assert chosen(candidate("zb-h1", [1.0, 1.1, 1.1, 1.1]), candidate("v-half", [0.9, 1.0, 1.0, 1.0])) == "v-half"
 
@@ -92,7 +92,7 @@ STEADY = [0.02] * 6
 
 
 @pytest.mark.parametrize("steps", [5, 6, 8, 12])
-def test_the_interval_holds_the_typical_step_at_least_as_often_as_it_says(steps):
+def test_interval_contains_the_typical_step_with_its_probability(steps):
     plan, hits, widths = predicted_plan([StageCosts(1, 1, 1)] * 2), 0, []
     source, predicted = random.Random(1), plan.prediction.step_s
     for _ in range(400):
@@ -105,7 +105,7 @@ def test_the_interval_holds_the_typical_step_at_least_as_often_as_it_says(steps)
     assert statistics.median(widths) < 2 * 0.03 / math.sqrt(steps) * 1.5
 
 
-def test_the_interval_holds_the_typical_step_on_a_machine_whose_speed_drifts_from_step_to_step():
+def test_interval_contains_the_typical_step_on_a_drifting_machine():
     plan, hits = predicted_plan([StageCosts(1, 1, 1)] * 2), 0
     source, predicted = random.Random(2), plan.prediction.step_s
     for _ in range(400):
@@ -145,7 +145,7 @@ def test_interval_of_steady_readings_has_the_quantile_of_students_t(steps):
     assert ratios == pytest.approx([-shift - reach, reach - shift])
 
 
-def test_the_noise_of_readings_is_counted_once_and_of_later_ones_at_most_as_that_of_steps():
+def test_interval_counts_the_noise_of_readings_once():
     plan = predicted_plan([StageCosts(1, 1, 1)] * 2)
     seen, drift = [1.0, 1.01, 1 / 1.01, 1.0, 1.005, 1 / 1.005], [0.02, 0.03, 0.02, 0.04, 0.02, 0.03]
     alone, drifting = (with_interval(plan, seen, speeds).prediction.interval_s for speeds in (STEADY, drift))
@@ -165,7 +165,7 @@ def test_too_few_steps_or_readings_have_no_interval(steps, speeds):
     assert (found.interval_s, found.reference_s) == (None, pytest.approx(0.01))
 
 
-def test_a_rehearsed_step_takes_what_the_whole_call_takes():
+def test_rehearsed_step_time_is_that_of_the_whole_call():
     trace = Trace("measured", "", 1, (), (), 1.0)
     assert Rehearsal(trace, MessageTimes({}, {})).step_s == 1.0
     assert Rehearsal(trace, MessageTimes({}, {}), 1.1).step_s == 1.1
@@ -203,7 +203,7 @@ class StopRehearsing(Exception):
     """Raised in place of a pipeline."""
 
 
-def test_1f1b_alone_is_rehearsed_where_there_is_no_time_to_compare():
+def test_only_1f1b_is_rehearsed_without_time_to_compare():
     plain, other = evolve(taking(3600.0), schedule="1f1b"), evolve(taking(1800.0), schedule="zb-h1")
     left_out = "comparing 1f1b with zb-h1 (predicted +100.0%), about 27000 s"
     assert budgeted([other], [plain], 10.0) == (["1f1b"], [left_out])
@@ -214,7 +214,7 @@ def preferred_of(*plans):
     return min(plans, key=preference(["1f1b"])).schedule
 
 
-def test_costs_are_lengthened_to_what_the_rehearsed_steps_took():
+def test_costs_are_scaled_to_the_rehearsed_steps():
     costs = (StageCosts(1.0, 1.0, 1.0, optimizer_s=5.0),) * 2
     plan = predicted_plan(list(costs))
     ratio = length_ratio(plan, costs, [6.6, 6.6, 6.6, 6.6, 9.0], simulated)

@@ -30,7 +30,7 @@ def four(tmp_path_factory):
     return results_of(["replicas", "scaling"], tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
 
 
-def test_replicas_of_a_pipeline_train_as_one_process_on_all_their_batches(four):
+def test_replicas_train_like_one_process_on_all_their_batches(four):
     check(four["replicas"], [[0, 0], [1, 0], [0, 1], [1, 1]])
 
 
@@ -79,7 +79,7 @@ def test_clipping_and_accumulation_in_bf16_over_replicas(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["pp=2,dp=1", "pp=1,dp=2"])
-def test_scalers_that_come_apart_end_all_ranks(tmp_path, mesh):
+def test_different_scales_on_replicas_end_all_ranks(tmp_path, mesh):
     done = torchrun("apart", tmp_path, 2, MESH=mesh)
     assert done.returncode != 0
     assert "the loss is scaled by 2 here and by 513 on the average of 2 ranks" in done.stderr
@@ -95,7 +95,7 @@ def test_scalers_that_come_apart_end_all_ranks(tmp_path, mesh):
         ("dp=3,pp=1", [[0, 0], [1, 0], [2, 0]]),
     ],
 )
-def test_other_meshes_do_too(tmp_path, mesh, places):
+def test_other_meshes_train_like_one_process(tmp_path, mesh, places):
     check(results("replicas", tmp_path, len(places), MESH=mesh), places)
 
 

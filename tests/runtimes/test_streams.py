@@ -42,7 +42,7 @@ def train(
 
 
 @pytest.mark.parametrize("plan", ["1f1b", "interleaved", "split backward", "zb-v", "recompute", "gpipe", "gis-h"])
-def test_everything_is_ordered_behind_what_it_needs(plan, monkeypatch):
+def test_every_operation_is_ordered_after_its_inputs(plan, monkeypatch):
     recorded = RecordedStreams()
     train(recorded, monkeypatch, plan)
     assert recorded.problems == []
@@ -50,13 +50,13 @@ def test_everything_is_ordered_behind_what_it_needs(plan, monkeypatch):
     assert used == {"compute", "load", "memcpy"}
 
 
-def test_a_user_on_a_stream_of_his_own(monkeypatch):
+def test_caller_may_use_another_stream(monkeypatch):
     recorded = RecordedStreams()
     train(recorded, monkeypatch, "1f1b", user=recorded.named(("user",), CPU))
     assert recorded.problems == []
 
 
-def test_threads_on_other_streams_than_their_caller_are_found(monkeypatch):
+def test_recorded_streams_detect_threads_on_other_streams(monkeypatch):
     recorded = RecordedStreams()
     monkeypatch.setattr(streams.InheritedStreams, "active", lambda self, here: recorded.using(recorded._default))
     train(recorded, monkeypatch, "1f1b", user=recorded.named(("user",), CPU))
@@ -77,20 +77,20 @@ def test_a_device_keeps_its_thread_until_its_team_is_closed():
 
 
 @pytest.mark.parametrize(("case", "rows", "devices"), [("token-weighted", 7, 2), ("batchnorm with a skip", 8, 3)])
-def test_metrics_weights_and_three_devices(case, rows, devices, monkeypatch):
+def test_streams_of_three_devices_with_metrics_and_weights(case, rows, devices, monkeypatch):
     recorded = RecordedStreams()
     train(recorded, monkeypatch, "1f1b", case=case, rows=rows, devices=devices)
     assert recorded.problems == []
 
 
 @pytest.mark.parametrize("deaf", ["compute", "load", "memcpy"])
-def test_a_queue_that_does_not_wait_is_found(deaf, monkeypatch):
+def test_recorded_streams_detect_a_queue_that_does_not_wait(deaf, monkeypatch):
     recorded = RecordedStreams(deaf)
     train(recorded, monkeypatch, "1f1b")
     assert any(f"('{deaf}'," in problem.split(" on ", 1)[1] for problem in recorded.problems)
 
 
-def test_a_trace_has_the_transfers_own_times(monkeypatch):
+def test_trace_has_the_times_of_transfer_events(monkeypatch):
     recorded = RecordedStreams()
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
     pipe = build(ThreadTeam(2), "tied gpt with dropout", torch.float64, 8, None, 4)

@@ -42,7 +42,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_torch_trains_by_our_file_to_the_gradients_of_one_process(trained, name):
+def test_torch_pipelining_trains_from_our_csv_file(trained, name):
     found = [json.loads((trained / f"{name}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     gradients = found[0]["gradients"] | found[1]["gradients"]
     assert len(gradients) == 6 * STAGES[name]
@@ -53,7 +53,7 @@ def test_torch_trains_by_our_file_to_the_gradients_of_one_process(trained, name)
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_what_torch_exports_validates_and_simulates_here(trained, name):
+def test_csv_of_torch_pipelining_validates_and_simulates(trained, name):
     exported = trained / f"{name}.lowered.csv"
     ours, theirs = (
         parse_schedule_csv(path.read_text(encoding="utf-8"), "x") for path in (trained / f"{name}.csv", exported)

@@ -173,7 +173,7 @@ def test_a_list_that_a_module_with_values_fills_for_the_step_is_refused_with_bot
 
 @pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
 @pytest.mark.parametrize("make", right.values(), ids=list(right))
-def test_a_step_whose_way_depends_on_values_equals_eager(make):
+def test_step_with_branches_on_values_equals_eager(make):
     torch.manual_seed(0)
     model, step, batch = make()
     torch.manual_seed(0)

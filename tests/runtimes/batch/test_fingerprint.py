@@ -12,7 +12,7 @@ def of(*parts):
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000, (1 << 15) + 1, 1_200_000])
-def test_parts_count_as_what_they_make_together(count):
+def test_fingerprint_of_parts_equals_that_of_the_joined_tensor(count):
     whole = torch.arange(count, dtype=torch.int32)
     assert of(whole) == of(*whole.tensor_split(7)) == of(whole.clone()) == of(torch.stack([whole, whole], 1)[:, 0])
     assert count < 7 or of(*reversed(whole.tensor_split(7))) != of(whole)
@@ -23,7 +23,7 @@ def test_parts_count_as_what_they_make_together(count):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8])
-def test_another_order_is_another_batch(dtype):
+def test_fingerprint_depends_on_the_order_of_rows(dtype):
     labels = torch.tensor([1, -1] * 16 + [1, 1, -1, -1]).to(dtype)  # of two that differ in the sign alone
     assert of(labels) != of(labels.flip(0))
     swapped = labels.clone()
@@ -33,7 +33,7 @@ def test_another_order_is_another_batch(dtype):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=40), st.data())
-def test_a_changed_bit_is_seen(values, data):
+def test_fingerprint_changes_with_every_bit(values, data):
     tensor = torch.tensor(values)
     place, bit = data.draw(st.integers(0, len(values) - 1)), data.draw(st.integers(0, 62))
     changed = tensor.clone()
@@ -46,5 +46,5 @@ def test_a_changed_bit_is_seen(values, data):
     torch.randn(3, dtype=torch.complex64).conj(), torch.ones(5, device="meta"),
     torch.tensor(float("nan")),
 ])  # fmt: skip
-def test_any_tensor_has_one(tensor):
+def test_fingerprint_is_defined_for_any_tensor(tensor):
     assert of(tensor) == of(tensor)

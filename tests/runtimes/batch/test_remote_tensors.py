@@ -24,7 +24,7 @@ def held():
     return layer, layer.weight, before
 
 
-def test_what_describes_a_parameter_is_there():
+def test_remote_parameter_has_shape_and_dtype():
     layer, weight, _ = held()
     assert weight.shape == weight.size() == (4, 3)
     assert (weight.dtype, weight.device.type, weight.ndim, weight.dim()) == (torch.float32, "meta", 2, 2)
@@ -42,7 +42,7 @@ def test_what_describes_a_parameter_is_there():
     assert sum(p.numel() for p in layer.parameters()) == 16
 
 
-def test_it_says_where_it_is():
+def test_remote_parameter_prints_the_rank_that_holds_it():
     layer, weight, before = held()
     for text in (repr(weight), str(weight), f"{before}", repr(layer.state_dict()["weight"])):
         assert text == "<'fc.weight' of shape (4, 3), float32, held by rank 1>"
@@ -102,20 +102,20 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 @pytest.mark.parametrize("stale", [False, True])
-def test_whatever_needs_its_values_is_refused_by_name(use, stale):
+def test_operations_on_the_values_of_a_remote_parameter_are_refused_by_name(use, stale):
     layer, weight, before = held()
     with pytest.raises(panpipe.RequestError, match=r"'fc\.\w+' is held by rank 1, .*pipe\.save\(\)"), torch.no_grad():
         use(layer, before if stale else weight)
 
 
-def test_loading_a_state_is_refused_by_name():
+def test_load_state_dict_into_a_remote_parameter_is_refused_by_name():
     layer, _, _ = held()
     state = {"weight": A, "bias": torch.zeros(4), "count": torch.zeros(3)}
     with pytest.raises(RuntimeError, match=r"'fc\.weight' is held by rank 1"), pytest.warns(UserWarning, match="meta"):
         layer.load_state_dict(state)
 
 
-def test_a_capture_sees_tensors_on_meta():
+def test_capture_sees_remote_parameters_as_meta_tensors():
     layer, weight, _ = held()
     with as_meta_tensors(layer):
         assert type(layer.weight) is nn.Parameter

@@ -78,7 +78,7 @@ def test_metrics_and_weights_of_fewer_samples():
         ),
     ],
 )
-def test_a_batch_that_no_microbatch_comes_of_is_refused_in_one_line(batch, said):
+def test_batch_that_cannot_be_cut_is_refused_in_one_line(batch, said):
     pair = Pair(ThreadTeam(2), GPT, 8, 4)
     with pytest.raises(RequestError, match=said) as refusal:
         pair.pipe.step(batch())
@@ -87,7 +87,7 @@ def test_a_batch_that_no_microbatch_comes_of_is_refused_in_one_line(batch, said)
 
 
 @NEW
-def test_what_is_cut_is_what_the_example_has_rows_of():
+def test_leaves_are_cut_along_the_dimensions_of_the_example():
     def step(model, batch):
         return (model(batch["x"]) * batch["scale"][:, None]).square().mean()
 
@@ -152,7 +152,7 @@ def square(model, batch):
 
 @NEW
 @pytest.mark.parametrize(("devices", "schedule", "example"), [(2, "gpipe", 4), (4, "1f1b", 8), (4, "zb-h1", 4)])
-def test_messages_come_and_go_with_the_shape(devices, schedule, example):
+def test_messages_between_stages_change_with_the_shape(devices, schedule, example):
     case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
     pair = Pair(ThreadTeam(devices), case, example, 4, schedule_name=schedule)
     # Of 6 rows the first two microbatches have two, and of 7 the first three.
@@ -161,7 +161,7 @@ def test_messages_come_and_go_with_the_shape(devices, schedule, example):
 
 
 @NEW
-def test_a_stage_may_have_nothing_to_do():
+def test_stage_without_operators_for_a_shape_is_supported():
     case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
     names = len(captured(case, F64, 4, 2).members)
     pair = Pair(ThreadTeam(names), case, 4, 2)  # an operator a stage
@@ -244,7 +244,7 @@ def test_models_of_the_zoo(name):
 # What is kept
 
 
-def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
+def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed():
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=2)
     pipe = pair.pipe
     pair.distance([tokens(4)])
@@ -271,13 +271,13 @@ def test_programs_of_the_shapes_used_last_are_kept_and_others_go():
 
 
 @NEW
-def test_both_shapes_of_a_step_are_kept_even_if_one_may_be():
+def test_both_shapes_of_a_step_are_kept_with_max_shapes_one():
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=1)
     with pytest.warns(UserWarning, match="keep changing"):
         assert pair.distance([tokens(4), tokens(3), tokens(4), tokens(4, 5)]) < NEAR
 
 
-def test_at_least_one_shape_is_kept():
+def test_max_shapes_below_one_is_refused():
     with pytest.raises(RequestError, match=r"max_shapes is 0.*at least 1"):
         Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=0)
     case = GPT
@@ -288,7 +288,7 @@ def test_at_least_one_shape_is_kept():
 
 
 @NEW
-def test_a_step_that_fails_leaves_the_pipeline_as_it_was():
+def test_pipeline_trains_correctly_after_a_failed_step():
     pair = Pair(ThreadTeam(2), GPT, 4, 2)
     with pytest.raises(RequestError, match="cannot be captured"):
         pair.pipe.step({"x": tokens(4, 5)["x"], "y": tokens(4, 6)["y"]})
@@ -329,7 +329,7 @@ def narrow_counted(model, batch):
 
 @NEW
 @pytest.mark.parametrize("step", [narrow, narrow_weighted, narrow_counted])
-def test_the_loss_is_the_references_to_the_last_bit(step):
+def test_loss_of_uneven_microbatches_has_the_bits_of_the_reference(step):
     def model(dtype):
         return GPT.model(dtype).eval()
 

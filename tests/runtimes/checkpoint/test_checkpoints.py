@@ -38,7 +38,7 @@ def unbroken(name, steps=4):
 
 @pytest.mark.parametrize("stop", [0, 2])
 @pytest.mark.parametrize("name", [GPT, CONV])
-def test_resumed_training_is_that_which_never_stopped_to_the_last_bit(name, stop, tmp_path):
+def test_resumed_training_has_the_bits_of_uninterrupted_training(name, stop, tmp_path):
     first = pipe_of(name, scheduler=warm_up)
     losses = train(first, name, stop)
     first.checkpoint(tmp_path / "a")
@@ -52,7 +52,7 @@ def test_resumed_training_is_that_which_never_stopped_to_the_last_bit(name, stop
     assert unequal(everything(second), unbroken(name)[2]) == []
 
 
-def test_a_resumed_run_evaluates_as_the_unbroken_one_with_dropout(tmp_path):
+def test_resumed_pipeline_evaluates_with_the_dropout_of_uninterrupted_training(tmp_path):
     batch = CASES[GPT].batch(8, F32)
     first = pipe_of(GPT)
     drawn = [first.evaluate(batch).item() for _ in range(2)]
@@ -69,7 +69,7 @@ def test_a_resumed_run_evaluates_as_the_unbroken_one_with_dropout(tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("cut", OTHERS[1:])
 @pytest.mark.parametrize("name", [GPT, CONV])
-def test_torchs_own_functions_read_it_under_another_plan(name, cut, tmp_path):
+def test_torch_dcp_loads_a_checkpoint_under_another_plan(name, cut, tmp_path):
     first = pipe_of(name, scheduler=warm_up)
     losses = train(first, name, 2)
     dcp.save({"pipe": first}, checkpoint_id=tmp_path / "a")
@@ -80,7 +80,7 @@ def test_torchs_own_functions_read_it_under_another_plan(name, cut, tmp_path):
     torch.testing.assert_close(everything(second), unbroken(name)[2], rtol=1e-4, atol=1e-6)
 
 
-def test_what_one_pipeline_gives_is_copied_and_its_replicas_of_a_tied_weight_stay_equal():
+def test_load_state_dict_copies_tensors_and_keeps_copies_of_tied_weights_equal():
     first, second = pipe_of(GPT), pipe_of(GPT, 3, seed=8)
     train(first, GPT, 2)
     second.load_state_dict(first.state_dict())
@@ -102,7 +102,7 @@ def pipe_copy(pipe):
     return found
 
 
-def test_a_snapshot_brings_training_back():
+def test_state_dict_snapshot_restores_training():
     pipe = pipe_of(CONV, scheduler=warm_up)
     train(pipe, CONV, 1)
     snapshot = copy.deepcopy(pipe.state_dict())
@@ -111,7 +111,7 @@ def test_a_snapshot_brings_training_back():
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_one_process_with_torch_alone_reads_it_and_writes_what_a_pipeline_reads(tmp_path):
+def test_checkpoint_is_exchanged_with_plain_torch_in_both_directions(tmp_path):
     pipe, options = pipe_of(CONV), StateDictOptions(flatten_optimizer_state_dict=True)
     train(pipe, CONV, 2)
     pipe.checkpoint(tmp_path / "a")
@@ -132,7 +132,7 @@ def test_one_process_with_torch_alone_reads_it_and_writes_what_a_pipeline_reads(
     assert unequal(kept, wanted) == []
 
 
-def test_parameters_without_a_gradient_and_frozen_ones(tmp_path):
+def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
     """One that the loss does not depend on is never stepped; its state is none afterwards, too."""
 
     def model(frozen=True):
@@ -165,7 +165,7 @@ def test_parameters_without_a_gradient_and_frozen_ones(tmp_path):
         pipe(frozen=False).resume(tmp_path / "a")
 
 
-def test_state_of_a_parameter_that_was_not_stepped_yet_is_none_again(tmp_path):
+def test_parameter_without_optimizer_state_has_none_after_resume(tmp_path):
     pipe = pipe_of(CONV)
     pipe.checkpoint(tmp_path / "a")
     assert not any(pipe.state_dict()["stepped"].values())
@@ -175,7 +175,7 @@ def test_state_of_a_parameter_that_was_not_stepped_yet_is_none_again(tmp_path):
     assert not any(optimizer.state for optimizer in pipe.optimizers.values())
 
 
-def test_the_counts_of_several_steps_between_dots_in_a_schedule(tmp_path):
+def test_scheduler_counters_survive_a_resume(tmp_path):
     """MultiStepLR keeps numbers as keys, which become texts where a checkpoint looks into them."""
     steps = functools.partial(lr_scheduler.MultiStepLR, milestones=[1, 3], gamma=0.5)
     first = pipe_of(CONV, scheduler=steps)
@@ -187,7 +187,7 @@ def test_the_counts_of_several_steps_between_dots_in_a_schedule(tmp_path):
     assert second.learning_rates == [1e-2 / 4, 5e-3 / 4]
 
 
-def test_the_latest_whole_checkpoint(tmp_path):
+def test_latest_checkpoint_skips_incomplete_ones(tmp_path):
     assert panpipe.latest_checkpoint(tmp_path / "none") is None
     for name in ("step-9", "step-10", "step-11", "notes"):
         (tmp_path / name).mkdir()
@@ -196,7 +196,7 @@ def test_the_latest_whole_checkpoint(tmp_path):
     assert panpipe.latest_checkpoint(tmp_path) == tmp_path / "step-10"
 
 
-def test_a_scaler_goes_on_and_a_skipped_update_moves_no_learning_rate(tmp_path):
+def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_path):
     def pipe(**options):
         scaler = torch.amp.GradScaler("cpu", **{"growth_interval": 1, **options})
         return pipe_of(CONV, scaler=scaler, scheduler=warm_up)
@@ -265,7 +265,7 @@ def refusal(said):
         ),
     ],
 )
-def test_checkpoints_of_something_else(written, options, said):
+def test_files_that_are_no_checkpoint_are_refused(written, options, said):
     pipe = pipe_of(CONV, **options)
     before = everything(pipe)
     with refusal(said):
@@ -274,7 +274,7 @@ def test_checkpoints_of_something_else(written, options, said):
         assert unequal(everything(pipe), before) == []
 
 
-def test_checkpoints_of_another_model(written):
+def test_checkpoint_of_another_model_is_refused(written):
     pipe = pipe_of(GPT)
     with refusal("no 'embedding.weight' and .* more, which the model has: it is a checkpoint of another model"):
         pipe.resume(written)
@@ -290,13 +290,13 @@ def test_checkpoints_of_another_model(written):
         wide.load_state_dict(wide.model.state_dict())
 
 
-def test_checkpoints_without_an_optimizer(tmp_path):
+def test_checkpoint_without_optimizer_state_is_refused(tmp_path):
     pipe_of(CONV, optimizer=None).checkpoint(tmp_path / "a")
     with refusal("has no state of an optimizer, and the pipeline has an optimizer"):
         pipe_of(CONV).resume(tmp_path / "a")
 
 
-def test_an_optimizer_that_keeps_the_same_but_is_another(tmp_path):
+def test_checkpoint_of_another_optimizer_class_with_the_same_state_is_refused(tmp_path):
     first = pipe_of(CONV, optimizer=momentum(0.9))
     train(first, CONV, 1)
     first.checkpoint(tmp_path / "a")
@@ -304,13 +304,13 @@ def test_an_optimizer_that_keeps_the_same_but_is_another(tmp_path):
         pipe_of(CONV, optimizer=momentum(0)).resume(tmp_path / "a")
 
 
-def test_another_schedule(tmp_path):
+def test_checkpoint_of_another_scheduler_is_refused(tmp_path):
     pipe_of(CONV, scheduler=warm_up).checkpoint(tmp_path / "a")
     with refusal("of the scheduler SequentialLR and the pipeline has StepLR"):
         pipe_of(CONV, scheduler=lambda o: lr_scheduler.StepLR(o, 1)).resume(tmp_path / "a")
 
 
-def test_gradients_that_wait_are_in_no_checkpoint(tmp_path):
+def test_checkpoint_with_accumulated_gradients_is_refused(tmp_path):
     pipe = pipe_of(CONV)
     pipe.step(CASES[CONV].batch(8, F32), update=False)
     with refusal("gradients wait for an update"):
@@ -320,7 +320,7 @@ def test_gradients_that_wait_are_in_no_checkpoint(tmp_path):
     pipe.checkpoint(tmp_path / "a")
 
 
-def test_folders_that_will_not_do(written, tmp_path):
+def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
     pipe = pipe_of(CONV)
     with refusal(f"there is no whole checkpoint in '{re.escape(str(tmp_path))}'"):
         pipe.resume(tmp_path)
@@ -343,7 +343,7 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_state_that_belongs_to_no_parameter(tmp_path):
+def test_optimizer_state_without_a_parameter_is_refused(tmp_path):
     pipe = pipe_of(CONV, optimizer=lambda named: Counting(named, lr=0.1))
     pipe.step(CASES[CONV].batch(8, F32))
     with refusal("Counting keeps 'count', which belongs to no parameter"):
@@ -360,7 +360,7 @@ def on_ranks(folder, stop, ranks, **mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "mesh"), [(2, None), (3, None), (4, "pp=2,dp=2")])
-def test_ranks_go_on_where_two_ranks_stopped(tmp_path, ranks, mesh):
+def test_ranks_resume_a_checkpoint_of_two_ranks(tmp_path, ranks, mesh):
     """Also as a pipeline of threads. With the same plan to the last bit; BatchNorm goes by the first replica."""
     stopped = on_ranks(tmp_path, 2, 2)
     assert {one["steps"] for one in stopped} == {2}
@@ -380,7 +380,7 @@ def test_ranks_go_on_where_two_ranks_stopped(tmp_path, ranks, mesh):
 
 
 @pytest.mark.slow
-def test_a_job_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
+def test_killed_job_resumes_from_its_last_checkpoint(tmp_path):
     """Ranks of the example die behind a checkpoint, are started again by torchrun, and come to the same numbers."""
 
     def losses(folder, **environment):

@@ -30,7 +30,7 @@ def pipeline(**options):
         ([], "devices names none"),
     ],
 )
-def test_refused(names, said):
+def test_wrong_device_names_are_refused(names, said):
     with pytest.raises(RequestError) as refused:
         pipeline(mesh="pp=2", devices=names)
     assert str(refused.value).startswith(said)
@@ -39,12 +39,12 @@ def test_refused(names, said):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 @pytest.mark.parametrize("names", ["cuda", "cuda:0,cuda:1"])
-def test_gpus_that_are_not_there(names):
+def test_missing_gpus_are_refused(names):
     with pytest.raises(RequestError, match=r"devices names 'cuda.*': PyTorch finds no GPU here; name devices of this"):
         pipeline(devices=names)
 
 
-def test_types_are_not_mixed_and_gpus_have_numbers(monkeypatch):
+def test_mixed_device_types_and_unknown_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.parse_devices("cuda:0, cuda:1") == (torch.device("cuda:0"), torch.device("cuda:1"))
@@ -55,14 +55,14 @@ def test_types_are_not_mixed_and_gpus_have_numbers(monkeypatch):
         devices.parse_devices("cuda:1,cuda:2")
 
 
-def test_devices_say_how_many_there_are():
+def test_number_of_listed_devices_is_the_pipelines_size():
     batch = batch_on(CASE, 4, torch.float32, "cpu")
     pipe = pipeline(devices="cpu,cpu,cpu", share_devices=True, max_chunks=1)
     assert pipe.plan.devices == 3
     assert torch.isfinite(pipe.step(batch))
 
 
-def test_a_stage_for_another_gpu_names_it_everywhere():
+def test_stage_compiled_for_another_gpu_has_that_device_in_every_operator():
     """What names a device of the captured type names the stage's; what is on the host stays there."""
     graph = fx.Graph()
     made = graph.call_function(torch.arange, (8,), {"device": torch.device("cuda", 0)})

@@ -45,7 +45,7 @@ def recorded(monkeypatch):
     return found
 
 
-def test_moments_are_events_on_a_stream_of_this_threads_own(recorded):
+def test_stopwatch_records_events_on_a_separate_stream_per_thread(recorded):
     watch = Stopwatch(CPU)
     with recorded.using(recorded.current(CPU)):
         x = torch.randn(4)
@@ -60,7 +60,7 @@ def test_moments_are_events_on_a_stream_of_this_threads_own(recorded):
     assert [name for name in recorded.operators if isinstance(name, tuple)] == [("profile", "MainThread")]
 
 
-def test_stages_are_timed_without_a_wait_between_programs(recorded):
+def test_stage_profile_does_not_wait_between_programs(recorded):
     case = CASES[GPT]
     operators = captured(case, torch.float64, 8, 4)
     names = [node.name for node in operators.graph.nodes]
@@ -79,7 +79,7 @@ def test_stages_are_timed_without_a_wait_between_programs(recorded):
     assert min(times) >= 1e-6
 
 
-def test_operators_are_timed_without_a_wait_between_their_repeats(recorded):
+def test_operator_profile_does_not_wait_between_repeats(recorded):
     case = CASES[GPT]
     operators = captured(case, torch.float64, 8, 4)
     model, batch = case.model(torch.float64), batch_on(case, 2, torch.float64, "cpu")
@@ -93,7 +93,7 @@ def test_operators_are_timed_without_a_wait_between_their_repeats(recorded):
     assert first >= 2 * (1 + 2), "forward of three runs at least"
 
 
-def test_kernels_are_timed_in_runs_of_calls(recorded):
+def test_kernel_profile_times_sequences_of_calls(recorded):
     x = torch.randn(4)
     calls = []
     seconds = least_s(lambda: calls.append(x + 1), CPU, repeats=2)

@@ -14,7 +14,7 @@ def store():
     return dist.HashStore()
 
 
-def test_those_that_are_missing_are_named_to_all_that_came(store):
+def test_missing_ranks_are_named_on_all_ranks_that_arrived(store):
     told = {}
 
     def come(rank):
@@ -32,14 +32,14 @@ def test_those_that_are_missing_are_named_to_all_that_came(store):
     assert told[1].startswith("ranks 0, 2 of 4 did not arrive within 0.3 s: ")
 
 
-def test_ranks_that_all_come_go_on(store):
+def test_ranks_continue_when_all_have_arrived(store):
     late = threading.Timer(0.2, arrival._meet, (store, 0, 2, 5))
     late.start()
     arrival._meet(store, 1, 2, 5)
     late.join()
 
 
-def test_a_rank_that_was_not_in_an_earlier_group_meets_the_others_in_the_next(store):
+def test_rank_that_missed_an_earlier_group_joins_the_next(store):
     for size in (2, 3):
         group = dist.PrefixStore(str(size), store)
         threads = [threading.Thread(target=arrival._meet, args=(group, rank, size, 5)) for rank in range(1, size)]
@@ -50,7 +50,7 @@ def test_a_rank_that_was_not_in_an_earlier_group_meets_the_others_in_the_next(st
             thread.join()
 
 
-def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
+def test_first_failure_reason_is_raised_on_all_ranks(store, monkeypatch):
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     first, second = FailureWatch(1, 4), FailureWatch(3, 4)
     first.stop()
@@ -61,14 +61,14 @@ def test_the_first_reason_to_stop_is_everybodys(store, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf", ""])
-def test_a_limit_that_is_no_time_is_refused(monkeypatch, given):
+def test_invalid_arrival_limit_is_refused(monkeypatch, given):
     monkeypatch.setenv(launch.ARRIVAL_VARIABLE, given)
     with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a number of seconds above 0"):
         launch._arrival_s()
 
 
 @pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])
-def test_a_rank_that_is_not_told_where_to_meet_is_refused(monkeypatch, address, port):
+def test_rank_without_a_rendezvous_address_is_refused(monkeypatch, address, port):
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(RequestError, match="start the script with torchrun"):

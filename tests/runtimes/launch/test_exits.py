@@ -51,7 +51,7 @@ def built(plan):
     return panpipe.pipeline(model(), step, batch(), optimizer=torch.optim.SGD, plan=plan)
 
 
-def test_a_watch_that_is_left_running_does_not_abort_the_interpreter():
+def test_running_watch_does_not_abort_the_interpreter_at_exit():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", WATCHING], env=environment, capture_output=True, text=True, check=False
@@ -61,7 +61,7 @@ def test_a_watch_that_is_left_running_does_not_abort_the_interpreter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0, 4])
-def test_no_exit_of_many_fails(load):
+def test_interpreter_exits_without_failure(load):
     command = [sys.executable, str(BENCHMARK), "60", "--load", str(load)]
     done = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
@@ -70,7 +70,7 @@ def test_no_exit_of_many_fails(load):
     assert done.stdout.startswith("0 of ")
 
 
-def test_a_closed_pipeline_refuses_to_go_on(plan, tmp_path):
+def test_closed_pipeline_refuses_every_operation(plan, tmp_path):
     pipe = built(plan)
     pipe.step(batch())
     pipe.close()
@@ -104,7 +104,7 @@ def test_the_context_passes_on_an_error(plan):
     assert "closed" in repr(pipe)
 
 
-def test_representations_are_short_and_say_what_there_is(plan):
+def test_repr_of_pipeline_and_plan_is_short(plan):
     text = repr(plan)
     assert text.startswith("<Plan of Sequential: gpipe, 2 stages on 2 devices, 2 microbatches; predicted: ")
     assert text.endswith(" MiB on the fullest device>")
@@ -116,7 +116,7 @@ def test_representations_are_short_and_say_what_there_is(plan):
     pipe.close()
 
 
-def test_the_package_knows_its_version():
+def test_package_has_a_version():
     assert panpipe.__version__ == importlib.metadata.version("panpipe")
     assert "__version__" in dir(panpipe)
 

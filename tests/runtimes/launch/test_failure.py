@@ -44,7 +44,7 @@ def subclasses(of: type) -> set[type]:
     return {of}.union(*map(subclasses, of.__subclasses__()))
 
 
-def test_every_error_class_of_the_package_is_among_the_tested_failures_and_families_are_some_of_them():
+def test_every_error_class_is_among_the_tested_failures():
     for module in pkgutil.walk_packages(panpipe.__path__, "panpipe."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -73,7 +73,7 @@ def test_document_that_describes_no_failure_is_a_failure_itself(document):
         decoded(document)
 
 
-def test_reasons_are_short_and_can_be_written():
+def test_failure_reasons_are_short_and_printable():
     assert len(stopped(1, FAILURES["a huge message"]())) == LINE_LIMIT
     assert stopped(1, FAILURES["a huge message"]()).endswith(" … (3000030 characters)")
     assert stopped(1, FAILURES["no message"]()) == "rank 1 stopped: Unprintable: (its message raised KeyError)"

@@ -49,7 +49,7 @@ def alive(store, *ranks):
         thread.join()
 
 
-def test_ranks_are_named_in_one_phrase():
+def test_phrase_names_several_ranks():
     assert [numbered([2]), numbered([1, 2])] == ["rank 2", "ranks 1, 2"]
 
 

@@ -21,7 +21,7 @@ def bucket_of(device, *present):
     return bucket
 
 
-def test_the_host_reads_nothing_where_every_parameter_has_a_gradient():
+def test_reduction_does_not_read_tensors_if_every_parameter_has_a_gradient():
     """On meta there is nothing to read: whoever tries fails."""
     bucket = bucket_of("meta", True, True)
     bucket.reduce(Alone())
@@ -33,7 +33,7 @@ def test_the_host_reads_nothing_where_every_parameter_has_a_gradient():
         lacking.assign_gradients()
 
 
-def test_a_parameter_that_no_replica_has_a_gradient_for_keeps_none():
+def test_parameter_without_gradient_on_any_replica_keeps_none():
     bucket = bucket_of("cpu", True, False, True)
     bucket.reduce(Alone())
     bucket.assign_gradients()

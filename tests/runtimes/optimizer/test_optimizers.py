@@ -104,7 +104,7 @@ def test_frozen_parameters_are_in_no_group():
     assert all(torch.equal(found[0][name], before.get_parameter(name)) for name in freeze)
 
 
-def test_a_stage_of_which_the_optimizer_takes_nothing():
+def test_stage_without_trained_parameters_has_no_optimizer():
     def head_alone(named):
         head = [p for n, p in named if n.startswith("head")]
         return torch.optim.SGD(head, lr=0.1) if head else None
@@ -118,7 +118,7 @@ def test_a_stage_of_which_the_optimizer_takes_nothing():
 
 
 @pytest.mark.parametrize("kind", [{"foreach": True}, {"fused": True}])
-def test_kernels_over_several_parameters_change_nothing(kind):
+def test_foreach_kernels_give_the_same_update(kind):
     def made(named):
         return torch.optim.AdamW(named, lr=1e-2, **kind)
 
@@ -129,13 +129,13 @@ def test_kernels_over_several_parameters_change_nothing(kind):
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_a_schedule_is_stepped_once_an_update_in_every_stage(devices):
+def test_scheduler_is_stepped_once_per_update_in_every_stage(devices):
     found = trained(CONV, two_groups, warm_up, 6, devices=devices)
     assert len({tuple(rates) for rates in found[1]}) > 4
     check_as_in_one_process(found, two_groups, warm_up, 6)
 
 
-def test_a_batch_whose_gradients_are_kept_moves_no_learning_rate():
+def test_scheduler_is_not_stepped_while_gradients_accumulate():
     pipe, seen = pipe_of(CONV, scheduler=warm_up), []
     for index in range(4):
         pipe.step(CASES[CONV].batch(8, F32), update=index % 2 == 1)
@@ -144,7 +144,7 @@ def test_a_batch_whose_gradients_are_kept_moves_no_learning_rate():
     assert (pipe.steps, pipe.updates) == (4, 2)
 
 
-def test_schedulers_of_your_own_over_the_optimizers():
+def test_user_schedulers_over_pipe_optimizers():
     pipe = pipe_of(CONV, 3)
     plateaus = [lr_scheduler.ReduceLROnPlateau(each, factor=0.5, patience=0) for each in pipe.optimizers.values()]
     for metric in (1.0, 2.0, 0.5, 3.0):
@@ -206,12 +206,12 @@ def pairs_in_groups(named):
         (of_the_model(CASES[CONV].model(F32)), r"takes a parameter of shape \(4, 3, 3, 3\) that the stage of"),
     ],
 )
-def test_optimizers_that_no_stage_can_have(optimizer, said):
+def test_unsupported_optimizers_are_refused(optimizer, said):
     with pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         pipe_of(CONV, 3, optimizer=optimizer)
 
 
-def test_one_stage_may_look_at_all_parameters_and_separate_ones_are_let_through():
+def test_optimizers_of_one_stage_and_of_separate_parameters_are_accepted():
     pipe_of(CONV, 1, optimizer=Joint).step(CASES[CONV].batch(8, F32))
     pipe_of(CONV, 3, optimizer=Separate).step(CASES[CONV].batch(8, F32))
 
@@ -236,7 +236,7 @@ def other_schedulers():
         (3, "scheduler is 3: give a function of an optimizer"),
     ],
 )
-def test_schedulers_that_no_stage_can_have(scheduler, said):
+def test_unsupported_schedulers_are_refused(scheduler, said):
     with pytest.raises(panpipe.RequestError, match=rf"\A[^\n]*{said}[^\n]*\Z"):
         pipe_of(CONV, scheduler=scheduler)
 
@@ -246,12 +246,12 @@ def test_groups_that_differ_between_stages_have_no_common_schedule():
         pipe_of(CONV, 3, optimizer=some_groups, scheduler=lambda o: lr_scheduler.StepLR(o, 1))
 
 
-def test_a_schedule_of_nothing():
+def test_scheduler_without_an_optimizer_is_refused():
     with pytest.raises(panpipe.RequestError, match="schedules an optimizer and there is none"):
         pipe_of(CONV, optimizer=None, scheduler=warm_up)
 
 
-def test_the_factory_is_the_users_own_after_all():
+def test_optimizer_factory_gets_the_real_parameters_once_per_stage():
     """It is called with stand-ins too, and they are not in the model."""
     seen = []
 

@@ -52,7 +52,7 @@ def together(pipe, scaler, alone, batches):
         ({}, {"target": "simulator", "cluster": "2xRTX3090"}),
     ],
 )
-def test_one_process_with_a_scaler_to_the_last_bit(plan, options):
+def test_loss_scaling_has_the_bits_of_one_process(plan, options):
     pipe, scaler, alone = pair(CONV, plan_options=plan, **options)
     found = together(pipe, scaler, alone, [CONV.batch(8, torch.float32)] * 6)
     assert {skipped for skipped, _ in found} == {True, False}
@@ -66,7 +66,7 @@ def fused(parameters):
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_a_fused_optimizer_leaves_steps_out_by_itself_as_in_one_process(scheduled):
+def test_fused_optimizer_skips_overflowing_steps_itself(scheduled):
     """But where a scheduler has to know, too."""
     schedule = {"scheduler": lambda made: torch.optim.lr_scheduler.StepLR(made, 1, 0.5)} if scheduled else {}
     pipe, scaler, alone = pair(CONV, optimizer=fused, **schedule)
@@ -84,7 +84,7 @@ def test_a_fused_optimizer_leaves_steps_out_by_itself_as_in_one_process(schedule
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_overflow_in_one_stage_alone_skips_the_step_of_all(stage):
+def test_overflow_in_one_stage_skips_the_step_of_all_stages(stage):
     pipe, scaler, alone = pair(TAPPED, 3, scaler={"init_scale": 2.0**10})
     tap = next(n for n in pipe.plan.stages[stage].parameters if n.startswith("taps."))
     batch, overflowing = tapped_batch(8, torch.float32), tapped_batch(8, torch.float32, int(tap[5:]))
@@ -101,7 +101,7 @@ def test_an_overflow_in_one_stage_alone_skips_the_step_of_all(stage):
 
 
 @pytest.mark.parametrize("case", [GPT, WEIGHTED])
-def test_tied_weights_and_weighted_losses(case):
+def test_loss_scaling_of_tied_weights_and_weighted_losses(case):
     """Weights are counted in the forward, and the scale comes to them there; what is reported is not scaled."""
     pipe, scaler, alone = pair(case, 3, optimizer=SGD, scaler={"init_scale": 2.0**15}, clip_norm=1.0)
     alone.optimizer = SGD(alone.model.parameters())
@@ -114,7 +114,7 @@ def test_tied_weights_and_weighted_losses(case):
     assert {skipped for skipped, _ in found} == ({True, False} if case is WEIGHTED else {False})
 
 
-def test_the_scale_stays_while_gradients_wait():
+def test_scale_does_not_change_while_gradients_accumulate():
     pipe, scaler, alone = pair(TAPPED, scaler={"init_scale": 2.0**10, "growth_interval": 1}, clip_norm=0.1)
     batch, overflowing = tapped_batch(8, torch.float32), tapped_batch(8, torch.float32, 2)
     for first, second in ((batch, batch), (overflowing, batch), (batch, overflowing), (batch, batch)):
@@ -170,7 +170,7 @@ def test_a_scaler_that_is_not_enabled_changes_nothing():
     assert differences(pipe.model, plain.model) == []
 
 
-def test_rehearsals_tell_the_scaler_nothing():
+def test_rehearsals_do_not_update_the_scaler():
     pipe, scaler, _ = pair(TAPPED, scaler={"growth_interval": 1})
     pipe.rehearse(tapped_batch(8, torch.float32, 0), 2)
     assert scaler.get_scale() == 2.0**16
@@ -187,7 +187,7 @@ def test_parameters_that_cannot_be_unscaled_are_refused(dtype):
 
 
 @pytest.mark.parametrize("scaler", [2.0**16, True, "dynamic"])
-def test_what_is_no_scaler_is_refused(scaler):
+def test_scaler_of_another_type_is_refused(scaler):
     with pytest.raises(panpipe.RequestError, match=r"scaler is .*give one, such as torch.amp.GradScaler") as refusal:
         pipeline_of(TAPPED, 8, 4, scaler=scaler)
     assert "\n" not in str(refusal.value)

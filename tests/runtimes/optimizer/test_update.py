@@ -26,7 +26,7 @@ def plain(case, model, clip_norm):
 
 
 @pytest.mark.parametrize("plan", [{}, {"split": True}, {"schedule_name": "v-half", "chunks": 2}])
-def test_clipping_is_that_of_one_device_to_the_last_bit_and_torchs(plan):
+def test_clipping_has_the_bits_of_one_device_and_agrees_with_torch(plan):
     torch.set_num_threads(1)
     pipe, alone = pipeline_of(CONV, 8, 4, optimizer=SGD, clip_norm=0.5, plan_options=plan)
     whole, _ = pipeline_of(CONV, 8, 4, 1, optimizer=SGD, clip_norm=0.5)
@@ -45,7 +45,7 @@ def test_clipping_is_that_of_one_device_to_the_last_bit_and_torchs(plan):
 
 
 @pytest.mark.parametrize("case", [GPT, WEIGHTED])
-def test_a_tied_weight_counts_once(case):
+def test_tied_weight_counts_once_in_the_global_norm(case):
     pipe, alone = pipeline_of(case, 8, 4, 3, optimizer=SGD, clip_norm=0.1)
     one, batch = plain(case, alone, 0.1), case.batch(8, torch.float32)
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_tied_weight_counts_once(case):
 
 
 @pytest.mark.parametrize("case", [CONV, GPT])
-def test_the_table_is_as_large_as_predicted(case, monkeypatch):
+def test_sync_table_has_the_predicted_bytes(case, monkeypatch):
     summed, all_reduce = [], MemcpyBackend.all_reduce
 
     def watched(backend, tensor):
@@ -72,7 +72,7 @@ def test_the_table_is_as_large_as_predicted(case, monkeypatch):
     assert summed[0] == 8 * (2 + len(list(pipe.model.parameters())))
 
 
-def test_an_infinite_norm_is_measured_alone():
+def test_infinite_clip_norm_only_measures():
     pipe, alone = pipeline_of(CONV, 8, 4, clip_norm=math.inf)
     pipe.step(CONV.batch(8, torch.float32))
     reference_step(alone, CONV.step, CONV.batch(8, torch.float32), microbatches=4, seed=3)
@@ -81,13 +81,13 @@ def test_an_infinite_norm_is_measured_alone():
 
 
 @pytest.mark.parametrize("norm", [0, -1.0, math.nan, "1", True])
-def test_a_norm_that_is_none_is_refused(norm):
+def test_invalid_clip_norm_is_refused(norm):
     with pytest.raises(panpipe.RequestError, match=r"clip_norm is .*give a positive number") as refusal:
         pipeline_of(CONV, 8, 4, clip_norm=norm)
     assert "\n" not in str(refusal.value)
 
 
-def test_the_sync_is_an_action_of_every_device_with_a_stage():
+def test_every_device_with_a_stage_has_a_sync_action():
     pipe, _ = pipeline_of(CONV, 8, 4, 3, clip_norm=1.0)
     assert pipe.plan.sync
     _, trace = pipe.trace_step(CONV.batch(8, torch.float32))
@@ -122,7 +122,7 @@ class Alone:
 
 
 @pytest.mark.parametrize(("optimizer", "scale"), [(SGD, None), (Deciding, 8.0)])
-def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimizer, scale):
+def test_host_reads_no_tensor_between_the_last_backward_and_the_steps(optimizer, scale):
     """On tensors without values, whose reading fails."""
     meta = torch.device("meta")
     parameters = {name: nn.Parameter(torch.empty(4, 3, device=meta)) for name in "abc"}
@@ -144,7 +144,7 @@ def test_the_host_reads_nothing_between_the_last_backward_and_the_steps(optimize
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 6, 3)])
 @pytest.mark.parametrize("case", [CONV, WEIGHTED])
-def test_gradients_over_several_batches_are_those_of_their_union(case, sizes):
+def test_accumulated_gradients_equal_those_of_one_joined_batch(case, sizes):
     pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=math.inf)
     one, first = plain(case, alone, math.inf), parameters(pipe.model)
     batches = [case.batch(rows, torch.float32) for rows in sizes]

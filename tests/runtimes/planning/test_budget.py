@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_budget_without_limit_allows_what_counts_say_whatever_the_time():
+def test_budget_without_limit_ignores_the_clock():
     clock = Clock()
     budget = Budget(ThreadTeam(2), clock=clock)
     clock.now += 1e9
@@ -23,7 +23,7 @@ def test_budget_without_limit_allows_what_counts_say_whatever_the_time():
     assert budget.cut == []
 
 
-def test_budget_repeats_as_often_as_the_time_left_allows_and_records_what_it_cut():
+def test_budget_limits_repeats_by_the_time_left_and_records_it():
     clock = Clock()
     budget = Budget(ThreadTeam(2), 10.0, clock)
     clock.now += 4
@@ -68,6 +68,6 @@ def test_the_default_budget_grows_with_the_step_and_a_given_one_does_not():
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), "10", True])
-def test_budget_refuses_a_limit_that_is_none(seconds):
+def test_budget_refuses_an_invalid_limit(seconds):
     with pytest.raises(RequestError, match=r"plan_seconds is .*: give a number of seconds above 0"):
         Budget(ThreadTeam(1), seconds)

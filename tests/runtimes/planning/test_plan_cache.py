@@ -65,7 +65,7 @@ def planned(tmp_path_factory):
     return folder, pipe.plan
 
 
-def test_second_pipeline_takes_the_cached_plan_and_says_how_to_plan_anew(planned, monkeypatch):
+def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(planned, monkeypatch):
     folder, plan = planned
     monkeypatch.setenv("PANPIPE_CACHE", str(folder))
     pipe, phases = _pipeline()
@@ -84,7 +84,7 @@ def test_second_pipeline_takes_the_cached_plan_and_says_how_to_plan_anew(planned
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
-def test_another_request_is_planned_anew(planned, monkeypatch, other):
+def test_another_request_does_not_use_the_cached_plan(planned, monkeypatch, other):
     folder, _ = planned
     monkeypatch.setenv("PANPIPE_CACHE", str(folder))
     monkeypatch.setattr(build, "best_rehearsed", _plans)
@@ -93,7 +93,7 @@ def test_another_request_is_planned_anew(planned, monkeypatch, other):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, '{"format": "panpipe.cached-plan/1"}', "null", "\x00\xff"])
-def test_a_broken_cached_plan_is_planned_anew_with_a_line(planned, monkeypatch, tmp_path, content):
+def test_broken_cached_plan_is_reported_and_planned_again(planned, monkeypatch, tmp_path, content):
     folder, plan = planned
     (name,) = (path.name for path in folder.glob("*.json"))
     (tmp_path / name).write_text(content, encoding="latin-1")
@@ -107,7 +107,7 @@ def test_a_broken_cached_plan_is_planned_anew_with_a_line(planned, monkeypatch, 
     assert json.loads((tmp_path / name).read_text())["format"] == plan_cache.FORMAT
 
 
-def test_a_cached_plan_that_is_not_sound_is_not_run(planned, monkeypatch, tmp_path):
+def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path):
     folder, plan = planned
     (path,) = folder.glob("*.json")
     document = json.loads(path.read_text())
@@ -121,7 +121,7 @@ def test_a_cached_plan_that_is_not_sound_is_not_run(planned, monkeypatch, tmp_pa
     assert pipe.plan.hash == plan.hash
 
 
-def test_a_cached_plan_of_something_else_is_not_used(tmp_path):
+def test_cached_plan_with_another_key_is_not_used(tmp_path):
     said: list[str] = []
     cache = PlanCache(tmp_path, lambda phase, done=0, total=0: said.append(phase))
     plan = panpipe.Plan.load(_saved(tmp_path))
@@ -133,7 +133,7 @@ def test_a_cached_plan_of_something_else_is_not_used(tmp_path):
     assert "made for something else" in said[-1]
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path):
+def test_unwritable_cache_folder_is_reported_without_an_error(tmp_path):
     said: list[str] = []
     (tmp_path / "file").write_text("")
     cache = PlanCache(tmp_path / "file" / "folder", lambda phase, done=0, total=0: said.append(phase))
@@ -208,12 +208,12 @@ def test_progress_is_silent_where_it_is_switched_off_and_on_other_ranks(capsys, 
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_plan_cache_that_is_no_truth_value_is_refused():
+def test_plan_cache_of_another_type_is_refused():
     with pytest.raises(RequestError, match="plan_cache is '/tmp': give True or False; PANPIPE_CACHE names the folder"):
         panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan_cache="/tmp")
 
 
-def test_progress_that_is_no_function_is_refused():
+def test_progress_of_another_type_is_refused():
     with pytest.raises(RequestError, match="progress is 'yes': give True, False, or a function"):
         panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), progress="yes")
 
@@ -255,7 +255,7 @@ def test_a_plan_is_saved_and_loaded(tmp_path, planned):
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"format": "other/1"}', "\x00"])
-def test_a_file_that_is_no_plan_is_refused_in_one_line(tmp_path, content):
+def test_file_without_a_plan_is_refused_in_one_line(tmp_path, content):
     path = tmp_path / "plan.json"
     path.write_text(content)
     with pytest.raises(RequestError) as caught:
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_plan_is_refused_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_too_large_for_a_plan_is_refused(tmp_path):
+def test_too_large_plan_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     with path.open("wb") as file:
         file.truncate((256 << 20) + 1)
@@ -279,7 +279,7 @@ def _saved(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_all_ranks_run_what_the_first_rank_has_cached_whatever_the_others_have(tmp_path):
+def test_all_ranks_run_the_plan_in_the_first_ranks_cache(tmp_path):
     found = []
     for _ in range(2):
         done = torchrun_script(SCRIPT, str(tmp_path))

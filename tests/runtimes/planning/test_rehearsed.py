@@ -34,13 +34,13 @@ def costs_from(*traces, quantile=0.5, known=KNOWN):
     return rehearsed_costs(plan, [known], traces, quantile)[0]
 
 
-def test_a_program_takes_its_mean_over_microbatches_and_a_quantile_over_steps():
+def test_program_time_is_its_mean_over_microbatches_and_a_quantile_over_steps():
     steps = [trace(("0F0", 1.0), ("0F1", 3.0)), trace(("0F0", 4.0), ("0F1", 4.0)), trace(("0F0", 6.0), ("0F1", 12.0))]
     assert costs_from(*steps).forward_s == 4.0
     assert costs_from(*steps, quantile=0.25).forward_s == 3.0
 
 
-def test_what_was_not_rehearsed_changes_like_the_rest_of_its_backward():
+def test_program_that_was_not_rehearsed_is_scaled_like_the_rest_of_its_backward():
     assert costs_from(trace(("0B0", 10.0))) == evolve(
         KNOWN, backward_s=10.0, backward_input_s=2.0, backward_weight_s=6.0
     )
@@ -48,20 +48,20 @@ def test_what_was_not_rehearsed_changes_like_the_rest_of_its_backward():
     assert (halves.backward_input_s, halves.backward_weight_s, halves.backward_s) == (3.0, 3.0, 7.5)
 
 
-def test_what_no_step_tells_stays():
+def test_costs_that_no_step_shows_are_kept():
     assert costs_from(trace(("0F0", 2.0))) == evolve(KNOWN, forward_s=2.0)
     free = StageCosts(1.0, 0.0, 0.0)
     assert costs_from(trace(("0B0", 2.0)), known=free).full_backward_s == 2.0
 
 
-def test_messages_are_timed_at_both_ends_without_the_wait():
+def test_message_times_of_both_ends_exclude_waits():
     sent, got = parse_action("0SEND_F0"), parse_action("1RECV_F0")
     first = StepRecord({}, events=[(sent, "send 1", 0, 2_000_000_000, 64), (sent, "send 1", 0, 4_000_000_000, 64)])
     second = StepRecord({}, events=[(got, "receive 0", 0, 1_000_000_000, 64)], arrivals={got: 99_000_000_000})
     assert message_times([first, second]) == MessageTimes({64: 3.0}, {64: 1.0})
 
 
-def test_a_profile_serves_another_schedule_and_placement_of_the_same_stages():
+def test_profile_gives_costs_for_another_schedule_and_placement():
     edges = [StageEdge(0, 1, 10, 10)]
     rehearsed = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), costs=[KNOWN] * 2, edges=edges)
     seen = Rehearsal(trace(("0F0", 2.0), ("1F0", 3.0)), MessageTimes({10: 0.5}, {10: 0.25}))
@@ -74,7 +74,7 @@ def test_a_profile_serves_another_schedule_and_placement_of_the_same_stages():
         profile.of(plan_of(orders("0F0 0B0"), (0,), costs=[KNOWN]))
 
 
-def test_rehearsals_tell_of_programs_and_messages_and_traced_steps_of_saved_tensors():
+def test_rehearsals_record_programs_and_messages_and_traced_steps_record_saved_tensors():
     case = CASES["batchnorm with a skip"]
     operators = captured(case, torch.float32, 8, 4)
     plan = even_plan(operators, 2, 4)

@@ -50,7 +50,7 @@ def team_of(size):
     return team
 
 
-def test_the_line_is_half_of_what_a_message_there_and_one_back_take(monkeypatch):
+def test_message_cost_is_half_of_a_message_sent_and_one_received(monkeypatch):
     monkeypatch.setattr(message_profile, "ROUNDS", 3)
     monkeypatch.setattr(message_profile, "_work", lambda _: None)
     monkeypatch.setattr(message_profile, "finished_s", lambda _: CLOCK.now_s)
@@ -60,11 +60,11 @@ def test_the_line_is_half_of_what_a_message_there_and_one_back_take(monkeypatch)
 
 
 @pytest.mark.parametrize(("size", "device"), [(1, "cpu"), (2, "cuda")])
-def test_nothing_for_one_device_and_for_copy_engines(size, device):
+def test_message_cost_is_zero_for_one_device_and_for_gpus(size, device):
     assert measured_message_line(team_of(size), dict.fromkeys(range(size), torch.device(device))) == FREE
 
 
-def test_threads_tell_one_line():
+def test_threads_measure_one_message_line():
     line = measured_message_line(ThreadTeam(2), dict.fromkeys(range(2), torch.device("cpu")))
     assert line.least_s >= 0
     assert line.s_per_byte >= 0

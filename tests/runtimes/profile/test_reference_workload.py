@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def test_a_reading_is_some_time_of_all_devices():
+def test_reading_of_two_devices_is_a_plausible_time():
     team = ThreadTeam(2)
     assert 1e-4 < reference_s(team, passes=1) < 60
     team.close()
@@ -30,7 +30,7 @@ class Allocated(TorchDispatchMode):
         return made
 
 
-def test_a_reading_allocates_what_devices_have_to_leave_it():
+def test_reading_allocates_the_reserved_bytes():
     cpu = torch.device("cpu")
     with Allocated() as allocated:
         _reading({0: cpu}, 0, 2)

@@ -34,7 +34,7 @@ def compiler_of(backend=as_it_is):
 
 
 @pytest.mark.parametrize(("name", "plan"), [*((name, "split backward") for name in CASES), (GPT, "recompute")])
-def test_groups_change_no_number(name, plan):
+def test_compiled_groups_change_no_result(name, plan):
     compiler = compiler_of()
     found = distance(ThreadTeam(2), name, torch.float64, 8, 4, compiler=compiler, **PLANS[plan])
     assert found.loss < 1e-12
@@ -46,7 +46,7 @@ def test_groups_change_no_number(name, plan):
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["split backward", "recompute"])
 @pytest.mark.parametrize("name", CASES)
-def test_inductor_on_every_case(name, plan):
+def test_inductor_compiles_every_case(name, plan):
     found = distance(ThreadTeam(2), name, torch.float64, 8, 4, compiler=compiler_of("inductor"), **PLANS[plan])
     assert found.loss < 1e-9
     assert found.gradient < 1e-9
@@ -86,7 +86,7 @@ def test_evaluation_with_inductor(name):
 
 
 @pytest.mark.parametrize("plan", ["split backward", "recompute"])
-def test_saved_tensors_are_those_of_the_partition(plan):
+def test_compiled_stage_saves_the_same_tensors(plan):
     peaks, sizes = [], []
     for compiler in (None, compiler_of()):
         pipe = build(ThreadTeam(2), GPT, torch.float32, 8, None, 4, compiler=compiler, **PLANS[plan])
@@ -123,7 +123,7 @@ def pipeline(model=None, rows=8, **options):
     return panpipe.pipeline(model, step, batch, plan=plan, optimizer=torch.optim.SGD, **options), batch
 
 
-def test_equal_layers_are_compiled_once_whatever_their_stage_and_before_a_step():
+def test_equal_layers_of_all_stages_are_compiled_once_before_a_step():
     asked = []
 
     def counting(graph, examples):
@@ -142,7 +142,7 @@ def test_equal_layers_are_compiled_once_whatever_their_stage_and_before_a_step()
 
 
 @pytest.mark.slow
-def test_inductor_trains_as_the_stages_themselves_do():
+def test_inductor_trains_like_stages_without_compilation():
     model = Layers(2).double()
     (pipe, batch), (alone, _) = pipeline(copy.deepcopy(model), compile="inductor"), pipeline(model)
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_another_shape_of_microbatch_is_compiled_too():
         assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-12
 
 
-def test_what_does_not_compile_runs_as_it_is_and_a_line_says_so():
+def test_group_that_does_not_compile_runs_without_compilation_and_warns():
     def failing(graph, examples):
         raise NotImplementedError("no kernels today\nsecond line")
 
@@ -190,13 +190,13 @@ def test_what_does_not_compile_runs_as_it_is_and_a_line_says_so():
         ),
     ],
 )
-def test_a_backend_whose_functions_return_something_else_is_not_used(backend, why):
+def test_function_with_other_results_is_not_used(backend, why):
     with pytest.warns(UserWarning, match=why):
         pipe, batch = pipeline(compile=backend)
     assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
 
 
-def test_tensors_that_lie_otherwise_than_they_were_traced_run_as_they_are():
+def test_inputs_with_other_strides_run_without_compilation():
     def strict(graph, examples):
         strides = [example.stride() for example in examples]
 
@@ -230,7 +230,7 @@ def test_tensors_that_lie_otherwise_than_they_were_traced_run_as_they_are():
     assert abs(losses[0] - losses[1]) < 1e-12
 
 
-def test_names_that_mean_nothing_are_refused_with_the_list():
+def test_unknown_compiler_names_are_refused_with_the_known_ones():
     with pytest.raises(RequestError, match=r"compile is 'inductr': .*; known are .*inductor"):
         pipeline(compile="inductr")
     with pytest.raises(RequestError, match="compile is 'panpipe': it names a backend"):
@@ -241,7 +241,7 @@ def test_names_that_mean_nothing_are_refused_with_the_list():
         pipeline(compile="inductor", target="simulator")
 
 
-def test_a_compiler_that_is_not_there_is_one_line(monkeypatch):
+def test_missing_cpp_compiler_is_refused_in_one_line(monkeypatch):
     from torch._inductor import cpp_builder
 
     def missing():
@@ -252,7 +252,7 @@ def test_a_compiler_that_is_not_there_is_one_line(monkeypatch):
         pipeline(compile="inductor")
 
 
-def test_what_inductor_makes_returns_what_is_checked_and_tells_of_other_strides():
+def test_inductor_function_checks_the_strides_of_its_inputs():
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
     total = graph.call_function(torch.ops.aten.add.Tensor, (x, y))
@@ -268,7 +268,7 @@ def test_what_inductor_makes_returns_what_is_checked_and_tells_of_other_strides(
             compiled(given[0].t().contiguous().t(), given[1])
 
 
-def test_inductor_is_told_how_many_threads_a_stage_has():
+def test_inductor_compiles_for_the_threads_of_a_stage():
     assert ThreadTeam(2).threads == 1
     choice = CompilerChoice.of("inductor")
     assert choice.with_threads(2).compile is not choice.compile

@@ -55,7 +55,7 @@ def batches(*rows):
 
 
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (2, 4), (4, 5)])
-def test_steps_equal_eager_ones(devices, microbatches):
+def test_steps_equal_eager(devices, microbatches):
     torch.manual_seed(0)
     model = Net().double()
     other = copy.deepcopy(model)
@@ -90,7 +90,7 @@ class Normed(nn.Module):
         return self.second(self.dropout(self.norm(self.first(x))))
 
 
-def test_batch_norm_is_that_of_one_microbatch_after_another():
+def test_batch_norm_uses_the_statistics_of_each_microbatch():
     model = Normed().double()
     other = copy.deepcopy(model)
     (x,) = batches(8)
@@ -131,7 +131,7 @@ class Broken(nn.Module):
         return self.second(h)
 
 
-def test_graphs_between_breaks_are_pipelines_of_their_own():
+def test_graphs_between_breaks_are_separate_pipelines():
     model = Broken().double()
     other = copy.deepcopy(model)
     compiled = torch.compile(model, backend=panpipe_backend)
@@ -150,7 +150,7 @@ def test_autocast_around_the_call_holds_in_the_threads():
     assert out.dtype == torch.bfloat16
 
 
-def test_two_forwards_may_be_under_way_and_one_backward_each():
+def test_two_forwards_may_come_before_their_backwards():
     model = Normed().double().eval()
     compiled = torch.compile(model, backend=panpipe_backend)
     x, y = batches(8, 8)
@@ -164,7 +164,7 @@ def test_two_forwards_may_be_under_way_and_one_backward_each():
         a.sum().backward()
 
 
-def test_gradients_go_through_what_dropout_kept():
+def test_gradients_use_the_dropout_mask_of_the_forward():
     model = Normed(0.5).double()
     model.norm.eval()
     (x,) = batches(8)
@@ -181,7 +181,7 @@ def test_gradients_go_through_what_dropout_kept():
     assert difference.item() == pytest.approx(2 * (gradient * step).sum().item(), rel=1e-5)
 
 
-def test_a_language_model_trains_with_shapes_that_are_not_held_fast():
+def test_language_model_trains_with_dynamic_shapes():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     options = {"vocab_size": 50, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 2}
@@ -201,7 +201,7 @@ def test_a_model_that_is_not_on_the_cpu_is_refused():
         torch.compile(Normed().to("meta"), backend=panpipe_backend)(torch.zeros(4, WIDTH, device="meta"))
 
 
-def test_it_says_once_what_that_costs():
+def test_backend_warns_once_that_all_forwards_run_first():
     model = Normed().double()
     compiled = torch.compile(model, backend=panpipe_backend)
     with warnings.catch_warnings(record=True) as said:
@@ -237,7 +237,7 @@ def refused(forward, x, **options):
         (lambda inner, x: inner(x.mul_(2)), "writes its argument 'x' in place .* x.clone"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_with_the_fix(forward, said):
+def test_graph_that_cannot_be_cut_is_refused_with_the_fix(forward, said):
     assert re.search(said, refused(forward, batches(8)[0]), re.DOTALL)
 
 
@@ -255,7 +255,7 @@ def test_wrong_options_are_refused(options, said):
     assert "\n" not in str(refusal.value)
 
 
-def test_torch_finds_it_by_its_name_once_panpipe_is_installed(tmp_path):
+def test_torch_finds_the_backend_by_its_name(tmp_path):
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     record = tmp_path / "panpipe-0.1.0.dist-info"
     record.mkdir()
@@ -289,7 +289,7 @@ class Scaled(nn.Module):
         return self.second(torch.tanh(self.first(x))) * weights
 
 
-def test_an_argument_that_may_be_shared_is_asked_for_and_taken_as_given():
+def test_argument_that_may_be_shared_needs_batch_dims():
     torch.manual_seed(0)
     model, x, weights = Scaled(), torch.randn(8, 1), torch.randn(8)
     with pytest.raises(RequestError, match=r"'weights' has 8 rows.*options=\{'batch_dims': \{'weights': 0\}\}"):
@@ -301,12 +301,12 @@ def test_an_argument_that_may_be_shared_is_asked_for_and_taken_as_given():
 
 
 @pytest.mark.parametrize("dims", [{"x": 1}, "x", {"x": True}])
-def test_batch_dims_that_are_no_dimensions_are_refused(dims):
+def test_invalid_batch_dims_are_refused(dims):
     with pytest.raises(RequestError, match="option batch_dims is"):
         torch.compile(Scaled(), backend="panpipe", options={"batch_dims": dims})(torch.randn(8, 1), torch.randn(8))
 
 
-def test_arguments_that_are_all_samples_are_not_asked_for():
+def test_arguments_with_samples_need_no_batch_dims():
     class Sum(nn.Module):
         def __init__(self):
             super().__init__()

@@ -95,7 +95,7 @@ def distance(ours, theirs):
         (None, None, 2, 1e-5),
     ],
 )
-def test_a_loop_with_all_that_people_train_with_equals_the_eager_one(dtype, first_scale, batches_a_step, rounding):
+def test_training_loop_with_common_features_equals_eager(dtype, first_scale, batches_a_step, rounding):
     found = []
     for made in (compiled, one_after_another, lambda model: model):
         model, _ = pair()
@@ -131,7 +131,7 @@ def test_an_overflow_in_one_microbatch_alone_skips_the_step():
         assert all(map(torch.equal, before, trained_model.parameters()))
 
 
-def test_two_models_train_each_other():
+def test_generator_and_discriminator_train_like_eager():
     found = []
     for wrapped in (compiled, lambda model: model):
         (maker, _), judge = pair(), Net(out=1)
@@ -152,7 +152,7 @@ def test_two_models_train_each_other():
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_dropout_is_that_of_the_microbatches_one_after_another(checkpointed):
+def test_dropout_has_the_numbers_of_each_microbatch(checkpointed):
     model, other = pair(dropout=0.5, checkpointed=checkpointed)
     other.checkpointed = False
     torch.manual_seed(7)
@@ -182,7 +182,7 @@ def test_hooks_of_a_parameter_see_its_whole_gradient_once():
     assert distance([ours, model.first.weight.grad], [theirs, other.first.weight.grad]) < 1e-6
 
 
-def test_parameters_may_be_frozen_and_thawed():
+def test_parameters_may_be_frozen_and_unfrozen():
     model, other = pair()
     x, run = torch.randn(8, WIDTH), compiled(model)
     for trains in (False, True):
@@ -194,7 +194,7 @@ def test_parameters_may_be_frozen_and_thawed():
     assert distance([p.grad for p in model.parameters()], [p.grad for p in other.parameters()]) < 1e-6
 
 
-def test_gradients_of_gradients_are_refused_and_not_left_out():
+def test_gradients_of_gradients_are_refused():
     model, _ = pair()
     x = torch.randn(8, WIDTH, requires_grad=True)
     with pytest.raises(RequestError, match=r"create_graph=True .* before torch.compile") as refusal:

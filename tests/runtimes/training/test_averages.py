@@ -45,7 +45,7 @@ def everything(model):
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def test_an_average_moves_with_every_update_bit_for_bit(plan):
+def test_average_has_the_bits_of_lerp_after_every_update(plan):
     pipe = again(plan)
     ema = pipe.ema(0.9, buffers=True)
     own = {name: tensor.detach().clone() for name, tensor in everything(pipe.model).items()}
@@ -58,7 +58,7 @@ def test_an_average_moves_with_every_update_bit_for_bit(plan):
     assert all(torch.equal(own[name], ema.tensors[name]) for name in own)
 
 
-def test_an_average_made_after_the_first_update_is_that_of_torchs_averaged_model(plan):
+def test_average_created_after_the_first_update_equals_torchs_averaged_model(plan):
     pipe = again(plan)
     averaged = AveragedModel(pipe.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     pipe.step(batch())
@@ -71,7 +71,7 @@ def test_an_average_made_after_the_first_update_is_that_of_torchs_averaged_model
         assert torch.equal(parameter, ema.tensors[name]), name
 
 
-def test_a_function_of_the_users_own_averages(plan):
+def test_user_function_computes_the_average(plan):
     pipe = again(plan)
     mean = pipe.ema(function=lambda average, parameter, updates: average + (parameter - average) / (updates + 1))
     seen = []
@@ -81,7 +81,7 @@ def test_a_function_of_the_users_own_averages(plan):
     assert torch.allclose(mean.tensors["0.weight"], torch.stack(seen).mean(0), rtol=1e-12)
 
 
-def test_a_skipped_update_moves_no_average(plan):
+def test_skipped_update_does_not_change_the_average(plan):
     pipe = again(plan, scaler=torch.amp.GradScaler("cpu"))
     ema = pipe.ema(0.5)
     pipe.step({name: tensor * torch.inf for name, tensor in batch().items()})
@@ -90,7 +90,7 @@ def test_a_skipped_update_moves_no_average(plan):
     assert torch.equal(ema.tensors["0.weight"], pipe.model[0].weight)
 
 
-def test_evaluation_with_an_average_and_training_goes_on_as_without(plan, tmp_path):
+def test_training_continues_unchanged_after_evaluation_with_an_average(plan, tmp_path):
     pipe, other = again(plan), again(plan)
     ema = pipe.ema(0.9)
     for each in (pipe, other):
@@ -130,12 +130,12 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
 
 
 @pytest.mark.parametrize("given", [{"decay": 1.5}, {"decay": True}, {"decay": "0.9"}, {"function": 3}])
-def test_an_average_of_nothing_is_refused(plan, given):
+def test_invalid_arguments_of_an_average_are_refused(plan, given):
     with pytest.raises(panpipe.RequestError, match=r"decay is|function is"):
         again(plan).ema(**given)
 
 
-def test_a_visit_sees_every_parameter_once_and_may_change_it(plan):
+def test_on_parameters_calls_the_function_once_for_every_parameter(plan):
     pipe = again(plan)
     pipe.step(batch())
     seen = pipe.on_parameters(lambda name, parameter: (parameter.grad is not None, parameter.clamp_(-0.1, 0.1).shape))
@@ -144,7 +144,7 @@ def test_a_visit_sees_every_parameter_once_and_may_change_it(plan):
     assert all(p.abs().max() <= 0.1 for p in pipe.model.parameters())
 
 
-def test_random_numbers_of_a_visit_are_those_of_the_step_and_the_parameter(plan):
+def test_on_parameters_seeds_random_numbers_by_step_and_parameter(plan):
     def drawn(name, parameter):
         return torch.rand(()).item()
 

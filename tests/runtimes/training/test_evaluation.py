@@ -49,7 +49,7 @@ def logits(model, batch):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_loss_is_that_of_one_process_and_nothing_changes(name):
+def test_evaluation_has_the_loss_of_one_process_and_changes_nothing(name):
     case = ALL[name]
     pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD)
     pipe.step(case.batch(8, F32))
@@ -86,7 +86,7 @@ def test_every_kind_of_plan_evaluates(schedule):
     assert torch.equal(pipe.evaluate(tokens(3, 5)), loss_alone(alone, GPT.step, tokens(3, 5), 4))
 
 
-def test_training_after_evaluation_is_training_without_it():
+def test_evaluation_does_not_change_later_training():
     case = ALL["batchnorm"]
     (evaluated, _), (untouched, _) = (pipeline_of(case, 8, 4, optimizer=SGD) for _ in range(2))
     for rows in (8, 8, 6, 8):
@@ -100,7 +100,7 @@ def test_training_after_evaluation_is_training_without_it():
     assert not unequal(state(evaluated.model), state(untouched.model))
 
 
-def test_gradients_that_wait_for_an_update_go_on_waiting():
+def test_evaluation_keeps_accumulated_gradients():
     (evaluated, _), (untouched, _) = (pipeline_of(WEIGHTED, 8, 4, optimizer=SGD, clip_norm=0.05) for _ in range(2))
     for pipe in (evaluated, untouched):
         pipe.step(tokens(8), update=False)
@@ -119,7 +119,7 @@ def test_gradients_that_wait_for_an_update_go_on_waiting():
     assert not unequal(state(evaluated.model), state(untouched.model))
 
 
-def test_dropout_goes_on_in_training_mode_with_numbers_of_its_own():
+def test_evaluation_in_training_mode_draws_separate_dropout():
     pipe, alone = pipeline_of(GPT, 8, 4)
     found = [pipe.evaluate(tokens(8)) for _ in range(2)]
     wanted = [loss_alone(alone, GPT.step, tokens(8), 4, index=index) for index in (-1, -2)]
@@ -137,7 +137,7 @@ def test_one_module_alone_may_be_in_evaluation_mode():
 # What runs, and what it holds
 
 
-def test_a_trace_has_forwards_and_their_messages_and_nothing_is_saved():
+def test_trace_of_an_evaluation_has_forwards_and_messages_only():
     pipe, _ = pipeline_of(GPT, 8, 4, plan_options={"schedule_name": "zb-v", "chunks": 2})
     _, trained = pipe.trace_step(tokens(8))
     assert max(sample.bytes for sample in trained.memory) > 0
@@ -186,7 +186,7 @@ class Wide(nn.Module):
         return self.second(x)
 
 
-def test_messages_do_not_pile_up_and_nothing_outlives_an_evaluation(monkeypatch):
+def test_evaluation_limits_messages_in_flight_and_frees_everything(monkeypatch):
     case = case_of(Wide, lambda model, x: model(x).square().mean(), lambda rows, dtype: torch.ones(rows, 8))
     pipe, _ = pipeline_of(case, 64, 32)
     meter, forward, held = StorageMeter(), StageRun.forward, list[StageRun]()
@@ -206,7 +206,7 @@ def test_messages_do_not_pile_up_and_nothing_outlives_an_evaluation(monkeypatch)
     assert all(not run.held(m) for run in held for m in range(32))
 
 
-def test_the_simulator_evaluates_in_the_time_of_the_forwards():
+def test_simulated_evaluation_takes_the_time_of_its_forwards():
     batch = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
 
     def model():
@@ -258,7 +258,7 @@ def test_rows_of_any_nesting_are_joined_in_order(schedule):
         assert not found["logits"].requires_grad
 
 
-def test_rows_do_not_show_the_models_own_tensors():
+def test_returned_rows_do_not_share_memory_with_the_batch():
     pipe, _ = pipeline_of(GPT, 8, 1)
     batch = tokens(8)
     found = pipe.forward(batch, lambda model, batch: (model(batch["x"]), batch["x"]))
@@ -278,7 +278,7 @@ def test_rows_do_not_show_the_models_own_tensors():
         ("model", "function is 'model': give a function"),
     ],
 )
-def test_what_has_no_row_for_each_sample_is_refused_in_one_line(function, said):
+def test_function_without_a_row_for_each_sample_is_refused(function, said):
     pipe, _ = pipeline_of(GPT, 8, 4)
     with pytest.raises(RequestError, match=said) as refusal:
         pipe.forward(tokens(7), function)
@@ -302,7 +302,7 @@ def test_a_parameter_that_training_does_not_use_is_refused():
         pipe.forward(case.batch(8, F32), lambda model, x: model.other(model.body(x)))
 
 
-def test_it_says_once_that_shapes_are_captured_and_keeps_a_few_functions():
+def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions():
     pipe, _ = pipeline_of(GPT, 8, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -406,7 +406,7 @@ def test_batches_may_be_tuples_with_plain_values():
 # Ranks
 
 
-def test_ranks_evaluate_as_one_process_does(tmp_path):
+def test_ranks_evaluate_like_one_process(tmp_path):
     for rank, found in enumerate(results("evaluation", tmp_path)):
         assert found["losses"] == found["wanted"]
         assert found["equal"] == [True, True]
@@ -416,7 +416,7 @@ def test_ranks_evaluate_as_one_process_does(tmp_path):
         assert "is in another mode on rank 1 than on rank 0" in found["refused"]
 
 
-def test_replicas_evaluate_as_one_process_on_all_their_batches(tmp_path):
+def test_replicas_evaluate_like_one_process_on_all_their_batches(tmp_path):
     found = results("evaluation_of_replicas", tmp_path, 4, MESH="pp=2,dp=2")
     assert len({(one["loss"], one["other"]) for one in found}) == 1
     for one in found:

@@ -54,14 +54,14 @@ CLEARED = {
 
 
 @pytest.mark.parametrize("clear", CLEARED.values(), ids=CLEARED)
-def test_gradients_that_wait_and_are_cleared_are_refused(pipe, clear):
+def test_clearing_accumulated_gradients_is_refused(pipe, clear):
     pipe.step(BATCHES[0], update=False)
     clear(pipe)
     with pytest.raises(RequestError, match=r"zero_grad\(\) cleared gradients that wait"):
         pipe.step(BATCHES[1])
 
 
-def test_gradients_of_an_update_may_be_cleared_and_some_that_wait_changed(pipe):
+def test_gradients_after_an_update_may_be_cleared_and_accumulated_ones_changed(pipe):
     model = made()
     optimizer = sgd(list(model.named_parameters()))
     for first, second in ((0, 1), (2, 3)):

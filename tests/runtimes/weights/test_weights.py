@@ -62,7 +62,7 @@ def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 # Empty models
 
 
-def test_empty_weights_leaves_buffers_and_ties():
+def test_empty_weights_keeps_buffers_and_tied_weights():
     model = empty(CONV)
     assert all(p.is_meta for p in model.parameters())
     assert not any(b.is_meta for b in model.buffers())
@@ -71,7 +71,7 @@ def test_empty_weights_leaves_buffers_and_ties():
     assert not nn.Linear(2, 2).weight.is_meta
 
 
-def test_a_parameter_under_two_names_stays_one_when_it_is_registered_twice():
+def test_parameter_registered_under_two_names_stays_one_meta_tensor():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,7 +85,7 @@ def test_a_parameter_under_two_names_stays_one_when_it_is_registered_twice():
     assert not model.a.requires_grad
 
 
-def test_empty_weights_is_for_its_own_thread():
+def test_empty_weights_applies_to_its_own_thread_only():
     made = []
     with panpipe.empty_weights():
         thread = threading.Thread(target=lambda: made.append(nn.Linear(2, 2)))
@@ -129,7 +129,7 @@ def test_a_tied_weight_is_initialised_once_by_the_module_of_its_first_name():
     assert torch.equal(pipe.model.embedding.weight, filled(alone, ["embedding.weight"])["embedding.weight"])
 
 
-def test_a_function_of_the_users_initialises():
+def test_user_function_initialises():
     def init(module: nn.Module) -> None:
         for parameter in module.parameters(recurse=False):
             nn.init.normal_(parameter, std=0.5)
@@ -139,7 +139,7 @@ def test_a_function_of_the_users_initialises():
     assert found[0]["blocks.0.up.weight"].std() == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_function_may_replace_tensors_as_fsdp_allows():
+def test_init_function_may_replace_tensors():
     def init(module: nn.Module) -> None:
         module.to_empty(device="cpu", recurse=False)
         module.reset_parameters()
@@ -176,7 +176,7 @@ def test_buffers_on_meta_are_initialised_and_those_with_values_are_kept():
     )
 
 
-def test_it_trains_as_the_same_values_do_in_one_process():
+def test_initialised_model_trains_like_one_process():
     case = CASES[CONV]
     optimizer = lambda named: torch.optim.SGD(named, lr=0.1)  # noqa: E731
     pipe = pipeline(empty(CONV), CONV, optimizer=optimizer)
@@ -199,7 +199,7 @@ def storages(pipe: Pipeline) -> list[int]:
     return [tensor.untyped_storage().nbytes() for tensor in held]
 
 
-def test_a_rehearsed_pipeline_holds_nothing_until_it_gets_its_values():
+def test_rehearsed_pipeline_has_no_memory_for_parameters_until_values_are_loaded():
     case = CASES[GPT]
     operators = captured_once(case, F32, 8, 4)
     plan = even_plan(operators, 2, 4)
@@ -249,7 +249,7 @@ def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
     ]
 
 
-def test_planning_keeps_within_what_the_system_leaves(monkeypatch):
+def test_planning_stays_within_the_memory_limit(monkeypatch):
     case = CASES[GPT]
     monkeypatch.setattr(measured_cluster, "bytes_left", lambda: 2 * (1000 + workload_bytes(torch.device("cpu"))))
     with pytest.raises(panpipe.InfeasibleError, match="may hold 1000"):
@@ -260,7 +260,7 @@ def test_planning_keeps_within_what_the_system_leaves(monkeypatch):
     ("optimizer", "share"),
     [(None, 0), (torch.optim.SGD, 0), (lambda n: torch.optim.SGD(n, momentum=0.9), 1), (torch.optim.AdamW, 2)],
 )
-def test_the_share_of_an_optimizers_state(optimizer, share):
+def test_optimizer_state_share_of_known_optimizers(optimizer, share):
     assert state_share(optimizer) == share
 
 
@@ -268,7 +268,7 @@ def test_the_share_of_an_optimizers_state(optimizer, share):
 
 
 @pytest.mark.parametrize("name", [GPT, CONV])
-def test_saved_and_read_again_under_another_plan(name, tmp_path):
+def test_saved_weights_are_read_under_another_plan(name, tmp_path):
     case = CASES[name]
     pipe = pipeline(empty(name), name, optimizer=torch.optim.SGD)
     pipe.step(case.batch(8, F32))
@@ -284,7 +284,7 @@ def test_saved_and_read_again_under_another_plan(name, tmp_path):
     assert_equal(values(real), wanted)
 
 
-def test_a_checkpoint_of_the_library_with_other_names_of_tied_weights_and_other_floats(tmp_path):
+def test_safetensors_checkpoint_with_other_names_of_tied_weights_and_other_dtypes(tmp_path):
     model = CASES[GPT].model(F32)
     state = {n: t.to(torch.bfloat16).contiguous() for n, t in model.state_dict().items() if n != "embedding.weight"}
     save_file(state, tmp_path / "model.safetensors")
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_the_library_with_other_names_of_tied_weights_and_other_
     assert_equal(found, {n: t.to(torch.bfloat16).to(F32) for n, t in values(model).items()})
 
 
-def test_what_is_written_is_aligned_and_marked_as_transformers_wants_it(tmp_path):
+def test_written_file_is_aligned_and_has_the_metadata_for_transformers(tmp_path):
     pipeline(empty()).save(tmp_path)
     with safe_open(tmp_path / "model-00001-of-00001.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
@@ -300,7 +300,7 @@ def test_what_is_written_is_aligned_and_marked_as_transformers_wants_it(tmp_path
     assert index["metadata"]["total_size"] == sum(p.nbytes for p in empty().parameters())
 
 
-def test_transformers_initialises_reads_and_writes(tmp_path):
+def test_weights_are_exchanged_with_transformers(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -374,7 +374,7 @@ def test_a_module_without_reset_parameters_is_named():
         scaled()
 
 
-def test_a_buffer_that_nothing_computes_is_named_with_the_fix(tmp_path):
+def test_buffer_on_meta_without_a_value_is_refused_with_the_fix(tmp_path):
     save_file(whole(), tmp_path / "w.safetensors")
     with one_line(r"buffer 'table' is on the meta device.*panpipe\.empty_weights\(\)"):
         scaled(on_meta(), weights=tmp_path / "w.safetensors")
@@ -387,7 +387,7 @@ def test_a_buffer_that_nothing_computes_is_named_with_the_fix(tmp_path):
         scaled(on_meta(), weights=init)
 
 
-def test_an_init_function_that_leaves_something_out_or_fails():
+def test_incomplete_or_failing_init_function_is_refused():
     with one_line(r"init\(module\) of .* left parameter '.*' without values: it must set all tensors"):
         scaled(weights=lambda module: None)
 
@@ -400,7 +400,7 @@ def test_an_init_function_that_leaves_something_out_or_fails():
 
 
 @pytest.mark.parametrize("given", [3, ["a"]])
-def test_weights_that_are_no_source(given):
+def test_invalid_weights_argument_is_refused(given):
     with one_line(r"weights is .*: give None, the path of a safetensors checkpoint, or a function"):
         scaled(weights=given)
 
@@ -421,7 +421,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("change", CHANGED)
-def test_a_checkpoint_of_another_model(change, tmp_path):
+def test_weights_of_another_model_are_refused(change, tmp_path):
     tensors = whole()
     CHANGED[change][0](tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -429,7 +429,7 @@ def test_a_checkpoint_of_another_model(change, tmp_path):
         scaled(weights=tmp_path)
 
 
-def test_files_that_are_no_checkpoint(tmp_path):
+def test_files_without_a_checkpoint_are_refused(tmp_path):
     path, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
     with one_line("folder '.*' has neither"):
         scaled(weights=tmp_path)
@@ -462,7 +462,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
         scaled(weights=tmp_path)
 
 
-def test_saving_where_it_cannot_be(tmp_path):
+def test_unwritable_folder_is_refused_when_saving(tmp_path):
     pipe = scaled(Scaled())
     (tmp_path / "file").write_text("", encoding="utf-8")
     with one_line("cannot create folder"):
@@ -472,7 +472,7 @@ def test_saving_where_it_cannot_be(tmp_path):
         pipe.save(tmp_path)
 
 
-def test_places_go_by_the_first_name():
+def test_places_are_listed_by_the_first_name():
     model = CASES[GPT].model(F32)
     names = [place.name for place in places(model)["embedding.weight"]]
     assert names == ["embedding.weight", "head.weight"]
