@@ -9,6 +9,7 @@ from typing import Any
 
 import cattrs
 from attrs import evolve, field, frozen
+from cattrs.gen import override
 
 from ..documents import converter, from_json, read_text, to_json
 from ..errors import RequestError
@@ -43,10 +44,12 @@ class Hub:
         name: unique among devices and hubs.
         kind: ``switch`` (NVSwitch, a switch of the network), ``pcie`` (a PCIe switch or root port), ``host`` (a socket
             and its memory) or ``nic``. Paths between devices may not turn around among the kinds ``pcie`` and ``nic``.
+        memory_bytes: of a host, what plans may offload to it; None for no limit.
     """
 
     name: str
     kind: str = "switch"
+    memory_bytes: int | None = None
 
 
 def _hubs(hubs: tuple[Hub | str, ...]) -> tuple[Hub, ...]:
@@ -64,8 +67,8 @@ class Cluster:
         types: device types that the catalogue does not have.
 
     Raises:
-        RequestError: a name is used twice, a hub's kind is unknown, two links join the same ends, an end of a link is
-            unknown, or a rate, latency or memory is not positive.
+        RequestError: a name is used twice, a hub's kind is unknown, a hub of another kind than host has memory, two
+            links join the same ends, an end of a link is unknown, or a rate, latency or memory is not positive.
     """
 
     devices: tuple[Device, ...]
@@ -87,6 +90,9 @@ class Cluster:
         for hub in self.hubs:
             if hub.kind not in HUB_KINDS:
                 raise RequestError(f"hub '{hub.name}' has kind '{hub.kind}': give one of {', '.join(HUB_KINDS)}")
+            if hub.memory_bytes is not None and (hub.kind != "host" or hub.memory_bytes < 0):
+                rule = "it must be at least 0" if hub.kind == "host" else "only hubs of kind host have memory"
+                raise RequestError(f"memory_bytes of '{hub.name}' is {hub.memory_bytes}: {rule}")
         _check_links(self.links, counts)
 
     @cached_property
@@ -138,6 +144,12 @@ class Cluster:
             name = self.devices[device].name
             raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
         return path
+
+    def host_of(self, device: int) -> Hub:
+        """The nearest host of a device. Raises RequestError if none is connected to it."""
+        link, forward = self.host_path(device)[-1]
+        name = link.b if forward else link.a
+        return next(hub for hub in self.hubs if hub.name == name)
 
     def transfer_s(self, src: int, dst: int, size_bytes: float) -> float:
         """Seconds of one transfer on idle links: the sum of latencies, plus the bytes at the slowest link's rate."""
@@ -193,7 +205,7 @@ def _read_hub(value: Any, _: type) -> Hub:
 
 
 def _write_hub(hub: Hub) -> Any:
-    return hub.name if hub.kind == "switch" else {"name": hub.name, "kind": hub.kind}
+    return hub.name if hub.kind == "switch" else _hub_document(hub)
 
 
 def _write_cluster(cluster: Cluster) -> dict[str, Any]:
@@ -204,6 +216,7 @@ def _write_cluster(cluster: Cluster) -> dict[str, Any]:
     return document
 
 
+_hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=override(omit_if_default=True))
 _hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
 converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)

@@ -14,6 +14,7 @@ from ..lowering import lower
 from ..plan import Plan
 from ..queues import Queues, queues_of
 from ..residency import Timeline, device_timelines
+from .host_memory import check_host_memory
 from .memory import check_memory
 from .progress import Waits, free_times, run_order, waits_of
 from .structure import check_structure
@@ -28,12 +29,14 @@ class ValidationReport:
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory with communication buffers, and
             saved tensors only. Empty if the plan has no costs.
         peak_actions: per device the action that reaches the peak of all memory.
+        host_bytes: per device the size of its host arena, for what it offloads.
     """
 
     warnings: tuple[str, ...] = ()
     peak_memory_bytes: tuple[float, ...] = ()
     peak_saved_bytes: tuple[float, ...] = ()
     peak_actions: tuple[Action | None, ...] = ()
+    host_bytes: tuple[int, ...] = ()
 
 
 def validate(
@@ -49,7 +52,7 @@ def validate(
 
     Raises:
         RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
-        InfeasibleError: a device runs out of memory.
+        InfeasibleError: a device runs out of memory, or a host.
     """
     warnings = check_structure(plan)
     lowered = lower(plan) if lowered is None else lowered
@@ -68,11 +71,13 @@ def validate(
         raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
     timelines = _timelines(plan, costs, cluster, queues, (waits, order))
     warnings += check_memory(plan, costs, timelines, memory_limits)
+    host_bytes = check_host_memory(plan, cluster)
     return ValidationReport(
         tuple(warnings),
         tuple(timeline.peak_bytes for timeline in timelines),
         tuple(timeline.peak_saved_bytes for timeline in timelines),
         tuple(timeline.peak_action for timeline in timelines),
+        host_bytes,
     )
 
 
