@@ -16,6 +16,7 @@ from ..backends.registry import find_backend
 from ..core.cluster.cluster import Cluster, Device, cluster_json
 from ..core.cluster.links.lines import LineFit, fit_line
 from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_links
+from ..core.cluster.routing import path_rate
 from ..core.documents import write_text
 from ..core.errors import RequestError
 from ..runtimes.devices.devices import of_rank
@@ -157,7 +158,7 @@ def _line(fit: LineFit) -> dict[str, Any]:
 
 
 def _path_rate(cluster: Cluster, a: int, b: int) -> float:
-    return min(link.bytes_per_s for link, _ in cluster.path(a, b))
+    return path_rate(cluster.path(a, b))
 
 
 def _show(found: LinkProfile) -> None:

@@ -14,6 +14,7 @@ from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
+from ..simulators.bubbles import HOST_COPY
 from ..simulators.optimizer import OptimizerStep
 from .clusters import find_cluster
 from .idle import idle_answer, idle_of, print_idle
@@ -30,6 +31,7 @@ HEADINGS = {
     "dependency": "depend",
     "communication": "comm",
     "contention": "contend",
+    "host copy": "copy",
     "reduction": "reduce",
     "optimizer": "optim",
 }
@@ -182,6 +184,17 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
         "peak_actions": [None if action is None else str(action) for action in result.peak_actions],
         "memory_at_peak_bytes": list(result.memory_at_peak),
         "links": as_plain(result.links),
+        "hosts": [
+            {
+                "host": use.host,
+                "devices": list(use.devices),
+                "limit_bytes": use.limit_bytes,
+                "arena_bytes": use.arena_bytes,
+                "peak_bytes": use.peak_bytes,
+            }
+            for use in result.hosts
+        ],
+        "host_copies": [{**as_plain(use), "bytes_per_s": use.bytes_per_s} for use in result.host_copies],
         "idle": idle_answer(idle_of(result)),
     }
 
@@ -195,22 +208,53 @@ def _print(result: "SimulationResult") -> None:
     )
     _print_bubbles(result)
     print_memory(result, [device.memory_bytes for device in result.devices])
+    _print_hosts(result)
     _print_links(result)
     print_idle(idle_of(result))
 
 
 def _print_bubbles(result: "SimulationResult") -> None:
+    copies = bool(result.host_copies)
     rows = [
         (
             str(device),
             share_text(result.busy_s[device], result.step_s),
             share_text(result.step_s - result.busy_s[device] - sum(idle.values()), result.step_s),
-            *(share_text(seconds, result.step_s) for seconds in idle.values()),
+            *(share_text(seconds, result.step_s) for cause, seconds in idle.items() if copies or cause != HOST_COPY),
         )
         for device, idle in enumerate(result.bubbles)
     ]
-    columns = ("device", "compute", "update", *(HEADINGS.get(cause, cause) for cause in result.bubbles[0]))
+    causes = (cause for cause in result.bubbles[0] if copies or cause != HOST_COPY)
+    columns = ("device", "compute", "update", *(HEADINGS.get(cause, cause) for cause in causes))
     print_table("What each device does, and waits for, in shares of the step", columns, rows)
+
+
+def _print_hosts(result: "SimulationResult") -> None:
+    """Memory of the hosts that devices offload to, and the copies; nothing for a plan without offload."""
+    if not result.host_copies:
+        return
+    rows = [
+        (
+            use.host,
+            ", ".join(map(str, use.devices)),
+            bytes_text(use.peak_bytes),
+            bytes_text(use.arena_bytes),
+            "–" if use.limit_bytes is None else bytes_text(use.limit_bytes),
+        )
+        for use in result.hosts
+    ]
+    print_table("Offloaded tensors in host memory", ("host", "devices", "peak", "arenas", "limit"), rows)
+    copies = [
+        (
+            f"{use.device} {use.direction}",
+            use.count,
+            bytes_text(use.bytes),
+            share_text(use.seconds, result.step_s),
+            f"{bytes_text(use.bytes_per_s)}/s",
+        )
+        for use in result.host_copies
+    ]
+    print_table("Copies between devices and hosts", ("device", "copies", "moved", "busy", "rate"), copies)
 
 
 def _print_links(result: "SimulationResult") -> None:

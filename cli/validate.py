@@ -27,7 +27,7 @@ def validate(
     """Check placement, every action, message order, deadlocks and memory, before anything runs.
 
     Exit status 0: it completes and fits. 2: it does not complete; the message has the reason, for a deadlock its cycle.
-    3: a device runs out of memory.
+    3: a device runs out of memory, or a host.
     """
     from ..core.plan.validation.validate import validate as check
 
@@ -51,10 +51,12 @@ def validate(
                 bytes_text(report.peak_memory_bytes[number]),
                 str(report.peak_actions[number]),
                 bytes_text(limits[number]),
+                *((bytes_text(report.host_bytes[number]),) if any(report.host_bytes) else ()),
             )
             for number in range(plan.devices)
         ]
-        print_table("Memory", ("device", "peak saved", "peak of everything", "at", "memory"), rows)
+        host = ("on the host",) if any(report.host_bytes) else ()
+        print_table("Memory", ("device", "peak saved", "peak of everything", "at", "memory", *host), rows)
 
 
 def _answer(plan: Plan, actions: int, report: dict[str, Any]) -> dict[str, Any]:

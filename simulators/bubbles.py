@@ -6,8 +6,13 @@ compute is what it waits for; from then on, communication (a rendezvous and the 
     device 0   ──── 0F3 ────┐ sent            arrived
     device 1   1F2 ─┤ dependency │ communication ├─ 1F3 ──
 
-Of that communication, contention is what the message and those before it in its queue lost on full links that
-others shared; so it is of a reduction. Contention is given link by link, too.
+If it then still waits for a copy to or from the host, the rest is the copy's::
+
+    host copies      [     0OFFLOAD1     ]
+    device 0   0F1 ──┤ host copy         ├─ 0F2 ──
+
+Of communication, contention is what the message and those before it in its queue lost on full links that others
+shared; so it is of a reduction and of a host copy. Contention is given link by link, too.
 
 These are seconds that each device waited in this run, and what for. What the step would gain without a cause is another
 question, answered in ``core/evaluate/idle.py`` by other runs, with words of its own: to take a wait away may only make
@@ -28,6 +33,7 @@ WARM_UP = "warm-up"
 DEPENDENCY = "dependency"
 COMMUNICATION = "communication"
 CONTENTION = "contention"
+HOST_COPY = "host copy"
 REDUCTION = "reduction"
 OPTIMIZER = "optimizer"
 COOL_DOWN = "cool-down"
@@ -36,6 +42,7 @@ CAUSES = {
     DEPENDENCY: "another device still computes what it reads",
     COMMUNICATION: "what it reads is sent, and not yet there",
     CONTENTION: "what it waits for comes later, because others share a link with it",
+    HOST_COPY: "saved tensors have yet to reach the host, or to return",
     REDUCTION: "gradients are summed, over replicas or of a tied weight",
     OPTIMIZER: "its optimizer step waits for other stages",
     COOL_DOWN: "behind its last action, others still work",
@@ -79,9 +86,8 @@ def device_bubbles(
     sent = _last_sent(queues, operation_times, transfer_times)
     reduced: dict[tuple[int, int], _Awaited] = {}
     for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
-        key = reduction.device, reduction.action.stage
-        if key not in reduced or reduction.end_s > reduced[key].until_s:
-            reduced[key] = _Awaited(reduction.end_s, reduction.end_s, reduction.contention)
+        _keep_latest(reduced, (reduction.device, reduction.action.stage), reduction)
+    copied = _last_copied(queues, tasks)
     result = []
     for device, actions in enumerate(queues.compute):
         found = _Device()
@@ -95,7 +101,7 @@ def device_bubbles(
                 elif action.kind is Kind.STEP:
                     found.before_step(last_end, start, reduced.get((device, action.stage)))
                 else:
-                    found.before_compute(last_end, start, sent.get((device, position)))
+                    found.before_compute(last_end, start, sent.get((device, position)), copied.get((device, position)))
             last_end = ends[position]
         found.causes[COOL_DOWN] = step_s - last_end
         result.append(Bubbles(found.causes, found.contention))
@@ -123,11 +129,15 @@ class _Device:
         self._moved(REDUCTION, waited_s, awaited)
         self.causes[OPTIMIZER] += start - last_end - waited_s
 
-    def before_compute(self, last_end: float, start: float, awaited: _Awaited | None) -> None:
+    def before_compute(self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None) -> None:
         """It idles until F, I, W or B."""
-        sent_s = min(max(awaited.sent_s if awaited else last_end, last_end), start)
+        there_s = start
+        if copy is not None:
+            there_s = min(max(message.until_s if message else last_end, last_end), start)
+            self._moved(HOST_COPY, start - there_s, copy)
+        sent_s = min(max(message.sent_s if message else last_end, last_end), there_s)
         self.causes[DEPENDENCY] += sent_s - last_end
-        self._moved(COMMUNICATION, start - sent_s, awaited)
+        self._moved(COMMUNICATION, there_s - sent_s, message)
 
     def _moved(self, cause: str, seconds: float, awaited: _Awaited | None) -> None:
         """Idle time while something moves, some of it contention."""
@@ -137,6 +147,27 @@ class _Device:
         contended_s = min(sum(contention.values()), seconds)
         self.causes[CONTENTION] += contended_s
         self.causes[cause] += seconds - contended_s
+
+
+def _keep_latest(found: dict[tuple[int, int], _Awaited], key: tuple[int, int], task: TaskTimes) -> None:
+    if key not in found or task.end_s > found[key].until_s:
+        found[key] = _Awaited(task.end_s, task.end_s, task.contention)
+
+
+def _last_copied(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], _Awaited]:
+    """For (device, operation) the task of another queue, such as a host copy, that ended last for it."""
+    readers = {
+        (device, item.action): position
+        for task in queues.tasks
+        for item in task.items
+        for device, position in task.readers
+        if device == item.device and queues.compute[device][position].kind is not Kind.STEP
+    }
+    latest: dict[tuple[int, int], _Awaited] = {}
+    for task in tasks:
+        if (task.device, task.action) in readers:
+            _keep_latest(latest, (task.device, readers[task.device, task.action]), task)
+    return latest
 
 
 def _last_sent(

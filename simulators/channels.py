@@ -6,6 +6,7 @@ A message starts when it is sent, its receive is posted and the previous message
 from collections.abc import Callable, Sequence
 
 from ..core.cluster.cluster import Cluster
+from ..core.cluster.routing import path_latency_s, path_rate
 from ..core.plan.items import Message
 from .device import DeviceQueue
 from .network import Flow, Network, Route
@@ -129,8 +130,7 @@ def connect(
     channels = {}
     for (src, dst), messages in queues.items():
         path = cluster.path(src, dst)
-        latency_s = sum(link.latency_s for link, _ in path)
-        route = network.route(path, latency_s, min(link.bytes_per_s for link, _ in path))
+        route = network.route(path, path_latency_s(path), path_rate(path))
         channel = channels[src, dst] = Channel(network, route, messages, devices[dst], eager)
         issue, sender, awaited = channel.issue, devices[src].between, devices[dst].pending
         for message in messages:

@@ -32,7 +32,11 @@ class LinkUse:
 
 def directed_links(cluster: Cluster) -> dict[Direction, float]:
     """Both directions of every link with the bandwidth in bytes/s, in the cluster's order, from a to b first."""
-    return {ends: link.bytes_per_s for link in cluster.links for ends in ((link.a, link.b), (link.b, link.a))}
+    return {
+        ends: link.rate(from_a)
+        for link in cluster.links
+        for from_a, ends in ((True, (link.a, link.b)), (False, (link.b, link.a)))
+    }
 
 
 def link_uses(cluster: Cluster, flows: Sequence[FlowTimes], step_s: float) -> tuple[LinkUse, ...]:

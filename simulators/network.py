@@ -29,18 +29,18 @@ INFINITE = float("inf")
 
 
 class DirectedLink:
-    """One direction of a link; ``flows`` drain through it, or have drained without an event.
+    """One direction of a link, or both together; ``flows`` drain through it, or have drained without an event.
 
     Args:
-        link: the cluster's link.
-        from_a: whether it leads from the link's a to its b.
+        direction: names of its start and end; of both together that from the link's a to its b.
+        bytes_per_s: its rate.
     """
 
     __slots__ = ("bytes_per_s", "direction", "flows")
 
-    def __init__(self, link: Link, from_a: bool) -> None:
-        self.direction: Direction = (link.a, link.b) if from_a else (link.b, link.a)
-        self.bytes_per_s = link.bytes_per_s
+    def __init__(self, direction: Direction, bytes_per_s: float) -> None:
+        self.direction = direction
+        self.bytes_per_s = bytes_per_s
         self.flows: list[Flow] = []
 
     def drop_drained(self, now: float) -> None:
@@ -55,16 +55,24 @@ class Route:
         links: a link is listed as often as it is crossed.
         latency_s: seconds from the last byte's leaving to its arrival.
         bytes_per_s: rate without contention.
+        duplex: for crossed links whose directions share a rate, both directions together.
 
     Attributes:
+        directions: those of ``links``.
         shared: the links that may slow it down because other routes cross them too; without those that can never be
             full, and those that are full only when another of them is.
     """
 
     __slots__ = ("bytes_per_s", "crossed", "directions", "latency_s", "links", "shared")
 
-    def __init__(self, links: Sequence[DirectedLink], latency_s: float, bytes_per_s: float) -> None:
-        self.links = tuple(links)
+    def __init__(
+        self,
+        links: Sequence[DirectedLink],
+        latency_s: float,
+        bytes_per_s: float,
+        duplex: Sequence[DirectedLink] = (),
+    ) -> None:
+        self.links = (*links, *duplex)
         self.directions = tuple(link.direction for link in links)
         self.latency_s = latency_s
         self.bytes_per_s = bytes_per_s
@@ -154,6 +162,7 @@ class Network:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.links: dict[Direction, DirectedLink] = {}
+        self.duplex: dict[Direction, DirectedLink] = {}
         self.routes: list[Route] = []
         self._awaited: dict[Flow, None] = {}
         self._changed: dict[Flow, None] = {}
@@ -165,11 +174,14 @@ class Network:
 
     def route(self, crossings: Iterable[tuple[Link, bool]], latency_s: float, bytes_per_s: float) -> Route:
         """A route over links, each with whether it is crossed from its a to its b."""
-        links = []
+        links, duplex = [], []
         for link, from_a in crossings:
-            directed = DirectedLink(link, from_a)
-            links.append(self.links.setdefault(directed.direction, directed))
-        route = Route(links, latency_s, bytes_per_s)
+            direction = (link.a, link.b) if from_a else (link.b, link.a)
+            links.append(self.links.setdefault(direction, DirectedLink(direction, link.rate(from_a))))
+            if link.both_bytes_per_s is not None:
+                both = DirectedLink((link.a, link.b), link.both_bytes_per_s)
+                duplex.append(self.duplex.setdefault(both.direction, both))
+        route = Route(links, latency_s, bytes_per_s, duplex)
         self.routes.append(route)
         return route
 
@@ -191,7 +203,7 @@ class Network:
 
     def close(self) -> None:
         """Drop all references, so that everything is freed at once: collecting cycles would take as long as a run."""
-        for link in self.links.values():
+        for link in (*self.links.values(), *self.duplex.values()):
             link.flows.clear()
         del self._on_arrival, self._on_wake, self._on_change
 

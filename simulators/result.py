@@ -13,6 +13,7 @@ from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
 from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
+from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
 from .times import Direction, FlowTimes, QueueTimes, StepTimes, TaskTimes
 from .tracing import build_trace
@@ -29,8 +30,8 @@ class SimulationResult:
         queues: of the lowered plan with all its replicas.
         operation_times: per device the starts and the ends of its operations.
         queue_times: per ordered pair of devices its messages.
-        tasks: the items of tasks other than compute and messages: reductions, and SYNC if the plan has one; device by
-            device in the order issued.
+        tasks: the items of tasks other than compute and messages: host copies, reductions, and SYNC if the plan has
+            one; device by device in the order issued.
         task_flows: flows of the tasks.
         has_memory: whether memory was simulated; otherwise all memory values are empty.
     """
@@ -133,6 +134,16 @@ class SimulationResult:
     def memory_at_peak(self) -> tuple[dict[str, float], ...]:
         """Per device its bytes of each kind of memory at its peak."""
         return tuple(timeline.at_peak for timeline in self.timelines)
+
+    @cached_property
+    def hosts(self) -> tuple[HostUse, ...]:
+        """Memory of each host that devices offload to; empty if memory was not simulated."""
+        return host_uses(self.plan, self.cluster, self.timelines) if self.has_memory else ()
+
+    @cached_property
+    def host_copies(self) -> tuple[CopyUse, ...]:
+        """Copies between devices and hosts, per device and direction."""
+        return copy_uses(self.tasks)
 
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:

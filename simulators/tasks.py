@@ -18,6 +18,7 @@ from functools import partial
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.collectives import Phase, collective_phases
+from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.reduction import sync_bytes, sync_time
 from ..core.plan.host_copies import copy_phase
@@ -117,7 +118,7 @@ def _tied(
 
     def one(src: int, dst: int, count: int) -> Phase:
         path = cluster.path(src, dst)
-        return Phase(count * size, sum(link.latency_s for link, _ in path), tuple(path))
+        return Phase(count * size, path_latency_s(path), path)
 
     gather = [one(device, first, count) for device, count in stages.items()]
     scatter = [one(first, device, count) for device, count in stages.items()]

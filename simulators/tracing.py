@@ -7,6 +7,7 @@ from ..core.plan.plan import Plan
 from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
+    HOST_MEMORY,
     LinkTrack,
     MemorySample,
     Trace,
@@ -67,11 +68,15 @@ def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
-    """Each kind at the start, and then at each change; several changes at one time give one sample."""
+    """Each kind at the start, and then at each change; several changes at one time give one sample. The host's memory
+    only of a device that offloads."""
     for kind, size in zip(STATE_KINDS, timeline.state, strict=True):
         yield MemorySample(device, 0.0, kind, size)
     times = timeline.times.tolist()
-    for kind, row in zip(MOVING_KINDS, timeline.moving.tolist(), strict=True):
+    rows = dict(zip(MOVING_KINDS, timeline.moving.tolist(), strict=True))
+    if timeline.host.any():
+        rows[HOST_MEMORY] = timeline.host.tolist()
+    for kind, row in rows.items():
         known = None
         for i, size in enumerate(row):
             if (i + 1 == len(row) or times[i + 1] != times[i]) and size != known:

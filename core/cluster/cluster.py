@@ -14,7 +14,7 @@ from cattrs.gen import override
 from ..documents import converter, from_json, read_text, to_json
 from ..errors import RequestError
 from .device_type import DeviceType
-from .routing import ArrangedRouter, Hop, Link, Router
+from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
@@ -156,7 +156,7 @@ class Cluster:
         if src == dst:
             return 0.0
         path = self.path(src, dst)
-        return sum(link.latency_s for link, _ in path) + size_bytes / min(link.bytes_per_s for link, _ in path)
+        return path_latency_s(path) + size_bytes / path_rate(path)
 
 
 def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
@@ -166,9 +166,9 @@ def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
         unknown = next((end for end in (link.a, link.b) if end not in places), None)
         if unknown is not None:
             raise RequestError(f"{what} names '{unknown}', which is neither a device nor a hub: add it, or correct it")
-        if not link.bytes_per_s > 0 or not 0 <= link.latency_s < inf:
+        if not all(rate > 0 for rate in _rates(link)) or not 0 <= link.latency_s < inf:
             raise RequestError(
-                f"{what} has {link.bytes_per_s} bytes/s and {link.latency_s} s: "
+                f"{what} has {', '.join(map(str, _rates(link)))} bytes/s and {link.latency_s} s: "
                 "a rate must be above 0 and a latency at least 0"
             )
         ends = frozenset((link.a, link.b))
@@ -178,12 +178,19 @@ def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
         joined.add(ends)
 
 
+def _rates(link: Link) -> list[float]:
+    """The rates that a link states: in each direction, back, both directions together."""
+    rates = (link.bytes_per_s, link.back_bytes_per_s, link.both_bytes_per_s)
+    return [rate for rate in rates if rate is not None]
+
+
 def read_cluster(path: str | Path) -> Cluster:
     """Read a cluster file. Raises RequestError if it is not one."""
     cluster = from_json(read_text(path), FORMAT, Cluster, str(path))
-    endless = next((link for link in cluster.links if not isfinite(link.bytes_per_s)), None)
-    if endless is not None:
-        raise RequestError(f"{path}: link {endless.a} – {endless.b} has {endless.bytes_per_s} bytes/s: give a number")
+    for link in cluster.links:
+        endless = next((rate for rate in _rates(link) if not isfinite(rate)), None)
+        if endless is not None:
+            raise RequestError(f"{path}: link {link.a} – {link.b} has {endless} bytes/s: give a number")
     return cluster
 
 
@@ -216,9 +223,15 @@ def _write_cluster(cluster: Cluster) -> dict[str, Any]:
     return document
 
 
-_hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=override(omit_if_default=True))
+# Fields added later are omitted at their default, so that older files keep their bytes.
+_later = override(omit_if_default=True)
+_hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=_later)
 _hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
 converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)
+converter.register_unstructure_hook(
+    Link,
+    cattrs.gen.make_dict_unstructure_fn(Link, converter, back_bytes_per_s=_later, both_bytes_per_s=_later),
+)
 _cluster_object = cattrs.gen.make_dict_unstructure_fn(Cluster, converter)
 converter.register_unstructure_hook(Cluster, _write_cluster)

@@ -27,12 +27,13 @@ paths of all its edges at one rate. A link that k edges cross is crossed k times
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from math import inf
 
 import networkx
 from attrs import frozen
 
 from .cluster import Cluster
-from .routing import Link
+from .routing import Link, path_latency_s, path_rate
 
 
 class Operation(StrEnum):
@@ -75,7 +76,12 @@ class Phase:
         counts: dict[Crossing, int] = {}
         for crossing in self.crossings:
             counts[crossing] = counts.get(crossing, 0) + 1
-        return min((link.bytes_per_s / count for (link, _), count in counts.items()), default=float("inf"))
+        both = [
+            link.both_bytes_per_s / (count + counts.get((link, not from_a), 0))
+            for (link, from_a), count in counts.items()
+            if link.both_bytes_per_s is not None
+        ]
+        return min([*(link.rate(from_a) / count for (link, from_a), count in counts.items()), *both], default=inf)
 
     @property
     def seconds(self) -> float:
@@ -251,7 +257,7 @@ def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
     """
 
     def rate(a: int, b: int) -> float:
-        return min(link.bytes_per_s for link, _ in cluster.path(a, b))
+        return path_rate(cluster.path(a, b))
 
     by_latency = _nearest_first(members, lambda a, b: (_latency_s(cluster, a, b), -rate(a, b), b))
     by_rate = _nearest_first(members, lambda a, b: (-rate(a, b), _latency_s(cluster, a, b), b))
@@ -276,7 +282,7 @@ def _alone_s(phases: Sequence[Phase]) -> float:
 
 
 def _latency_s(cluster: Cluster, src: int, dst: int) -> float:
-    return sum(link.latency_s for link, _ in cluster.path(src, dst))
+    return path_latency_s(cluster.path(src, dst))
 
 
 def _crossings(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> tuple[Crossing, ...]:

@@ -18,6 +18,7 @@ The graph that is searched has two states for each place: reached from a device 
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy
@@ -32,16 +33,47 @@ LINKS = 1024
 
 @frozen
 class Link:
-    """A link between two devices or hubs. ``bytes_per_s`` is for each direction; ``latency_s`` in seconds."""
+    """A link between two devices or hubs.
+
+    Args:
+        a, b: names of its ends.
+        bytes_per_s: rate in each direction.
+        latency_s: seconds.
+        back_bytes_per_s: rate from b to a, where it differs; ``bytes_per_s`` is then the rate from a to b.
+        both_bytes_per_s: rate of both directions together, where they share it; None where neither slows the other.
+    """
 
     a: str
     b: str
     bytes_per_s: float
     latency_s: float
+    back_bytes_per_s: float | None = None
+    both_bytes_per_s: float | None = None
+
+    def rate(self, from_a: bool) -> float:
+        """Bytes/s in one direction while the other is idle."""
+        back = self.back_bytes_per_s
+        rate = self.bytes_per_s if from_a or back is None else back
+        return rate if self.both_bytes_per_s is None else min(rate, self.both_bytes_per_s)
 
 
 Hop = tuple[Link, bool]
 """A link and the direction in which it is crossed (True from a to b)."""
+
+
+def path_rate(path: Sequence[Hop]) -> float:
+    """Bytes/s of a path while nothing else uses its links: that of the slowest one; infinite for no link."""
+    return min([link.rate(from_a) for link, from_a in path], default=inf)
+
+
+def path_latency_s(path: Sequence[Hop]) -> float:
+    """Latency of a path: the sum over its links."""
+    return sum([link.latency_s for link, _ in path])
+
+
+def reverse(path: Sequence[Hop]) -> tuple[Hop, ...]:
+    """The same links from the end to the start."""
+    return tuple((link, not from_a) for link, from_a in reversed(path))
 
 
 class Router:

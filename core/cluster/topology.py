@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from ..errors import RequestError
 from .cluster import Cluster
-from .routing import Link
+from .routing import Link, path_latency_s, path_rate
 
 
 @frozen
@@ -84,12 +84,14 @@ class LinkClass:
         ends: the kinds of their two ends, such as ``device – pcie``.
         count: how many.
         bytes_per_s, latency_s: of each.
+        back_bytes_per_s: from the second end to the first, where it differs.
     """
 
     ends: str
     count: int
     bytes_per_s: float
     latency_s: float
+    back_bytes_per_s: float | None = None
 
 
 @frozen
@@ -160,11 +162,13 @@ def topology_of(cluster: Cluster) -> Topology:
 
 def link_classes(links: Iterable[Link], kinds: dict[str, str]) -> tuple[LinkClass, ...]:
     """Links by the kinds of their ends, their rate and latency, in the order of the first of each."""
-    shown = Counter(
-        (" – ".join(sorted((kinds[link.a], kinds[link.b]), key=_rank)), link.bytes_per_s, link.latency_s)
-        for link in links
-    )
-    return tuple(LinkClass(ends, count, rate, latency_s) for (ends, rate, latency_s), count in shown.items())
+    shown: Counter[LinkClass] = Counter()
+    for link in links:
+        ends = sorted((kinds[link.a], kinds[link.b]), key=_rank)
+        first = kinds[link.a] == ends[0]
+        rate, back = link.rate(first), link.rate(not first)
+        shown[LinkClass(" – ".join(ends), 1, rate, link.latency_s, None if back == rate else back)] += 1
+    return tuple(evolve(kind, count=count) for kind, count in shown.items())
 
 
 def path_classes(cluster: Cluster, device: int = 0) -> tuple[PathClass, ...]:
@@ -179,7 +183,7 @@ def path_classes(cluster: Cluster, device: int = 0) -> tuple[PathClass, ...]:
         except RequestError:
             continue
         hubs = tuple(link.b if forward else link.a for link, forward in path)[: None if other is None else -1]
-        rate, latency_s = min(link.bytes_per_s for link, _ in path), sum(link.latency_s for link, _ in path)
+        rate, latency_s = path_rate(path), path_latency_s(path)
         key = (other is None, *(kinds.get(hub) for hub in hubs), rate, latency_s)
         known = found.get(key)
         found[key] = evolve(known, count=known.count + 1) if known else PathClass(other, 1, hubs, rate, latency_s)

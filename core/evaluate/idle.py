@@ -6,7 +6,8 @@ share of a cause is the time by which its removal shortens the step, so the shar
 
     the step as it is
      │ update          optimizer steps, and sums of tied weights and over replicas, take no time
-     │ shared links    every two devices get a path of their own
+     │ shared links    every two devices get a path of their own, and every device one to its host
+     │ host copies     nothing is offloaded
      │ messages        messages take no time
      │ recomputation   nothing is recomputed
      │ memory limit, fill and drain, steady state: what the order of the schedule leaves
@@ -28,8 +29,8 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from ..actions import COMPUTE_KINDS, Kind
-from ..cluster.cluster import Cluster
-from ..cluster.routing import Link
+from ..cluster.cluster import Cluster, Hub
+from ..cluster.routing import Link, path_latency_s, path_rate, reverse
 from ..costs.costs import StageCosts
 from ..plan.plan import Plan
 from .reference import Evaluation, evaluate
@@ -38,6 +39,7 @@ FILL_AND_DRAIN = "fill and drain"
 STEADY_STATE = "steady state"
 IMBALANCE = "imbalance"
 MESSAGES = "messages"
+HOST_COPIES = "host copies"
 SHARED_LINKS = "shared links"
 RECOMPUTATION = "recomputation"
 MEMORY = "memory limit"
@@ -47,7 +49,8 @@ CAUSES = {
     STEADY_STATE: "in the steady state a device waits for another's result",
     IMBALANCE: "the busiest device's load is above the mean",
     MESSAGES: "messages take time on links of their own",
-    SHARED_LINKS: "messages share links",
+    HOST_COPIES: "saved tensors are copied to the host and back",
+    SHARED_LINKS: "messages, and copies to and from hosts, share links",
     RECOMPUTATION: "forwards are run again to save memory",
     MEMORY: "a faster order of the same stages does not fit",
     UPDATE: "optimizer steps, and sums of gradients",
@@ -113,6 +116,9 @@ def idle_time(
     run = evolve(run, tied=())
     without(UPDATE, step_time(run, costs, cluster))
     without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
+    if run.memory.offload:
+        run = evolve(run, memory=evolve(run.memory, offload=()))
+        without(HOST_COPIES, step_time(run, costs, own_paths(run, cluster)))
     without(MESSAGES, evaluated(run, costs).makespan)
     if run.memory.recompute:
         run = evolve(run, memory=evolve(run.memory, recompute=()))
@@ -135,17 +141,31 @@ def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
 
 
 def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
-    """A cluster with a separate path for every two devices that communicate, as fast as the uncontended one."""
+    """A cluster with a separate path for every two devices that communicate, and from every device that offloads to a
+    host, as fast as the uncontended one."""
     place = plan.placement
     ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
     pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]
-    return Cluster(cluster.devices, (), tuple(_own_link(cluster, a, b) for a, b in pairs if a != b))
+    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
+    hosts = {
+        rank: Hub(f"host of {cluster.devices[rank].name}", "host")
+        for rank in range(plan.mesh.ranks)
+        if rank % plan.devices in offloads
+    }
+    links = [_own_link(cluster, a, b) for a, b in pairs if a != b]
+    links += [_host_link(cluster, rank, host) for rank, host in hosts.items()]
+    return Cluster(cluster.devices, tuple(hosts.values()), tuple(links))
 
 
 def _own_link(cluster: Cluster, a: int, b: int) -> Link:
-    path = cluster.path(a, b)
+    path, back = cluster.path(a, b), path_rate(cluster.path(b, a))
     names = cluster.devices[a].name, cluster.devices[b].name
-    return Link(*names, min(link.bytes_per_s for link, _ in path), sum(link.latency_s for link, _ in path))
+    return Link(*names, path_rate(path), path_latency_s(path), back)
+
+
+def _host_link(cluster: Cluster, rank: int, host: Hub) -> Link:
+    path = cluster.host_path(rank)
+    return Link(cluster.devices[rank].name, host.name, path_rate(path), path_latency_s(path), path_rate(reverse(path)))
 
 
 def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:

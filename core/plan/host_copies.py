@@ -23,6 +23,7 @@ from typing import NamedTuple
 from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
+from ..cluster.routing import path_latency_s, reverse
 from ..errors import RequestError
 from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
 from .items import Item, Task
@@ -144,8 +145,8 @@ def copy_phase(plan: Plan, task: Task, cluster: Cluster) -> Phase:
     item = task.items[0]
     path = cluster.host_path(item.device)
     if item.action.kind is Kind.RELOAD:
-        path = tuple((link, not forward) for link, forward in reversed(path))
-    return Phase(plan.offloaded_bytes[item.action.stage], sum(link.latency_s for link, _ in path), path)
+        path = reverse(path)
+    return Phase(plan.offloaded_bytes[item.action.stage], path_latency_s(path), path)
 
 
 def _seconds_alone(plan: Plan, task: Task, cluster: Cluster) -> float:

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
+
 from ..actions import COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
 from ..documents import as_plain
@@ -12,14 +14,17 @@ from ..evaluate.idle import CAUSES, IdleTime
 from ..plan.plan import Plan
 from ..trace.compare import Comparison, compare, drift_of
 from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
-from ..trace.trace import LinkTrack, Trace, TraceEvent, queue_order
+from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
 from .facts import ReportFacts
+from .hosts import Host, hosts_of
 from .operators import condensed
 
 BACKWARD = (Kind.B, Kind.I)
 UNNAMED = "Pipeline plan"
 """Headline if neither the facts nor the plan have a name."""
+OFFLOADED = "offloaded"
+"""The kind of memory of a host."""
 TRACES = "Predicted and measured"
 """Headline if there is no plan."""
 
@@ -33,11 +38,15 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "summary": facts.summary or ("" if plan is None else _summary(plan)),
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
-        "traces": [_trace(trace, name) for trace, name in zip(traces, ("predicted", "measured"), strict=False)],
+        "traces": [
+            _trace(trace, name, hosts_of(plan, traces))
+            for trace, name in zip(traces, ("predicted", "measured"), strict=False)
+        ],
         "step": _step(plan, predicted, measured, facts),
         "bubble": [min(bubble_per_device(trace), default=0.0) for trace in traces],
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
+        "hosts": _hosts(plan, traces),
         "comparison": None if comparison is None else _comparison(comparison),
         "idle": None if facts.idle is None else _idle(facts.idle),
         "links": [_link(link) for link in predicted.links],
@@ -108,14 +117,15 @@ def _queues(traces: Sequence[Trace]) -> list[list[str]]:
     return [sorted(queues, key=lambda queue: (queue_order(queue), queue)) for queues in found]
 
 
-def _trace(trace: Trace, name: str) -> dict[str, Any]:
+def _trace(trace: Trace, name: str, hosts: Sequence[Host]) -> dict[str, Any]:
     return {
         "name": name,
         "step": trace.step_s,
         "events": _columns(trace.events),
         "phases": [_phases(trace, device) for device in range(trace.devices)],
         "bubbles": list(bubble_per_device(trace)),
-        "memory": _memory(trace),
+        "memory": _memory(trace, memory_kinds(trace)),
+        "host": _host_memory(trace, hosts),
     }
 
 
@@ -145,13 +155,36 @@ def _phases(trace: Trace, device: int) -> dict[str, float] | None:
     return {"warm": round(first, 9), "cool": round(max(first, *forward), 9), "end": round(end, 9)}
 
 
-def _memory(trace: Trace) -> dict[str, Any]:
+def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """The hosts that devices offload to, each with its limit and its arenas in bytes where they are known."""
+    return [
+        {"name": host.name, "limit": host.limit_bytes, "arena": host.arena_bytes} for host in hosts_of(plan, traces)
+    ]
+
+
+def _host_memory(trace: Trace, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Per host the offloaded bytes of its devices together, as a trace of one kind of memory per host."""
+    numbers = {device: number for number, host in enumerate(hosts) for device in host.devices}
+    held: dict[int, float] = {}
+    samples = []
+    for sample in trace.memory:
+        if sample.kind == HOST_MEMORY:
+            held[sample.device] = sample.bytes
+            host = numbers[sample.device]
+            total = sum(held.get(device, 0.0) for device in hosts[host].devices)
+            samples.append(MemorySample(host, sample.time_s, OFFLOADED, total))
+    memory = evolve(trace, devices=len(hosts), memory=tuple(samples))
+    return _memory(memory, (OFFLOADED,) if samples else ())
+
+
+def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
     """Per device one row of held bytes, by kind, for every time at which one of them changes."""
-    kinds = memory_kinds(trace)
     times: list[list[float]] = [[] for _ in range(trace.devices)]
     held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
     now = [[0] * len(kinds) for _ in range(trace.devices)]
     for sample in trace.memory:
+        if sample.kind not in kinds:
+            continue
         device, time = sample.device, round(sample.time_s, 9)
         now[device][kinds.index(sample.kind)] = round(sample.bytes)
         if times[device] and times[device][-1] == time:
@@ -164,7 +197,7 @@ def _memory(trace: Trace) -> dict[str, Any]:
 
 def _peaks(traces: Sequence[Trace]) -> dict[str, Any]:
     """Peak per device, over the kinds that every trace with samples has, so that the two are comparable."""
-    known = [set(memory_kinds(trace)) for trace in traces if trace.memory]
+    known = [set(kinds) for kinds in map(memory_kinds, traces) if kinds]
     if not known:
         return {"kinds": [], "devices": []}
     common = [
@@ -234,7 +267,10 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "edges": [as_plain(edge) for edge in plan.edges],
         "tied": [as_plain(tied) for tied in plan.tied],
         "recompute": list(plan.memory.recompute),
-        "offload": [each.stage for each in plan.memory.offload],
+        "offload": [
+            {"stage": each.stage, "bytes": each.bytes, "storages": len(each.storages), "microbatches": len(each.copies)}
+            for each in plan.memory.offload
+        ],
     }
 
 

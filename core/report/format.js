@@ -66,13 +66,13 @@ function show(id) {
 const KIND_COLOURS = {
   F: "--kind-f", B: "--kind-b", I: "--kind-i", W: "--kind-w", RECOMPUTE: "--kind-recompute",
   SEND_F: "--kind-send-f", RECV_F: "--kind-send-f", SEND_B: "--kind-send-b", RECV_B: "--kind-send-b",
-  OFFLOAD: "--kind-copy", RELOAD: "--kind-copy", STEP: "--kind-step",
+  OFFLOAD: "--kind-offload", RELOAD: "--kind-reload", STEP: "--kind-step",
   REDUCE_GRAD: "--kind-reduce", REDUCE_TIED: "--kind-reduce", SYNC: "--kind-reduce",
 };
 const KIND_NAMES = {
   F: "forward", B: "backward", I: "backward, inputs", W: "backward, weights", RECOMPUTE: "recompute",
   SEND_F: "send activations", RECV_F: "receive activations", SEND_B: "send gradients", RECV_B: "receive gradients",
-  OFFLOAD: "offload", RELOAD: "reload", STEP: "optimizer step",
+  OFFLOAD: "copy to host", RELOAD: "copy from host", STEP: "optimizer step",
   REDUCE_GRAD: "reduce gradients", REDUCE_TIED: "reduce tied weight", SYNC: "synchronise",
 };
 // A kind that another package declared has its letters as a name.
@@ -105,6 +105,6 @@ function luminance([r, g, b]) {
 }
 
 function memoryColour(kind) {
-  const known = ["parameters", "gradients", "optimizer", "saved", "communication", "workspace"];
+  const known = ["parameters", "gradients", "optimizer", "saved", "communication", "workspace", "offloaded"];
   return known.includes(kind) ? `--mem-${kind}` : "--kind-step";
 }

@@ -2,7 +2,7 @@
 
 const CAUSE_COLOURS = {
   "fill and drain": "--cause-fill", "steady state": "--cause-steady", imbalance: "--cause-imbalance",
-  messages: "--cause-messages", "shared links": "--cause-shared", recomputation: "--kind-recompute",
+  messages: "--cause-messages", "shared links": "--cause-shared", "host copies": "--kind-offload", recomputation: "--kind-recompute",
   "memory limit": "--cause-memory", update: "--kind-step",
 };
 

@@ -1,7 +1,13 @@
-// Memory over time: one stack of kinds for each device and trace, on one scale per device, under its limit.
+// Memory over time: one stack of kinds for each device or host and trace, on one scale per row, under its limit.
 
 const MEMORY_HEIGHT = DATA.queues.length > MANY ? 104 : 150;
 const hiddenKinds = new Set();
+
+// What has memory: its name, its samples in a trace, its limit, and its peaks in words.
+const DEVICES = { word: "device", name: (row) => String(row), of: (trace) => trace.memory,
+  limit: (row) => DATA.limits[row], line: (row) => peakLine(row) };
+const HOSTS = { word: "host", name: (row) => DATA.hosts[row].name, of: (trace) => trace.host,
+  limit: (row) => DATA.hosts[row].limit ?? undefined, line: (row) => hostLine(row) };
 
 function memoryKinds() {
   return [...new Set(DATA.traces.flatMap((trace) => trace.memory.kinds))];
@@ -16,13 +22,16 @@ function memoryCharts() {
   for (const kind of memoryKinds()) byId("memory-legend").append(memorySwitch(kind));
   // One trace of many devices: two beside each other.
   if (drawn.length === 1 && DATA.queues.length > 2) byId("memory-charts").classList.add("columns");
-  DATA.queues.forEach((_, device) => {
-    const columns = element("div", { class: "columns" });
-    const line = peakLine(device);
-    const title = element("h3", {}, `device ${device}`, element("span", {}, line));
-    byId("memory-charts").append(element("div", { class: "memory-row" }, title, columns));
-    for (const trace of drawn) memoryChart(columns, trace, device, drawn);
-  });
+  DATA.queues.forEach((_, device) => memoryRow(DEVICES, device, drawn));
+  const offloading = DATA.traces.filter((trace) => trace.host.kinds.length > 0);
+  DATA.hosts.forEach((_, host) => memoryRow(HOSTS, host, offloading));
+}
+
+function memoryRow(owners, row, drawn) {
+  const columns = element("div", { class: "columns" });
+  const title = element("h3", {}, `${owners.word} ${owners.name(row)}`, element("span", {}, owners.line(row)));
+  byId("memory-charts").append(element("div", { class: "memory-row" }, title, columns));
+  for (const trace of drawn) memoryChart(columns, owners, trace, row, drawn);
 }
 
 function memorySwitch(kind) {
@@ -46,28 +55,40 @@ function peakLine(device) {
   return words.length ? `peak${of} ${words.join(", ")}` : "";
 }
 
-// Greatest visible sum over all traces of one device, and with it the scale of its charts.
-function memoryScale(traces, device) {
+function hostLine(row) {
+  const words = DATA.traces.filter((trace) => trace.host.kinds.length > 0).map((trace) => {
+    const peak = Math.max(0, ...(trace.host.held[row] || []).map((held) => held[0]));
+    return `${trace.name} ${bytes(peak)}`;
+  });
+  const arena = DATA.hosts[row].arena === null ? "" : `, arenas ${bytes(DATA.hosts[row].arena)}`;
+  return `peak of offloaded tensors ${words.join(", ")}${arena}`;
+}
+
+// Greatest visible sum over all traces of one row, and with it the scale of its charts.
+function memoryScale(owners, traces, row) {
   let top = 0;
-  for (const trace of traces) {
-    const keep = trace.memory.kinds.map((kind) => !hiddenKinds.has(kind));
-    for (const row of trace.memory.held[device] || []) {
-      top = Math.max(top, row.reduce((sum, value, k) => sum + (keep[k] ? value : 0), 0));
+  for (const memory of traces.map(owners.of)) {
+    const keep = memory.kinds.map((kind) => !hiddenKinds.has(kind));
+    for (const held of memory.held[row] || []) {
+      top = Math.max(top, held.reduce((sum, value, k) => sum + (keep[k] ? value : 0), 0));
     }
   }
-  const limit = DATA.limits[device];
+  const limit = owners.limit(row);
   const near = limit !== undefined && limit <= top * 1.7 && hiddenKinds.size === 0;
   return { top: (near ? Math.max(top, limit) : top) * 1.08 || 1, limit, near };
 }
 
-function memoryChart(parent, trace, device, all) {
-  const label = `${trace.name} memory of device ${device}`;
-  const canvas = element("canvas", { role: "img", "aria-label": label, "data-memory": `${trace.name} ${device}` });
+function memoryChart(parent, owners, trace, row, all) {
+  const label = `${trace.name} memory of ${owners.word} ${owners.name(row)}`;
+  const key = owners === DEVICES ? `${trace.name} ${row}` : `${trace.name} host ${row}`;
+  const canvas = element("canvas", { role: "img", "aria-label": label, "data-memory": key });
   const name = trace.name === "predicted" ? "Predicted" : "Measured";
   parent.append(element("div", {}, ...(all.length > 1 ? [element("h4", {}, name)] : []), canvas));
   const plot = () => ({ left: 58, width: Math.max(canvas.clientWidth - 60, 10) });
-  painted(canvas, MEMORY_HEIGHT, (context) => paintMemory(context, plot(), trace.memory, device, memoryScale(all, device)));
-  follow(canvas, plot, (x, y, time) => (x < plot().left ? null : describeMemory(trace, device, time)));
+  painted(canvas, MEMORY_HEIGHT, (context) => {
+    paintMemory(context, plot(), owners.of(trace), row, memoryScale(owners, all, row));
+  });
+  follow(canvas, plot, (x, y, time) => (x < plot().left ? null : describeMemory(owners, trace, row, time)));
 }
 
 function lastBefore(times, time) {
@@ -81,13 +102,15 @@ function lastBefore(times, time) {
   return low - 1;
 }
 
-function describeMemory(trace, device, time) {
-  const at = lastBefore(trace.memory.times[device] || [], time);
+function describeMemory(owners, trace, row, time) {
+  const memory = owners.of(trace);
+  const at = lastBefore(memory.times[row] || [], time);
   if (at < 0) return null;
-  const row = trace.memory.held[device][at];
-  const rows = trace.memory.kinds.map((kind, k) => [kind, bytes(row[k])]).reverse();
-  rows.push(["total", bytes(row.reduce((a, b) => a + b, 0))], [`${trace.name} time`, seconds(time)]);
-  return { title: `device ${device} holds`, colour: `var(--mem-saved)`, rows };
+  const held = memory.held[row][at];
+  const rows = memory.kinds.map((kind, k) => [kind, bytes(held[k])]).reverse();
+  if (held.length > 1) rows.push(["total", bytes(held.reduce((a, b) => a + b, 0))]);
+  rows.push([`${trace.name} time`, seconds(time)]);
+  return { title: `${owners.word} ${owners.name(row)} holds`, colour: `var(--mem-saved)`, rows };
 }
 
 function paintMemory(context, plot, memory, device, scale) {

@@ -148,7 +148,9 @@ function plan() {
   if (edges.length) words.push(`${plural(edges.length, "edge")} between stages, ${bytes(edges.reduce((sum, e) => sum + e.bytes, 0))} of activations a microbatch.`);
   for (const weight of tied) words.push(`${weight.name} is shared by stages ${weight.stages.join(" and ")}.`);
   if (recompute.length) words.push(`Recomputed: ${recompute.map((s) => `stage ${s}`).join(", ")}.`);
-  if (offload.length) words.push(`Offloaded: ${offload.map((s) => `stage ${s}`).join(", ")}.`);
+  const leaving = ({ stage, bytes: size, storages, microbatches }) => (
+    `stage ${stage} (${plural(storages, "storage")}, ${bytes(size)}, of ${microbatches} microbatches)`);
+  if (offload.length) words.push(`Offloaded: ${offload.map(leaving).join(", ")}.`);
   byId("plan-hint").textContent = words.join(" ");
   const most = Math.max(...stages.map((s) => (s.forward || 0) + (s.backward || 0)), 0);
   for (const stage of stages) byId("plan-stages").append(stageCard(stage, most));

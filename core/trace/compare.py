@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
 from .figures import TOTAL, bubble_per_device, memory_kinds, peak_memory
-from .trace import Trace, TraceEvent
+from .trace import HOST_MEMORY, Trace, TraceEvent
 
 
 @frozen
@@ -140,7 +140,8 @@ class Comparison:
         step: time of the step, in seconds.
         kinds: per kind, in the order of ``Kind``.
         bubbles: per device.
-        memory: per device and kind that both traces have, then the device's total over these kinds.
+        memory: per device and kind that both traces have, then the device's total over these kinds, then what it has on
+            its host.
         order: queues that ran in another order.
         only_predicted, only_measured: actions that only one trace has.
         actions: every action in both traces, in the prediction's order.
@@ -260,13 +261,14 @@ def _bubbles(predicted: Trace, measured: Trace) -> tuple[DeviceBubble, ...]:
 
 def _memory(predicted: Trace, measured: Trace) -> tuple[PeakMemory, ...]:
     kinds = [kind for kind in memory_kinds(predicted) if kind in memory_kinds(measured)]
-    if not kinds:
-        return ()
+    shown = [*kinds, TOTAL] if kinds else []
+    if all(any(sample.kind == HOST_MEMORY for sample in trace.memory) for trace in (predicted, measured)):
+        kinds, shown = [*kinds, HOST_MEMORY], [*shown, HOST_MEMORY]
     both = zip(peak_memory(predicted, kinds), peak_memory(measured, kinds), strict=False)
     return tuple(
         PeakMemory(device, kind, pair(ours[kind], theirs[kind]))
         for device, (ours, theirs) in enumerate(both)
-        for kind in (*kinds, TOTAL)
+        for kind in shown
     )
 
 

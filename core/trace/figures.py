@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ..actions import WORK_KINDS
-from .trace import MEMORY_KINDS, Trace
+from .trace import HOST_MEMORY, MEMORY_KINDS, Trace
 
 TOTAL = "total"
 """Name of the sum over all kinds of memory."""
@@ -19,13 +19,13 @@ def bubble_per_device(trace: Trace) -> tuple[float, ...]:
 
 
 def memory_kinds(trace: Trace) -> tuple[str, ...]:
-    """The kinds of memory that a trace has samples of, in their usual order."""
-    found = {sample.kind for sample in trace.memory}
+    """The kinds of the devices' own memory that a trace has samples of, in their usual order."""
+    found = {sample.kind for sample in trace.memory} - {HOST_MEMORY}
     return (*(kind for kind in MEMORY_KINDS if kind in found), *sorted(found - set(MEMORY_KINDS)))
 
 
 def peak_memory(trace: Trace, kinds: Iterable[str]) -> tuple[dict[str, float], ...]:
-    """Per device the peak of each kind and of their sum (``total``), in bytes.
+    """Per device the peak of each kind, and of the sum (``total``) over the device's own memory, in bytes.
 
     Samples of one device at one time take effect together, so that bytes that only change their kind count once.
     """
@@ -45,5 +45,5 @@ def peak_memory(trace: Trace, kinds: Iterable[str]) -> tuple[dict[str, float], .
             if last:
                 for kind in kinds:
                     peak[kind] = max(peak[kind], now[kind])
-                peak[TOTAL] = max(peak[TOTAL], sum(now.values()))
+                peak[TOTAL] = max(peak[TOTAL], sum(size for kind, size in now.items() if kind != HOST_MEMORY))
     return tuple(peaks)

@@ -36,7 +36,8 @@ class TraceEvent:
 class MemorySample:
     """From ``time_s`` on, ``device`` holds ``bytes`` of ``kind``.
 
-    Kinds: parameters, gradients, optimizer, saved, communication, workspace.
+    Kinds: parameters, gradients, optimizer, saved, communication, workspace; and ``host``, the device's offloaded
+    tensors, which are in its host's memory.
     """
 
     device: int
@@ -64,6 +65,8 @@ class LinkTrack:
 
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "saved", "communication", "workspace")
+"""Kinds of a device's own memory."""
+HOST_MEMORY = "host"
 
 
 @frozen

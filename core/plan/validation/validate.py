@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ...actions import COMPUTE_KINDS, Action, Kind
 from ...cluster.cluster import Cluster
+from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ..items import Task
@@ -133,7 +134,7 @@ def _timelines(
 ) -> tuple[Timeline, ...]:
     def hop(src: int, dst: int) -> tuple[float, float]:
         path = cluster.path(src, dst)
-        return sum(link.latency_s for link, _ in path), min(link.bytes_per_s for link, _ in path)
+        return path_latency_s(path), path_rate(path)
 
     def task_s(task: Task) -> float:
         return task_seconds_alone(task, plan, costs, cluster)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cluster.cluster import Cluster
+from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine
@@ -150,9 +151,9 @@ def machine_arrays(
     latency, rate = np.zeros((count, count)), np.full((count, count), np.inf)
     for a, b in itertools.permutations(range(count), 2):
         for replica in replicas:
-            links = [link for link, _ in cluster.path(replica[a], replica[b])]
-            latency[a, b] = max(latency[a, b], sum(link.latency_s for link in links))
-            rate[a, b] = min(rate[a, b], *(link.bytes_per_s for link in links))
+            path = cluster.path(replica[a], replica[b])
+            latency[a, b] = max(latency[a, b], path_latency_s(path))
+            rate[a, b] = min(rate[a, b], path_rate(path))
     reduce = reduction_rates(cluster, replicas)
     return MachineArrays(
         np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce,

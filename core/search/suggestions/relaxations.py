@@ -25,15 +25,19 @@ def with_more_devices(cluster: Cluster, count: int) -> Cluster:
         while name in names:
             name += "+"
         names.add(name)
-        new = [Link(_other(link, last.name), name, link.bytes_per_s, link.latency_s) for link in own]
+        new = [_between(link, last.name, _other(link, last.name), name) for link in own]
         if direct is not None:
-            new += [
-                Link(device.name, name, direct.bytes_per_s, direct.latency_s)
-                for device in devices[len(cluster.devices) - 1 :]
-            ]
+            new += [_between(direct, last.name, device.name, name) for device in devices[len(cluster.devices) - 1 :]]
         links += new
         devices.append(Device(name, last.memory_bytes, last.type))
     return evolve(cluster, devices=tuple(devices), links=tuple(links))
+
+
+def _between(like: Link, end: str, other: str, name: str) -> Link:
+    """A link between two places like a link of ``end``, in whose place is ``name``."""
+    if like.back_bytes_per_s is None or like.b == end:
+        return evolve(like, a=other, b=name)
+    return evolve(like, a=name, b=other)
 
 
 def _other(link: Link, end: str) -> str:

@@ -1,0 +1,108 @@
+"""How much of each host's memory a step used, and the copies between devices and hosts."""
+
+from collections.abc import Sequence
+
+import numpy
+from attrs import frozen
+from numpy.typing import NDArray
+
+from ..core.actions import Kind
+from ..core.cluster.cluster import Cluster
+from ..core.plan.host_arena import host_slots
+from ..core.plan.plan import Plan
+from ..core.plan.residency import Timeline
+from .times import TaskTimes
+
+DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
+
+
+@frozen(eq=False)
+class HostUse:
+    """The memory of one host that devices offload to.
+
+    Args:
+        host: its name.
+        devices: those that offload to it.
+        limit_bytes: what plans may offload to it; None for no limit.
+        arena_bytes: the arenas of its devices, allocated throughout.
+        times: of each change, in seconds, ascending.
+        held: bytes of offloaded tensors from that time on, shape (changes,).
+    """
+
+    host: str
+    devices: tuple[int, ...]
+    limit_bytes: int | None
+    arena_bytes: int
+    times: NDArray[numpy.float64]
+    held: NDArray[numpy.float64]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most bytes of offloaded tensors at once."""
+        return float(self.held.max())
+
+
+@frozen
+class CopyUse:
+    """The copies of one device in one direction.
+
+    Args:
+        device: the device.
+        direction: ``to host`` or ``from host``.
+        count: how many.
+        bytes: all together.
+        seconds: time in which they ran.
+    """
+
+    device: int
+    direction: str
+    count: int
+    bytes: float
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Mean rate while they ran; 0 for copies that take no time."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tuple[HostUse, ...]:
+    """The memory of every host that devices offload to, in the order of their first device.
+
+    Args:
+        plan: the plan.
+        cluster: its devices in the order of ranks.
+        timelines: per rank.
+    """
+    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
+    found: dict[str, list[int]] = {}
+    for rank in range(plan.mesh.ranks):
+        if rank % plan.devices in offloads:
+            found.setdefault(cluster.host_of(rank).name, []).append(rank)
+    arenas = {device: host_slots(plan, device).bytes for device in offloads}
+    result = []
+    for name, ranks in found.items():
+        times, held = _together([timelines[rank] for rank in ranks])
+        arena = sum(arenas[rank % plan.devices] for rank in ranks)
+        result.append(HostUse(name, tuple(ranks), cluster.host_of(ranks[0]).memory_bytes, arena, times, held))
+    return tuple(result)
+
+
+def _together(timelines: Sequence[Timeline]) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
+    """The sum of what several devices hold on one host."""
+    times = numpy.concatenate([timeline.times for timeline in timelines])
+    changes = numpy.concatenate([numpy.diff(timeline.host, prepend=0.0) for timeline in timelines])
+    order = numpy.argsort(times, kind="stable")
+    return times[order], changes[order].cumsum()
+
+
+def copy_uses(tasks: Sequence[TaskTimes]) -> tuple[CopyUse, ...]:
+    """The copies of every device by direction, in the order of devices."""
+    found: dict[tuple[int, str], list[TaskTimes]] = {}
+    for task in tasks:
+        if task.action.kind in DIRECTIONS:
+            found.setdefault((task.device, DIRECTIONS[task.action.kind]), []).append(task)
+    return tuple(
+        CopyUse(*key, len(own), sum(task.bytes for task in own), sum(task.end_s - task.start_s for task in own))
+        for key, own in sorted(found.items())
+    )
