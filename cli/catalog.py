@@ -15,7 +15,7 @@ from ..core.cluster.catalog.find import cluster_in
 from ..core.cluster.cluster import Cluster, cluster_json
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import joined
-from ..core.cluster.topology import PathClass, Topology, path_classes, topology_of
+from ..core.cluster.topology import LinkClass, PathClass, Topology, path_classes, topology_of
 from ..core.documents import as_plain, read_text, write_text
 from ..core.errors import RequestError
 from ..core.report.chart.topology import topology_svg
@@ -111,8 +111,8 @@ def _print_all(known: Catalogue) -> None:
         texts=("to the host", "between"),
     )
     print_table(
-        "Links: GB/s in each direction",
-        ("link", "peak", "eff.", "latency", "title"),
+        "Links: GB/s in each direction; back to the device where that differs",
+        ("link", "peak", "eff.", "back", "latency", "title"),
         [_link_row(link) for link in known.links.values()],
         texts=("title",),
     )
@@ -151,6 +151,7 @@ def _link_row(link: LinkType) -> tuple[str, ...]:
         link.name,
         _number(link, "peak_bytes_per_s", 1e9),
         _number(link, "effective_bytes_per_s", 1e9),
+        "" if link.effective_back_bytes_per_s is None else _number(link, "effective_back_bytes_per_s", 1e9),
         _mark(link, "latency_s") + seconds_text(link.latency_s),
         link.title,
     )
@@ -215,7 +216,7 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     print(f"{textwrap.fill(f'{name}: {title}', console.width)}\n")
     for line in draw(cluster, topology, console.width - 2)[:-1]:
         console.print(_coloured(line), no_wrap=True, crop=False)
-    rows = [(c.ends, c.count, rate_text(c.bytes_per_s), seconds_text(c.latency_s)) for c in topology.links]
+    rows = [(c.ends, c.count, _rate_text(c), seconds_text(c.latency_s)) for c in topology.links]
     print_table("Links: effective rate in each direction", ("between", "links", "rate", "latency"), rows)
     print_table(
         f"Paths from {cluster.devices[0].name}, with no other traffic",
@@ -226,6 +227,11 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
     kinds = Counter((device.type or "device", device.memory_bytes) for device in cluster.devices)
     for (kind, memory_bytes), count in kinds.items():
         print(f"{count} × {kind}, {bytes_text(memory_bytes)} each for a plan")
+
+
+def _rate_text(kind: LinkClass) -> str:
+    there = rate_text(kind.bytes_per_s)
+    return there if kind.back_bytes_per_s is None else f"{there}, back {rate_text(kind.back_bytes_per_s)}"
 
 
 def _path_row(cluster: Cluster, path: PathClass) -> tuple[str | int, ...]:

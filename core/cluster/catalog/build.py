@@ -7,7 +7,8 @@
               └──── host0 ──┘                  sockets; two of them are joined by the processors' link
      nic0 ── rail0 ── nic0 of the next node    NICs with one index share a switch; the spine joins these
 
-Rates are the catalogue's effective ones. A host's memory has no limit of its own: the links to it limit what is staged.
+Rates are the catalogue's effective ones. A host is a socket with its memory; what its devices stage or offload crosses
+the links to it, and no rate of the memory itself is modelled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from ...errors import RequestError
 from ..cluster import Cluster, Device, Hub
 from ..device_type import DeviceType
 from ..routing import Link
+from ..sourced import Source
 from .catalogue import Catalogue
 from .parts import Group, LinkType, NodeType
 
@@ -68,7 +70,7 @@ class Node:
         for switch in range(self.switches):
             yield Hub(f"{self.prefix}pcie{switch}", "pcie")
         for socket in range(self.socket_of(self.switches - 1) + 1):
-            yield Hub(f"{self.prefix}host{socket}", "host")
+            yield Hub(f"{self.prefix}host{socket}", "host", self.kind.host_memory_bytes)
         for nic in range(self.nics if network else 0):
             yield Hub(f"{self.prefix}nic{nic}", "nic")
 
@@ -155,9 +157,11 @@ def _node(catalogue: Catalogue, group: Group, prefix: str) -> Node:
         )
     nics = group.parameters.get("nics") or max(1, kind.nics * group.gpus // kind.gpus)
     if group.parameters:
-        kind = evolve(kind, **group.parameters)
+        sources = dict.fromkeys(group.parameters, Source("a parameter of the cluster")) | dict(kind.sources)
+        kind = evolve(kind, **group.parameters, sources=sources)
     return Node(prefix, kind, group.gpus, nics, catalogue.device(kind.device or ""), catalogue)
 
 
 def _link(kind: LinkType, a: str, b: str) -> Link:
-    return Link(a, b, kind.effective_bytes_per_s, kind.latency_s)
+    back, both = kind.effective_back_bytes_per_s, kind.effective_both_bytes_per_s
+    return Link(a, b, kind.effective_bytes_per_s, kind.latency_s, back, both)

@@ -19,6 +19,7 @@ PARAMETERS: Mapping[str, type] = {
     "interconnect": str,
     "rails": bool,
     "oversubscription": float,
+    "host_memory_bytes": int,
 }
 """The fields of a node that a cluster may override, with their types."""
 
@@ -31,8 +32,10 @@ class LinkType:
         name: its name in the catalogue.
         title: a name for display.
         peak_bytes_per_s: the rate in the link's specification.
-        effective_bytes_per_s: the rate that large transfers reach.
+        effective_bytes_per_s: the rate that large transfers reach; of a host link away from the device.
         latency_s: of this one link; a path has several.
+        effective_back_bytes_per_s: the same in the other direction, where it differs.
+        effective_both_bytes_per_s: of both directions together while both are busy, where they share it.
         sources: by the name of each number.
 
     Raises:
@@ -45,14 +48,25 @@ class LinkType:
     effective_bytes_per_s: float
     latency_s: float
     sources: Mapping[str, Source] = field(hash=False)
+    effective_back_bytes_per_s: float | None = None
+    effective_both_bytes_per_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        _check_numbers(self, "link", ("peak_bytes_per_s", "effective_bytes_per_s"), zero=("latency_s",))
-        if self.effective_bytes_per_s > self.peak_bytes_per_s:
-            raise RequestError(
-                f"effective_bytes_per_s of link '{self.name}' is {self.effective_bytes_per_s:g}, above its peak of "
-                f"{self.peak_bytes_per_s:g}"
+        rates = {
+            name: factor * self.peak_bytes_per_s
+            for name, factor in (
+                ("effective_bytes_per_s", 1),
+                ("effective_back_bytes_per_s", 1),
+                ("effective_both_bytes_per_s", 2),
             )
+            if getattr(self, name) is not None
+        }
+        _check_numbers(self, "link", ("peak_bytes_per_s", *rates), zero=("latency_s",))
+        for name, peak in rates.items():
+            if getattr(self, name) > peak:
+                raise RequestError(
+                    f"{name} of link '{self.name}' is {getattr(self, name):g}, above its peak of {peak:g}"
+                )
 
 
 @frozen
@@ -75,6 +89,7 @@ class NodeType:
             all NICs share one switch.
         oversubscription: of the spine: the rate of a rail's NICs divided by that of its link to the spine.
         spine_latency_s: of the link between a rail's switch and the spine.
+        host_memory_bytes: of each socket, for what plans offload; None for no limit.
         sources: by the name of each number.
 
     Raises:
@@ -95,9 +110,11 @@ class NodeType:
     spine_latency_s: float
     sources: Mapping[str, Source] = field(hash=False)
     device: str | None = None
+    host_memory_bytes: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription")
+        memory = () if self.host_memory_bytes is None else ("host_memory_bytes",)
+        positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription", *memory)
         _check_numbers(self, "node", positive, zero=("spine_latency_s",))
         if self.interconnect not in INTERCONNECTS:
             raise RequestError(

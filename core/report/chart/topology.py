@@ -63,7 +63,9 @@ class Pen:
 def link_path(link: Link, way: str) -> str:
     """A link along an SVG path; its width grows with the link's rate."""
     wide = max(1.0, 2.0 * math.log10(max(link.bytes_per_s, 1.0) / 1e9) + 0.5)
-    rate = f"{link.bytes_per_s / 1e9:.4g} GB/s in each direction, {link.latency_s * 1e6:.3g} µs"
+    way_out, back = (f"{link.rate(from_a) / 1e9:.4g} GB/s" for from_a in (True, False))
+    rates = f"{way_out} in each direction" if way_out == back else f"{way_out}, back {back}"
+    rate = f"{rates}, {link.latency_s * 1e6:.3g} µs"
     return f'<path d="{way}" stroke-width="{_n(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
 
 

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.catalog import catalogue, device_type, find_cluster
 from panpipe.core.cluster.catalog.find import host_memory_bytes
+from panpipe.core.cluster.routing import path_rate, reverse
 from panpipe.core.errors import RequestError
 
 
@@ -47,6 +48,27 @@ def test_a100_40gb_talks_over_nvswitch_ports_and_pairs_share_a_pcie_switch():
     assert kinds(cluster) == {"switch": 1, "pcie": 4, "host": 2}
     assert [cluster.host_path(gpu)[0][0].b for gpu in range(8)] == [f"pcie{gpu // 2}" for gpu in range(8)]
     assert [cluster.host_path(gpu)[1][0].b for gpu in (0, 3, 4, 7)] == ["host0", "host0", "host1", "host1"]
+
+
+def test_gh200_copies_to_its_host_and_back_at_different_rates():
+    cluster = find_cluster("4xGH200")
+    out = cluster.host_path(1)
+    assert (path_rate(out), path_rate(reverse(out))) == (170e9, 411e9)
+    assert [cluster.host_of(gpu).name for gpu in range(4)] == [f"host{gpu}" for gpu in range(4)]
+    assert cluster.host_of(0).memory_bytes == 480_000_000_000
+
+
+def test_gb200_reaches_the_farther_numa_node_at_a_third_of_the_rate():
+    cluster = find_cluster("4xGB200")
+    assert [cluster.host_of(gpu).name for gpu in range(4)] == ["host0", "host0", "host1", "host1"]
+    assert path_rate(cluster.host_path(0)) == 330e9
+    between = next(link for link in cluster.links if {link.a, link.b} == {"host0", "host1"})
+    assert between.bytes_per_s == 115e9
+
+
+def test_memory_of_hosts_is_a_parameter():
+    assert find_cluster("8xH100").host_of(0).memory_bytes is None
+    assert find_cluster("8xH100:host_memory_bytes=1000000").host_of(0).memory_bytes == 1_000_000
 
 
 def test_l40s_behind_one_pcie_switch_are_staged_as_well():
@@ -105,6 +127,7 @@ def test_every_named_cluster_builds_and_all_of_it_is_connected(name):
 @settings(max_examples=40)
 def test_any_size_of_any_node_is_connected_and_staged_where_it_must_be(kind, nodes, gpus, nics, at_a_switch, rails):
     parameters = f"nics={nics},gpus_per_pcie_switch={at_a_switch},rails={'yes' if rails else 'no'}"
+    gpus = min(gpus, catalogue().nodes[kind].gpus)
     cluster = find_cluster(f"{nodes}x{gpus}x{kind}:{parameters}")
     assert len(cluster.devices) == nodes * gpus
     assert sum(hub.kind == "nic" for hub in cluster.hubs) == (nodes * nics if nodes > 1 else 0)

@@ -20,6 +20,9 @@ DEVICES = {
     "H100": (66.9, 494.7, 989.4, 80, 3350, "pcie5-x16"),
     "H200": (66.9, 494.7, 989, 141, 4800, "pcie5-x16"),
     "B200": (80, 1100, 2250, 180, 8000, "pcie5-x16"),
+    "GH200": (66.9, 494.7, 989.4, 96, 4000, "nvlink-c2c-gh200"),
+    "GB200": (80, 1250, 2500, 186, 8000, "nvlink-c2c-gb200"),
+    "GB300": (80, 1250, 2500, 279, 8000, "nvlink-c2c-gb300"),
     "L40S": (91.6, 183, 362, 48, 864, "pcie4-x16"),
 }
 """Dense peaks as their vendors print them."""
@@ -34,6 +37,10 @@ LINKS = {
     "pcie4-x16": (31.5, 24),
     "pcie5-x16": (63, 48),
     "a100-host-copy": (31.5, 15),
+    "nvlink-c2c-gh200": (450, 170),
+    "nvlink-c2c-gb200": (450, 330),
+    "nvlink-c2c-gb300": (450, 182),
+    "socket-grace": (450, 115),
     "nic-100g": (12.5, 12),
     "nic-200g": (25, 23.5),
     "nic-400g": (50, 48.5),
@@ -61,6 +68,11 @@ def test_every_device_of_the_catalogue_is_held_against_something():
 def test_links_have_published_rates(name):
     link = catalogue().link(name)
     assert (link.peak_bytes_per_s / 1e9, link.effective_bytes_per_s / 1e9) == LINKS[name]
+
+
+def test_host_links_of_grace_have_a_rate_per_direction():
+    back = {name: catalogue().link(name).effective_back_bytes_per_s for name in LINKS if "c2c" in name}
+    assert back == {"nvlink-c2c-gh200": 411e9, "nvlink-c2c-gb200": None, "nvlink-c2c-gb300": 169e9}
 
 
 def test_achieved_rates_are_published_or_measured_ones():

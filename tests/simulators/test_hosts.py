@@ -1,0 +1,170 @@
+"""Copies between devices and hosts by hand: rates per direction, shared links, waits, memory of hosts."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from attrs import evolve
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, cluster_json, fully_connected, read_cluster
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.errors import RequestError
+from panpipe.core.evaluate.idle import HOST_COPIES, SHARED_LINKS, idle_time
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.trace.perfetto import read_trace, write_trace
+from panpipe.core.trace.trace import HOST_MEMORY
+from panpipe.simulators.bubbles import COMMUNICATION, CONTENTION, HOST_COPY
+from panpipe.simulators.run import simulate
+
+from ..support.plans import hosted, leaves, orders, plan_of
+
+COST = StageCosts(1.0, 1.0, 1.0, saved_bytes=300)
+ORDER = orders("0F0 0F1 0F2 0B0 0B1 0B2")
+OFFLOAD = (leaves(0, 200, "1: 0F2 0F2", "2: 0B0 0B0"),)
+
+
+def one_device(*rates, queues=1):
+    """A device whose link to the host has these rates: out, back, both together."""
+    out, *others = rates
+    links = (Link("gpu0", "host0", out, 0.0, *others),)
+    cluster = Cluster((Device("gpu0", 10**6),), (Hub("host0", "host"),), links)
+    plan = plan_of(ORDER, (0,), costs=[COST], cluster=cluster, offload=OFFLOAD)
+    return evolve(plan, memory=evolve(plan.memory, host_copy_queues=queues))
+
+
+def spans(result):
+    return {str(e.action): (e.start_s, e.end_s) for e in result.trace.events if "LOAD" in e.action.kind}
+
+
+def test_each_direction_has_its_own_rate():
+    found = spans(simulate(one_device(100.0, 400.0)))
+    assert [end - start for start, end in found.values()] == [2.0, 0.5, 2.0, 0.5]
+
+
+def test_directions_that_share_a_rate_slow_each_other():
+    """RELOAD1 and OFFLOAD2 start together: alone 2 s each at 100 bytes/s, together 50 bytes/s each."""
+    alone = spans(simulate(one_device(100.0, None, queues=2)))
+    assert (alone["0RELOAD1"], alone["0OFFLOAD2"]) == ((5.0, 7.0), (5.0, 7.0))
+    result = simulate(one_device(100.0, None, 100.0, queues=2))
+    assert (spans(result)["0RELOAD1"], spans(result)["0OFFLOAD2"]) == ((5.0, 9.0), (5.0, 9.0))
+    assert spans(simulate(one_device(100.0, None, 60.0)))["0OFFLOAD1"] == pytest.approx((2.0, 2.0 + 200 / 60))
+    assert result.bubbles[0][CONTENTION] == 2.0
+    assert sum(result.contention[0].values()) == 2.0
+
+
+def test_wait_for_a_copy_is_a_cause_of_its_own():
+    """2–4 for OFFLOAD1, 5–9 for OFFLOAD2 after RELOAD1 in the same queue."""
+    result = simulate(one_device(100.0))
+    assert {cause: s for cause, s in result.bubbles[0].items() if s} == {HOST_COPY: 6.0}
+
+
+def test_copy_after_a_message_waits_for_the_rest_only():
+    """1F0 ends at 5. 1F1 has its message at 7, the copy out ends at 9. Nothing runs in the 4 s of the copy back."""
+    cluster = hosted(fully_connected(2, 10**6, 10.0, 0.0), 50.0)
+    plan = plan_of(
+        orders("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"), (0, 1), costs=[COST] * 2, cluster=cluster,
+        edges=[StageEdge(0, 1, 30, 0)], offload=[leaves(1, 200, "0: 1F1 1F1")],
+    )  # fmt: skip
+    result = simulate(plan)
+    assert result.operation_times[1][0][:3] == [4.0, 9.0, 14.0]
+    assert (result.bubbles[1][COMMUNICATION], result.bubbles[1][HOST_COPY]) == (2.0, 2.0 + 4.0)
+
+
+def two_devices(*uplinks):
+    """Two devices on one PCIe switch, or each with its own, under one host; each offloads a microbatch at once."""
+    devices = (Device("gpu0", 10**6), Device("gpu1", 10**6))
+    switches = sorted(set(uplinks))
+    links = [Link(device.name, switch, 100.0, 0.0) for device, switch in zip(devices, uplinks, strict=True)]
+    links += [Link(switch, "host", 100.0, 0.0) for switch in switches]
+    links.append(Link("gpu0", "gpu1", 1e9, 0.0))
+    hubs = (*(Hub(switch, "pcie") for switch in switches), Hub("host", "host"))
+    rows = orders("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
+    offload = [leaves(0, 200, "0: 0F1 0F1"), leaves(1, 200, "0: 1F1 1F1")]
+    return plan_of(
+        rows, (0, 1), costs=[COST] * 2, cluster=Cluster(devices, hubs, tuple(links)), edges=[], offload=offload
+    )
+
+
+def test_neighbours_on_one_pcie_switch_share_its_link_to_the_host():
+    apart, shared = simulate(two_devices("pcie0", "pcie1")), simulate(two_devices("pcie0", "pcie0"))
+    assert [use.bytes_per_s for use in apart.host_copies] == [100.0] * 4
+    assert [use.bytes_per_s for use in shared.host_copies] == [50.0] * 4
+    assert [(use.device, use.direction, use.count) for use in shared.host_copies] == [
+        (0, "from host", 1), (0, "to host", 1), (1, "from host", 1), (1, "to host", 1)
+    ]  # fmt: skip
+    assert shared.bubbles[0][CONTENTION] == 2.0 + 2.0
+
+
+def test_messages_through_the_host_share_its_links_with_copies():
+    """1F0's input crosses the links of device 0 while it offloads: 200 and 200 bytes at 100 bytes/s."""
+    plan = two_devices("pcie0", "pcie1")
+    cluster = evolve(plan.prediction.cluster, links=plan.prediction.cluster.links[:-1])
+    edges = plan_of(plan.device_actions, (0, 1)).edges
+    plan = evolve(
+        plan, edges=(evolve(edges[0], bytes=200, gradient_bytes=0),),
+        prediction=evolve(plan.prediction, cluster=cluster),
+        memory=evolve(plan.memory, offload=plan.memory.offload[:1]),
+    )  # fmt: skip
+    validate(plan)
+    result = simulate(plan)
+    assert spans(result)["0OFFLOAD0"] == (1.0, 5.0)
+    messages = [e for e in result.trace.events if str(e.action) == "0SEND_F0>1"]
+    assert (messages[0].start_s, messages[0].end_s) == (1.0, 5.0)
+
+
+def test_hosts_hold_what_their_devices_offload():
+    result = simulate(two_devices("pcie0", "pcie0"))
+    (use,) = result.hosts
+    assert (use.host, use.devices, use.limit_bytes, use.arena_bytes, use.peak_bytes) == (
+        "host",
+        (0, 1),
+        None,
+        512,
+        400.0,
+    )
+    assert use.held[-1] == 0
+    assert all(a <= b for a, b in pairwise(use.times))
+    assert simulate(plan_of(ORDER, (0,))).hosts == ()
+
+
+def test_trace_has_the_copies_and_the_host_memory(tmp_path):
+    trace = simulate(one_device(100.0)).trace
+    write_trace(trace, tmp_path / "trace.json")
+    assert read_trace(tmp_path / "trace.json") == trace
+    samples = [(s.time_s, s.bytes) for s in trace.memory if s.kind == HOST_MEMORY]
+    assert samples == [(0.0, 0.0), (2.0, 200.0), (5.0, 400.0), (11.0, 200.0), (13.0, 0.0)]
+    assert {e.queue for e in trace.events} == {"compute", "host copies"}
+    assert not [s for s in simulate(plan_of(ORDER, (0,))).trace.memory if s.kind == HOST_MEMORY]
+
+
+def test_why_not_faster_names_host_copies_and_the_links_they_share():
+    def causes(plan):
+        found = idle_time(
+            plan, plan.prediction.costs, plan.prediction.cluster,
+            lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
+        )  # fmt: skip
+        return {cause: seconds for cause, seconds in found.causes.items() if seconds}
+
+    assert causes(one_device(100.0)) == {HOST_COPIES: 6.0}
+    assert causes(two_devices("pcie0", "pcie1")) == {HOST_COPIES: 4.0}
+    assert causes(two_devices("pcie0", "pcie0")) == {HOST_COPIES: 4.0, SHARED_LINKS: 4.0}
+
+
+def test_rates_and_host_memory_are_in_the_cluster_file(tmp_path):
+    cluster = one_device(100.0, 400.0, 450.0).prediction.cluster
+    cluster = evolve(cluster, hubs=(Hub("host0", "host", 10**9),))
+    (tmp_path / "cluster.json").write_text(cluster_json(cluster))
+    assert read_cluster(tmp_path / "cluster.json") == cluster
+    data = json.loads(cluster_json(cluster))
+    assert data["hubs"] == [{"name": "host0", "kind": "host", "memory_bytes": 10**9}]
+    assert data["links"][0]["back_bytes_per_s"] == 400.0
+    plain = json.loads(cluster_json(one_device(100.0).prediction.cluster))
+    assert (plain["hubs"], set(plain["links"][0])) == (
+        [{"name": "host0", "kind": "host"}], {"a", "b", "bytes_per_s", "latency_s"}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rates", [(100.0, 0.0), (100.0, None, -1.0)])
+def test_bad_rates_are_refused(rates):
+    with pytest.raises(RequestError, match="a rate must be above 0"):
+        one_device(*rates)
