@@ -36,6 +36,8 @@ HEADINGS = {
     "optimizer": "optim",
 }
 """Shorter headings of causes, for a table of 80 columns."""
+WITH_COPIES = {**HEADINGS, "compute": "work", "warm-up": "warm", "cool-down": "cool"}
+"""The same for a plan that offloads, with one column more."""
 BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""
 
@@ -219,13 +221,14 @@ def _print_bubbles(result: "SimulationResult") -> None:
         (
             str(device),
             share_text(result.busy_s[device], result.step_s),
-            share_text(result.step_s - result.busy_s[device] - sum(idle.values()), result.step_s),
+            share_text(max(result.step_s - result.busy_s[device] - sum(idle.values()), 0.0), result.step_s),
             *(share_text(seconds, result.step_s) for cause, seconds in idle.items() if copies or cause != HOST_COPY),
         )
         for device, idle in enumerate(result.bubbles)
     ]
-    causes = (cause for cause in result.bubbles[0] if copies or cause != HOST_COPY)
-    columns = ("device", "compute", "update", *(HEADINGS.get(cause, cause) for cause in causes))
+    causes = [cause for cause in result.bubbles[0] if copies or cause != HOST_COPY]
+    headings = WITH_COPIES if copies else HEADINGS
+    columns = ("device", *(headings.get(column, column) for column in ("compute", "update", *causes)))
     print_table("What each device does, and waits for, in shares of the step", columns, rows)
 
 

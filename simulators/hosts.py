@@ -89,11 +89,14 @@ def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tu
 
 
 def _together(timelines: Sequence[Timeline]) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-    """The sum of what several devices hold on one host."""
-    times = numpy.concatenate([timeline.times for timeline in timelines])
+    """The sum of what several devices hold on one host. Changes within a nanosecond are simultaneous: what one device
+    frees then is not held together with what another one adds."""
+    times = numpy.concatenate([timeline.times for timeline in timelines]).round(9)
     changes = numpy.concatenate([numpy.diff(timeline.host, prepend=0.0) for timeline in timelines])
     order = numpy.argsort(times, kind="stable")
-    return times[order], changes[order].cumsum()
+    times, held = times[order], changes[order].cumsum()
+    last = numpy.append(times[1:] != times[:-1], True)
+    return times[last], held[last]
 
 
 def copy_uses(tasks: Sequence[TaskTimes]) -> tuple[CopyUse, ...]:

@@ -33,7 +33,7 @@ def hosts_of(plan: Plan | None, traces: Sequence[Trace]) -> tuple[Host, ...]:
     """
     devices = sorted({sample.device for trace in traces for sample in trace.memory if sample.kind == HOST_MEMORY})
     if plan is None or plan.prediction is None:
-        return tuple(Host(f"of device {device}", (device,)) for device in devices)
+        return tuple(Host(f"host of device {device}", (device,)) for device in devices)
     cluster = plan.mesh.arrange(plan.prediction.cluster)
     found: dict[str, list[int]] = {}
     for device in devices:

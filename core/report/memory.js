@@ -4,9 +4,9 @@ const MEMORY_HEIGHT = DATA.queues.length > MANY ? 104 : 150;
 const hiddenKinds = new Set();
 
 // What has memory: its name, its samples in a trace, its limit, and its peaks in words.
-const DEVICES = { word: "device", name: (row) => String(row), of: (trace) => trace.memory,
+const DEVICES = { name: (row) => `device ${row}`, of: (trace) => trace.memory,
   limit: (row) => DATA.limits[row], line: (row) => peakLine(row) };
-const HOSTS = { word: "host", name: (row) => DATA.hosts[row].name, of: (trace) => trace.host,
+const HOSTS = { name: (row) => DATA.hosts[row].name, of: (trace) => trace.host,
   limit: (row) => DATA.hosts[row].limit ?? undefined, line: (row) => hostLine(row) };
 
 function memoryKinds() {
@@ -17,7 +17,8 @@ function memoryCharts() {
   const drawn = DATA.traces.filter((trace) => trace.memory.kinds.length > 0);
   if (drawn.length === 0) return;
   show("memory");
-  byId("memory-hint").textContent = "What each device holds, by kind, on the same span of time as above. "
+  const hosts = DATA.hosts.length ? ", and what devices have on their hosts" : "";
+  byId("memory-hint").textContent = `What each device holds, by kind${hosts}, on the same span of time as above. `
     + "Select a kind to leave it out.";
   for (const kind of memoryKinds()) byId("memory-legend").append(memorySwitch(kind));
   // One trace of many devices: two beside each other.
@@ -29,7 +30,7 @@ function memoryCharts() {
 
 function memoryRow(owners, row, drawn) {
   const columns = element("div", { class: "columns" });
-  const title = element("h3", {}, `${owners.word} ${owners.name(row)}`, element("span", {}, owners.line(row)));
+  const title = element("h3", {}, owners.name(row), element("span", {}, owners.line(row)));
   byId("memory-charts").append(element("div", { class: "memory-row" }, title, columns));
   for (const trace of drawn) memoryChart(columns, owners, trace, row, drawn);
 }
@@ -79,7 +80,7 @@ function memoryScale(owners, traces, row) {
 }
 
 function memoryChart(parent, owners, trace, row, all) {
-  const label = `${trace.name} memory of ${owners.word} ${owners.name(row)}`;
+  const label = `${trace.name} memory of ${owners.name(row)}`;
   const key = owners === DEVICES ? `${trace.name} ${row}` : `${trace.name} host ${row}`;
   const canvas = element("canvas", { role: "img", "aria-label": label, "data-memory": key });
   const name = trace.name === "predicted" ? "Predicted" : "Measured";
@@ -110,7 +111,7 @@ function describeMemory(owners, trace, row, time) {
   const rows = memory.kinds.map((kind, k) => [kind, bytes(held[k])]).reverse();
   if (held.length > 1) rows.push(["total", bytes(held.reduce((a, b) => a + b, 0))]);
   rows.push([`${trace.name} time`, seconds(time)]);
-  return { title: `${owners.word} ${owners.name(row)} holds`, colour: `var(--mem-saved)`, rows };
+  return { title: `${owners.name(row)} holds`, colour: `var(--mem-saved)`, rows };
 }
 
 function paintMemory(context, plot, memory, device, scale) {
