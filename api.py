@@ -15,7 +15,6 @@ from .core.cluster.mesh import Mesh
 from .core.plan.derive import Recompute
 from .core.plan.plan import Plan
 from .core.search import longest_path
-from .runtimes.batch.shapes import MAX_SHAPES
 from .runtimes.build import build_pipeline
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
@@ -25,6 +24,7 @@ from .runtimes.optimizer.training import Training
 from .runtimes.options import DeviceOptions, PipelineOptions
 from .runtimes.pipeline import Pipeline
 from .runtimes.planning.options import PlanningOptions
+from .runtimes.programs.options import MAX_SHAPES
 from .runtimes.programs.stage_compiler import Compile
 from .runtimes.weights import ModuleInit
 from .simulators.oracle import simulated

@@ -14,12 +14,12 @@ from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
-from .batch.shapes import MAX_SHAPES, check_max_shapes
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
+from .programs.options import MAX_SHAPES, check_max_shapes
 from .programs.stage_compiler import Compile, CompilerChoice
 from .weights import ModuleInit
 

@@ -20,21 +20,13 @@ from ...core.capture.graph.outputs import parts_in_words
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
 from ..programs.compiled import Compiled, compile_any
+from ..programs.options import check_max_shapes
 from ..programs.stage_compiler import StageCompiler
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
 
 Capture = Callable[[Any, Shape], CapturedStep]
 """Captures the step for a microbatch of this shape."""
-
-MAX_SHAPES = 8
-"""Shapes kept by default: each costs a capture, and memory for its programs."""
-
-
-def check_max_shapes(limit: int) -> None:
-    """Refuse a limit below 1."""
-    if limit < 1:
-        raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
 
 
 class Shapes:

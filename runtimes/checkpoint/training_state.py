@@ -28,7 +28,7 @@ from ...core.wording import first_of
 from ..optimizer.state import StageState
 from ..training.averages import WeightAverage
 from ..weights import places
-from .saving import savable
+from ..weights.saving import savable
 
 Listing = Mapping[str, tuple[int, ...] | None]
 """The entries of a checkpoint: flattened name → shape, or None if it is no tensor."""

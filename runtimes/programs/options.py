@@ -2,9 +2,12 @@
 
 from attrs import field, frozen
 
-from ..batch.shapes import MAX_SHAPES
+from ...core.errors import RequestError
 from .compiled import Programs
 from .stage_compiler import StageCompiler
+
+MAX_SHAPES = 8
+"""Default number of shapes of microbatches whose programs are kept: each costs a capture, and memory."""
 
 
 @frozen
@@ -20,3 +23,13 @@ class ProgramOptions:
     compiler: StageCompiler | None = None
     max_shapes: int = MAX_SHAPES
     known: Programs = field(factory=dict)
+
+
+def check_max_shapes(limit: int) -> None:
+    """Refuse a number of kept shapes below 1.
+
+    Raises:
+        RequestError: it is below 1.
+    """
+    if limit < 1:
+        raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")

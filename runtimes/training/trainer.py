@@ -26,7 +26,6 @@ from ..batch.microbatches import BatchCutter
 from ..batch.modes import ModuleModes
 from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
-from ..checkpoint.saving import save_checkpoint
 from ..devices.compute import compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
@@ -41,6 +40,7 @@ from ..planning.rehearsed import Rehearsal
 from ..profile.reference_workload import PASSES, passes_around, reference_s
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
+from ..weights.saving import save_checkpoint
 from .averages import Averages
 from .batch_run import BatchResult
 from .counts import Counts

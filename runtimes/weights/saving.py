@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..launch.team import Team
-from ..weights import places, tensor_at
-from ..weights.checkpoint import write_index, write_part
+from .checkpoint import write_index, write_part
+from .sources import places, tensor_at
 
 Part = tuple[str, int, list[str]]
 """Name of a file, bytes of its tensors, and their names."""
