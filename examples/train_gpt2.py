@@ -54,7 +54,7 @@ def batches(text: torch.Tensor, count: int, seed: int = 0) -> list[dict[str, tor
 
 
 def make_model(seed: int = 0) -> GPT2LMHeadModel:
-    """A GPT-2 of four layers over bytes, with dropout, and input and output embeddings tied as GPT-2 has them."""
+    """A GPT-2 of six layers over bytes, with dropout, and input and output embeddings tied as GPT-2 has them."""
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=256, n_positions=SEQUENCE, n_embd=256, n_layer=6, n_head=8, use_cache=False,

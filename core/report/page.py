@@ -1,11 +1,10 @@
-"""The page: templates and data in one self-contained HTML file.
+"""The report page: template, data and scripts in one self-contained HTML file.
 
 Python computes the data, and the scripts draw it. The scripts are concatenated in the order below and share one scope.
 """
 
-import html
 import json
-from importlib.resources import files
+from html import escape
 from pathlib import Path
 from string import Template
 
@@ -13,6 +12,7 @@ from ..plan.plan import Plan
 from ..trace.trace import Trace
 from .data import report_data
 from .facts import ReportFacts
+from .html_document import html_document, read_template
 
 SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "links.js", "idle.js", "curves.js", "tables.js", "page.js")
 
@@ -43,12 +43,11 @@ def report_html(
 ) -> str:
     """The report's text; arguments as in ``write_report``."""
     data = report_data(plan, predicted, measured, facts or ReportFacts())
-    return Template(_template("page.html")).substitute(
-        title=html.escape(str(data["title"])),
-        style=_template("page.css"),
-        data=_embedded(data),
-        script="\n".join(_template(name) for name in SCRIPTS),
+    title = str(data["title"])
+    body = Template(_template("page.html")).substitute(
+        title=escape(title), data=_embedded(data), script="\n".join(_template(name) for name in SCRIPTS)
     )
+    return html_document(title, _template("page.css"), body.rstrip("\n"), color_scheme="light dark")
 
 
 def _embedded(data: dict[str, object]) -> str:
@@ -58,4 +57,4 @@ def _embedded(data: dict[str, object]) -> str:
 
 
 def _template(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return read_template(__package__, name)

@@ -5,11 +5,11 @@ One self-contained file; its picture is the same SVG as that of ``schedule_svg``
 
 import json
 from html import escape
-from importlib.resources import files
 from string import Template
 from typing import Any
 
 from ...schedules.scored import Scored
+from ..html_document import html_document, read_template
 from .curve import curves_of
 from .drawing import schedule_svg
 from .layout import HELD, LEFT, TOP, layout_of
@@ -17,15 +17,15 @@ from .layout import HELD, LEFT, TOP, layout_of
 
 def schedule_html(scored: Scored) -> str:
     """The page of a schedule. The same input gives the same bytes; arguments as in ``schedule_svg``."""
-    return Template(_template("page.html")).substitute(
+    body = Template(_template("page.html")).substitute(
         title=escape(scored.schedule.name),
-        style=_template("page.css"),
         figures="\n".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _figures(scored)),
         rows="\n".join(_rows(scored)),
         svg=schedule_svg(scored),
         data=json.dumps(_data(scored), separators=(",", ":")),
         script=_template("page.js"),
     )
+    return html_document(scored.schedule.name, _template("page.css"), body.rstrip("\n"))
 
 
 def _figures(scored: Scored) -> list[tuple[str, str]]:
@@ -80,4 +80,4 @@ def _data(scored: Scored) -> dict[str, Any]:
 
 
 def _template(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return read_template(__package__, name)
