@@ -139,10 +139,9 @@ class Measurements:
 def _mean_node(same: Sequence[OpNode]) -> OpNode:
     return evolve(
         same[0],
-        **{
-            name: statistics.fmean(getattr(node, name) for node in same)
-            for name in ("forward_s", "backward_input_s", "backward_weight_s")
-        },
+        forward_s=statistics.fmean(node.forward_s for node in same),
+        backward_input_s=statistics.fmean(node.backward_input_s for node in same),
+        backward_weight_s=statistics.fmean(node.backward_weight_s for node in same),
     )
 
 
