@@ -4,6 +4,7 @@ A mark holds the number of the value and how it is written: a Python number with
 which looks as one process shows it, gradient function included.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ MARK = "\x00"
 
 _NUMBERS: dict[str, Any] = {"f": float, "i": int, "b": bool}
 _TENSOR = "t"
+_MARKED = re.compile(f"{MARK}([0-9]+)([fibt]):([^{MARK}]*){MARK}")
+"""A whole mark: MARK alone may be part of what the user writes."""
 
 
 def number_mark(number: int, dtype: torch.dtype, spec: str) -> str:
@@ -53,12 +56,13 @@ def filled_in(text: str, values: Sequence[float]) -> str:
         text: as the step wrote it.
         values: by number.
     """
-    parts = text.split(MARK)
-    for i in range(1, len(parts), 2):
-        number, _, how = parts[i].partition(":")
-        value, kind = values[int(number[:-1])], number[-1]
-        parts[i] = _shown(value, how) if kind == _TENSOR else format(_NUMBERS[kind](value), how)
-    return "".join(parts)
+
+    def value_of(mark: re.Match[str]) -> str:
+        number, kind, how = mark.groups()
+        value = values[int(number)]
+        return _shown(value, how) if kind == _TENSOR else format(_NUMBERS[kind](value), how)
+
+    return _MARKED.sub(value_of, text)
 
 
 def _shown(value: float, how: str) -> str:
