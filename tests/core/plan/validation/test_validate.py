@@ -10,7 +10,7 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import InfeasibleError, PanpipeError, RequestError
 from panpipe.core.plan.lowering import lower
-from panpipe.core.plan.plan import MemoryPolicy, Stage, TiedWeight
+from panpipe.core.plan.plan import MemoryPolicy, TiedWeight
 from panpipe.core.plan.validation.validate import validate
 from panpipe.simulators.run import simulate
 
@@ -27,46 +27,9 @@ def with_costs(**changes):
     return attrs.evolve(PLAN, prediction=attrs.evolve(PLAN.prediction, costs=(attrs.evolve(UNIT, **changes), UNIT)))
 
 
-BAD_PLANS = {
-    r"mesh is 0 × 1": attrs.evolve(PLAN, mesh=Mesh(0)),
-    r"0 microbatches": attrs.evolve(PLAN, microbatches=0),
-    r"no stages": attrs.evolve(PLAN, stages=()),
-    r"orders the actions of 2 devices and its mesh has 3": attrs.evolve(PLAN, mesh=Mesh(3)),
-    r"stage 4 is at position 1": attrs.evolve(PLAN, stages=(PLAN.stages[0], Stage(4, 1, ("a",)))),
-    r"stage 1 is on device 7": attrs.evolve(PLAN, stages=(PLAN.stages[0], Stage(1, 7, ("a",)))),
-    r"edge 1 → 0 is not from a stage to a later one": attrs.evolve(PLAN, edges=(StageEdge(1, 0, 1, 1),)),
-    r"edge 0 → 1 is listed twice": attrs.evolve(PLAN, edges=PLAN.edges * 2),
-    r"edge 0 → 1 has -1 and 0 bytes": attrs.evolve(PLAN, edges=(StageEdge(0, 1, -1, 0),)),
-    r"tied weight 'w' has stages \[0\]": attrs.evolve(PLAN, tied=(TiedWeight("w", (0,), 1),)),
-    r"tied weight 'w' has stages \[0, 5\] of 2": attrs.evolve(PLAN, tied=(TiedWeight("w", (0, 5), 1),)),
-    r"forward_s of stage 0 is -1": with_costs(forward_s=-1.0),
-    r"saved_bytes of stage 0 is nan": with_costs(saved_bytes=float("nan")),
-    r"costs of 1 stages and the plan has 2": attrs.evolve(
-        PLAN, prediction=attrs.evolve(PLAN.prediction, costs=(UNIT,))
-    ),
-    r"needs 2 devices and the cluster has 1": attrs.evolve(
-        PLAN, prediction=attrs.evolve(PLAN.prediction, cluster=fully_connected(1, 9, 1.0, 0.0))
-    ),
-    r"0STEP in the order of device 0 is not compute": with_orders("0F0 0F1 0B0 0B1 0STEP", "1F0 1B0 1F1 1B1"),
-    r"9F0 in the order of device 0 names no stage": with_orders("0F0 0F1 0B0 0B1 9F0", "1F0 1B0 1F1 1B1"),
-    r"0F2 in the order of device 0 names no microbatch": with_orders("0F0 0F1 0F2 0B0 0B1", "1F0 1B0 1F1 1B1"),
-    r"1F0 in the order of device 0 is on the wrong device": with_orders("0F0 0F1 1F0 0B0 0B1", "1B0 1F1 1B1"),
-    r"0F1 is listed twice": with_orders("0F0 0F1 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
-    r"1F1 is missing": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1B1"),
-    r"stage 1 has no backward for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"),
-    r"stage 1 has I for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1I1"),
-    r"stage 1 has B, W for microbatch 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"),
-    r"1B0 is before 1F0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
-    r"1W0 is before 1I0 on device 1": with_orders("0F0 0F1 0B0 0B1", "1F0 1W0 1I0 1F1 1B1"),
-    r"1F0 is after 1F1 on device 1: within a stage F ascends": with_orders("0F0 0F1 0B0 0B1", "1F1 1F0 1B0 1B1"),
-}
-
-
-@pytest.mark.parametrize("message", BAD_PLANS)
-def test_a_wrong_plan_is_refused(message):
-    with pytest.raises(RequestError, match=message) as error:
-        validate(BAD_PLANS[message])
-    assert "\n" not in str(error.value)
+def test_a_plan_with_a_wrong_structure_is_refused():
+    with pytest.raises(RequestError, match="1F1 is missing"):
+        validate(with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1B1"))
 
 
 def test_a_deadlock_is_told_as_its_cycle():
@@ -270,12 +233,6 @@ def test_recompute_out_of_place_is_refused(old, new, said):
     rows = [" ".join(map(str, actions)).replace(old, new) for actions in lower(RECOMPUTING)]
     with pytest.raises(RequestError, match=said):
         validate(RECOMPUTING, lowered=orders(*rows))
-
-
-@pytest.mark.parametrize("stages", [(2,), (-1,), (1, 0), (0, 0)])
-def test_a_memory_policy_of_no_such_stages_is_refused(stages):
-    with pytest.raises(RequestError, match=r"memory\.recompute names stages .* stages go from 0 to 1"):
-        validate(attrs.evolve(PLAN, memory=MemoryPolicy(recompute=stages)))
 
 
 def test_replicas_are_checked_with_the_memory_of_the_smaller_one():
