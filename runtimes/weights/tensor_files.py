@@ -107,23 +107,25 @@ def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
         raise RequestError(_truncated(path, size, 8 + length))
     try:
         header: Mapping[str, Any] = json.loads(file.read(length))
-        found = {
-            name: Entry(str(spec["dtype"]), tuple(map(int, spec["shape"])), *(8 + length + int(at) for at in offsets))
-            for name, spec in header.items()
-            if name != "__metadata__" and len(offsets := spec["data_offsets"]) == 2
-        }
+        found = {name: _entry(spec, 8 + length) for name, spec in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise RequestError(other) from None
     for name, entry in found.items():
         if entry.end > size:
             raise RequestError(_truncated(path, size, max(e.end for e in found.values())))
         known = DTYPES.get(entry.dtype)
-        if known is not None and entry.end - entry.start != prod(entry.shape) * known.itemsize:
+        inside = entry.start >= 8 + length and min(entry.shape, default=0) >= 0
+        if not inside or (known is not None and entry.end - entry.start != prod(entry.shape) * known.itemsize):
             raise RequestError(
                 f"'{path}' gives '{name}' {entry.end - entry.start} bytes for {entry.dtype} of shape "
                 f"{entry.shape}: the header is damaged; copy the file again"
             )
     return found
+
+
+def _entry(spec: Mapping[str, Any], data: int) -> Entry:
+    start, end = map(int, spec["data_offsets"])
+    return Entry(str(spec["dtype"]), tuple(map(int, spec["shape"])), data + start, data + end)
 
 
 def _truncated(path: Path, size: int, wanted: int) -> str:

@@ -1,0 +1,113 @@
+"""safetensors files, piece by piece: what the library writes is read, and what is damaged is refused."""
+
+import json
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.weights import tensor_files
+from panpipe.runtimes.weights.tensor_files import DTYPES, TensorFile, write_tensors, write_whole
+from safetensors.torch import load_file, save_file
+
+TENSORS = {
+    "weight": torch.arange(12.0).view(3, 4), "scalar": torch.tensor(7, dtype=torch.int64), "none": torch.zeros(0, 3),
+    "half": torch.arange(5).bfloat16(), "mask": torch.tensor([True, False]),
+}  # fmt: skip
+
+
+def test_file_is_what_the_library_reads_and_the_other_way_round(tmp_path):
+    mine, theirs = tmp_path / "mine.safetensors", tmp_path / "theirs.safetensors"
+    assert write_tensors(mine, {**TENSORS, "turned": TENSORS["weight"].t()}) == 48 + 8 + 0 + 10 + 2 + 48
+    read = load_file(mine)
+    assert torch.equal(read.pop("turned"), TENSORS["weight"].t())
+    save_file(TENSORS, theirs)
+    for path, found in ((mine, read), (theirs, {})):
+        file = TensorFile(path)
+        for name, tensor in TENSORS.items():
+            found[name] = torch.empty_like(tensor)
+            file.read_into(name, found[name])
+            assert file.entries[name].shape == tuple(tensor.shape)
+        assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_every_dtype_is_written_under_its_name(tmp_path, dtype):
+    path = tmp_path / "one.safetensors"
+    write_tensors(path, {"t": torch.zeros(3, dtype=DTYPES[dtype])})
+    assert load_file(path)["t"].dtype is DTYPES[dtype]
+    assert TensorFile(path).entries["t"].dtype == dtype
+
+
+def test_tensors_are_read_in_pieces_into_any_layout_and_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_files, "_PIECE_BYTES", 16)  # four numbers
+    path = tmp_path / "one.safetensors"
+    write_tensors(path, {"weight": TENSORS["weight"]})
+    turned = torch.empty(4, 3, dtype=torch.float64).t()
+    TensorFile(path).read_into("weight", turned)
+    assert turned.tolist() == TENSORS["weight"].tolist()
+
+
+def test_dtype_without_a_name_and_a_folder_that_is_none_are_refused(tmp_path):
+    with pytest.raises(RequestError, match=r"'z' is torch\.complex128, which safetensors does not support"):
+        write_tensors(tmp_path / "one", {"z": torch.zeros(1, dtype=torch.complex128)})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RequestError, match=r"cannot write .* give another folder"):
+        write_whole(tmp_path / "none" / "file", [b"x"])
+    with pytest.raises(RequestError, match=r"cannot read .*none': No such file"):
+        TensorFile(tmp_path / "none")
+
+
+def test_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def failing():
+        yield b"new"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RequestError, match="No space left on device"):
+        write_whole(path, failing())
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def damaged(tmp_path, header, data=b"\0" * 16, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+    return path
+
+
+def spec(start, end, dtype="F32", shape=(4,)):
+    return {"t": {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"header": b"", "length": 1 << 60}, "is not a safetensors file, or its beginning is damaged"),
+        ({"header": b"{", "data": b""}, "is not a safetensors file"),
+        ({"header": b"[]"}, "is not a safetensors file"),
+        ({"header": {"t": {"dtype": "F32"}}}, "is not a safetensors file"),
+        ({"header": spec(0, 16), "length": 4096}, r"is truncated: it has \d+ bytes and its header needs 4104"),
+        ({"header": spec(0, 16), "data": b"\0" * 15}, "is truncated: it has "),
+        ({"header": spec(0, 12)}, r"gives 't' 12 bytes for F32 of shape \(4,\): the header is damaged"),
+        ({"header": spec(-16, 0)}, "the header is damaged"),
+        ({"header": spec(0, 16, shape=(-2, -2))}, "the header is damaged"),
+        ({"header": {"t": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}}, "is not a safetensors file"),
+    ],
+)
+def test_damaged_file_is_refused_in_one_line(tmp_path, given, said):
+    with pytest.raises(RequestError, match=said) as error:
+        TensorFile(damaged(tmp_path, **given))
+    assert "\n" not in str(error.value)
+
+
+def test_file_that_is_cut_off_after_it_was_opened_is_refused(tmp_path):
+    path = tmp_path / "one.safetensors"
+    write_tensors(path, {"weight": TENSORS["weight"]})
+    file = TensorFile(path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(RequestError, match="is truncated"):
+        file.read_into("weight", torch.empty(3, 4))
