@@ -92,7 +92,7 @@ class KnownTensors:
                     f"{tuple(known.shape)}: a buffer keeps its shape and dtype; allocate it large enough"
                 )
             if not known.is_meta:
-                known.copy_(now)
+                known.copy_(now.detach())  # the stages' tensor gets no gradient function
             module._buffers[leaf] = known
             found = True
         return found
