@@ -84,7 +84,7 @@ def test_cycle_is_reported_with_consecutive_actions_of_a_device_joined(turn):
 def times(plan, lowered, hop):
     queues = queues_of(plan, lowered)
     waits = waits_of(plan, queues)
-    return free_times(queues, waits, run_order(waits), [COST] * len(plan.stages), hop)
+    return free_times(queues, waits, run_order(waits), [COST] * len(plan.stages), hop, lambda task: 0.0)
 
 
 def test_times_are_those_of_compute_and_of_messages_with_their_latency():

@@ -7,6 +7,7 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import forward_only
+from panpipe.core.plan.offload import StageOffload
 from panpipe.core.plan.plan import MemoryPolicy, Stage, TiedWeight
 from panpipe.core.plan.validation.structure import check_structure
 
@@ -71,11 +72,12 @@ def test_sound_plan_has_no_warnings():
     assert check_structure(FORWARD) == []
 
 
-@pytest.mark.parametrize("name", ["recompute", "offload"])
 @pytest.mark.parametrize("stages", [(2,), (-1,), (1, 0), (0, 0)])
-def test_memory_policy_of_stages_that_do_not_exist_or_are_not_in_order_is_refused(name, stages):
-    with pytest.raises(RequestError, match=rf"memory\.{name} names stages .* stages go from 0 to 1"):
-        check_structure(attrs.evolve(PLAN, memory=MemoryPolicy(**{name: stages})))
+def test_memory_policy_of_stages_that_do_not_exist_or_are_not_in_order_is_refused(stages):
+    offload = tuple(StageOffload(stage, (), ()) for stage in stages)
+    for name, policy in (("recompute", MemoryPolicy(recompute=stages)), ("offload", MemoryPolicy(offload=offload))):
+        with pytest.raises(RequestError, match=rf"memory\.{name} names stages .* stages go from 0 to 1"):
+            check_structure(attrs.evolve(PLAN, memory=policy))
 
 
 FORWARD = forward_only(PLAN)
@@ -85,7 +87,7 @@ FORWARD = forward_only(PLAN)
     ("changes", "said"),
     [
         ({"memory": MemoryPolicy(recompute=(0,))}, r"has memory\.recompute: 0;"),
-        ({"memory": MemoryPolicy(offload=(1,))}, r"has memory\.offload: 1;"),
+        ({"memory": MemoryPolicy(offload=(StageOffload(1, (), ()),))}, r"has memory\.offload: 1;"),
         ({"tied": (TiedWeight("w", (0, 1), 8),)}, "has tied: w;"),
         ({"sync": True}, "has sync: true;"),
         ({"edges": (StageEdge(0, 1, 8, 4),)}, "has edges with gradients: 0 → 1;"),

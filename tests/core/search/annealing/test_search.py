@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from panpipe.core.schedules.registry import find_family
-from panpipe.core.search.annealing.search import ANNEALINGS, CLIMBS, START, Round, _round, _rounds, search
+from panpipe.core.search.annealing.search import ANNEALINGS, DESCENTS, START, Round, _round, _rounds, search
 from panpipe.core.search.problem.meter import Meter
 from panpipe.core.search.problem.search_space import SearchSpace
 
@@ -15,16 +15,16 @@ ANNEALED = evolve(PLAIN, anneal=True)
 
 def test_rounds_are_climbs_and_where_orders_may_change_annealings():
     setting = setting_of([1.0] * 4)
-    assert _rounds([setting], PLAIN) == CLIMBS
-    assert _rounds([setting], ANNEALED) == (*CLIMBS, *ANNEALINGS)
-    assert sum(each.share for each in (*CLIMBS, *ANNEALINGS)) == pytest.approx(1.0)
+    assert _rounds([setting], PLAIN) == DESCENTS
+    assert _rounds([setting], ANNEALED) == (*DESCENTS, *ANNEALINGS)
+    assert sum(each.share for each in (*DESCENTS, *ANNEALINGS)) == pytest.approx(1.0)
     assert [each.keep for each in ANNEALINGS] == sorted((each.keep for each in ANNEALINGS), reverse=True)
 
 
 def test_rounds_of_given_stages_move_no_cuts():
     fixed = evolve(setting_of([1.0] * 4), fixed=object())
     assert _rounds([fixed], ANNEALED)[0] is START
-    assert _rounds([fixed, setting_of([1.0] * 4)], ANNEALED)[0] is CLIMBS[0]
+    assert _rounds([fixed, setting_of([1.0] * 4)], ANNEALED)[0] is DESCENTS[0]
 
 
 def test_search_returns_every_schedule_best_first_on_its_best_cuts():

@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Stage, TiedWeight
-from panpipe.runtimes.training.followed import KnownTensors, TiedHere, follow_trained
+from panpipe.runtimes.training.model_changes import KnownTensors, TiedCopies, follow_trained
 from torch import nn
 
 from ...support.plans import orders, plan_of
@@ -101,7 +101,7 @@ def test_buffer_of_another_shape_or_dtype_is_refused(other):
 
 def test_what_is_written_into_a_tied_weight_reaches_its_other_stages():
     first, second, alone = (nn.Parameter(torch.zeros(2)) for _ in range(3))
-    tied = TiedHere({1: {"w": second}, 0: {"w": first, "v": alone}})
+    tied = TiedCopies({1: {"w": second}, 0: {"w": first, "v": alone}})
     with torch.no_grad():
         second.fill_(9.0)
     tied.follow()
