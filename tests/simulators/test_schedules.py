@@ -36,7 +36,7 @@ def check(found: Scored) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_named_schedules(family, data):
     chunks = family.chunks[0] if family.chunks else data.draw(st.integers(1, 3))
@@ -44,7 +44,7 @@ def test_named_schedules(family, data):
     check(score(problem, family.build(problem)))
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.data(), st.integers(1, 3), st.one_of(st.none(), st.floats(0, 400)))
 def test_schedules_that_are_searched(data, chunks, limit):
     problem = data.draw(problems(chunks))
@@ -52,7 +52,7 @@ def test_schedules_that_are_searched(data, chunks, limit):
         problem.devices, problem.microbatches, chunks, problem.costs, problem.hop_s, memory_limit=limit
     )
     try:
-        found = find_schedule([problem], BUILT_IN, evaluations=2000)
+        found = find_schedule([problem], BUILT_IN, evaluations=500)
     except InfeasibleError as error:
         assert "raise the limit to at least" in str(error)  # noqa: PT017
         return
