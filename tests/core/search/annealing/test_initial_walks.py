@@ -65,17 +65,17 @@ def test_schedule_that_holds_too_much_comes_with_stages_that_recompute_where_the
 def test_orders_of_its_own_are_added_where_few_published_ones_fit():
     short = setting_of([1.0] * 6, saved=10, memory=25.0, backward=True)  # one microbatch of even stages takes 30
     starts = InitialWalks([short], TWO)
-    assert list(starts.own(1000)) == []  # nothing lacks before the published ones were tried
+    assert list(starts.list_scheduled(1000)) == []  # nothing lacks before the published ones were tried
     assert all(walk.excess > 0 for walk in starts.published())
     roomy = InitialWalks([setting_of([1.0] * 6, backward=True)], TWO)
     list(roomy.published())
-    assert list(roomy.own(1000)) == []
+    assert list(roomy.list_scheduled(1000)) == []
     fits = InitialWalks([setting_of([1.0] * 6, saved=10, memory=40.0, backward=True)], TWO)
     list(fits.published())
-    own = list(fits.own(1000))
+    own = list(fits.list_scheduled(1000))
     assert own
     assert all(walk.annealed and walk.schedule == "listed" for walk in own)
-    assert list(InitialWalks([short], evolve(TWO, anneal=False)).own(1000)) == []
+    assert list(InitialWalks([short], evolve(TWO, anneal=False)).list_scheduled(1000)) == []
 
 
 @pytest.mark.parametrize(("limit", "memory"), [(1e6, 1e6), (50.0, 50.0)])

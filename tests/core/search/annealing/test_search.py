@@ -68,7 +68,7 @@ def test_search_goes_on_from_earlier_walks():
     setting = setting_of([4.0, 1.0, 1.0, 1.0, 1.0], backward=True)
     walks, _ = search([setting], PLAIN, Meter(1000))
     meter = Meter(300)
-    continued, stopped = search([setting], ANNEALED, meter, begun=walks)
+    continued, stopped = search([setting], ANNEALED, meter, earlier=walks)
     assert (stopped, len(continued)) == (False, len(walks))
     assert continued[0].step_s <= walks[0].step_s
     assert meter.spent <= 310
@@ -77,7 +77,7 @@ def test_search_goes_on_from_earlier_walks():
 def test_round_shares_its_evaluations_and_ends_with_the_first_that_fits():
     setting = setting_of([1.0] * 40, backward=True)
     walks, _ = search([setting], PLAIN, Meter(1))
-    walks += [walk.again() for walk in walks]
+    walks += [walk.copy() for walk in walks]
     plan = Round(9, 9, 1.0, 0.0, 0.5)
     meter = Meter(1000)
     _round(walks, plan, 0, 40, meter, 0)
