@@ -43,13 +43,13 @@ def attention_of(kind, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fused_kernel_keeps_its_inputs_its_result_and_a_number_a_row(dtype):
+def test_fused_attention_saves_inputs_output_and_logsumexp(dtype):
     operator = attention_of("full", dtype=dtype)
     kept = sum(kept.bytes for kept in operator.work.kept)
     assert kept == 4 * B * A * S * D * dtype.itemsize + 4 * B * A * S  # never S × S
 
 
-def test_a_mask_is_turned_into_a_bias_and_kept():
+def test_attention_mask_becomes_a_saved_bias():
     masked, full = attention_of("masked"), attention_of("full")
     extra = sum(k.bytes for k in masked.work.kept) - sum(k.bytes for k in full.work.kept)
     assert extra == 4 * S * S
@@ -63,7 +63,7 @@ def test_a_bias_that_is_trained_has_a_gradient():
     assert backward.written_bytes - plain.written_bytes == 4 * A * S * S
 
 
-def test_groups_of_queries_share_keys_that_are_never_repeated():
+def test_grouped_query_attention_does_not_repeat_keys():
     operator = attention_of("grouped", groups=1)
     forward = next(k for k in operator.work.forward if k.name == "fused_attention")
     assert forward.flops == 4 * B * A * S * S * D

@@ -36,7 +36,7 @@ def samples(device, spoil=None):
     matmul=st.floats(0.05, 0.95), elementwise=st.floats(0.05, 0.95), gather=st.floats(0.05, 0.95),
     share=st.floats(0.1, 0.95), launch_s=st.floats(1e-6, 1e-4),
 )  # fmt: skip
-def test_the_fit_finds_the_device_that_the_samples_were_made_with(matmul, elementwise, gather, share, launch_s):
+def test_calibration_recovers_the_device_of_synthetic_samples(matmul, elementwise, gather, share, launch_s):
     efficiency = {**BASE.efficiency, "matmul": matmul, "elementwise": elementwise, "gather": gather}
     bandwidth = share * BASE.peak_memory_bytes_per_s
     true = evolve(
@@ -53,7 +53,7 @@ def test_the_fit_finds_the_device_that_the_samples_were_made_with(matmul, elemen
     )  # fmt: skip
 
 
-def test_residuals_show_what_does_not_fit():
+def test_residual_is_largest_for_a_wrong_sample():
     spoiled = samples(BASE)
     bad = next(i for i, sample in enumerate(spoiled) if sample.name.startswith("add") and sample.seconds > 1e-4)
     spoiled[bad] = evolve(spoiled[bad], seconds=3 * spoiled[bad].seconds)
@@ -71,7 +71,7 @@ def test_a_sample_of_several_kernels_is_their_sum():
     assert calibrate(both, BASE).device.launch_overhead_s == pytest.approx(BASE.launch_overhead_s, rel=1e-2)
 
 
-def test_a_number_that_limits_no_sample_stays():
+def test_efficiency_without_samples_is_not_fitted():
     thin = [sample for sample in samples(BASE) if not sample.name.startswith("mm")]
     found = calibrate(thin, BASE)
     assert "efficiency.matmul" not in found.fitted

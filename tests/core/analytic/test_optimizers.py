@@ -14,7 +14,7 @@ TORCH = {
 
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_is_as_large_as_torch_keeps_it(name, dtype):
+def test_optimizer_state_has_the_bytes_of_torchs(name, dtype):
     parameter = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
     parameter.grad = torch.ones_like(parameter)
     optimizer = TORCH[name]([parameter])
@@ -32,7 +32,7 @@ def test_mixed_precision_keeps_16_bytes_a_parameter():
     assert mixed.state_bytes(8) == 32  # a double needs no copy in less
 
 
-def test_what_a_step_moves_by_hand():
+def test_bytes_moved_by_an_optimizer_step_by_hand():
     assert find_optimizer("sgd").moved_bytes(4) == 3 * 4  # parameter and gradient in, parameter out
     assert find_optimizer("sgd-momentum").moved_bytes(4) == 5 * 4
     assert find_optimizer("adam").moved_bytes(4) == 7 * 4

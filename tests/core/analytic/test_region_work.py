@@ -27,7 +27,7 @@ def operators():
     return operators_of(capture_step(model, lambda model, x: model(x).square().mean(), torch.zeros(4, 8)))
 
 
-def test_a_region_is_run_and_its_operators_counted():
+def test_region_work_counts_the_operators_of_a_run():
     work = model_work(operators())
     (region,) = (op.work for op in work.operators if "tanh" in [kernel.name for kernel in op.work.forward])
     assert sum(kernel.flops for kernel in region.forward) == 2 * 4 * 8 * 8

@@ -17,19 +17,19 @@ def product(rows, inner, columns, dtype, size):
     return Kernel("mm", "matmul", dtype, flops, flops, read, written)
 
 
-def test_a_large_product_takes_its_arithmetic():
+def test_large_product_is_limited_by_arithmetic():
     kernel = product(4096, 4096, 4096, "bf16", 2)
     share = A100.efficiency["matmul"]
     assert kernel_s(kernel, A100) == pytest.approx(5e-6 + 2 * 4096**3 / (312e12 * share))
     assert kernel_s(product(4096, 4096, 4096, "fp32", 4), A100) == pytest.approx(5e-6 + 2 * 4096**3 / (19.5e12 * share))
 
 
-def test_a_thin_product_takes_its_memory():
+def test_thin_product_is_limited_by_memory():
     kernel = product(1, 4096, 4096, "bf16", 2)
     assert kernel_s(kernel, A100) == pytest.approx(5e-6 + 2 * (4096 + 4096**2 + 4096) / 1393e9)
 
 
-def test_tf32_is_for_products_of_float32_alone_and_where_the_device_has_it():
+def test_tf32_is_used_only_for_float32_products_on_devices_that_support_it():
     single, half = product(4096, 4096, 4096, "fp32", 4), product(4096, 4096, 4096, "bf16", 2)
     work = kernel_s(single, A100) - 5e-6
     assert kernel_s(single, A100, tf32=True) == pytest.approx(5e-6 + work / 8)
@@ -38,7 +38,7 @@ def test_tf32_is_for_products_of_float32_alone_and_where_the_device_has_it():
     assert kernel_s(single, without, tf32=True) == kernel_s(single, A100)
 
 
-def test_an_elementwise_operator_takes_its_memory_at_its_own_efficiency():
+def test_elementwise_operator_is_limited_by_memory_with_its_own_efficiency():
     kernel = Kernel("add", "elementwise", "bf16", 0, 0, 2_000_000, 1_000_000)
     assert kernel_s(kernel, A100) == pytest.approx(5e-6 + 3e6 / (1555e9 * A100.efficiency["elementwise"]))
     assert kernels_s([kernel, kernel], A100) == pytest.approx(2 * kernel_s(kernel, A100))

@@ -66,7 +66,7 @@ def test_flops_of_a_transformer_layer_are_those_of_the_zero_bubble_paper():
     assert flops(model_work(layers(1, fused=True)), counted=True) == expected
 
 
-def test_a_fused_backward_computes_the_scores_again_and_a_causal_kernel_leaves_half_out():
+def test_flops_of_fused_attention_include_recomputed_scores_and_half_of_them_if_causal():
     forward, backward_input, weight = flops(model_work(layers(1, fused=True)))
     assert (forward, weight) == (S * B * H * (24 * H + 4 * S), S * B * H * 24 * H)
     assert backward_input == S * B * H * (24 * H + 10 * S)
@@ -149,7 +149,7 @@ def test_views_and_expansions_are_free():
     assert kernels[0].read_bytes == 4 * (256 + 16)
 
 
-def test_a_lookup_reads_rows_and_not_the_table():
+def test_embedding_lookup_counts_the_bytes_of_its_rows():
     operators = captured(nn.Embedding(1000, 8), torch.zeros(4, 5, dtype=torch.long))
     work = work_alone(operators, 0)
     assert work.forward[0].kind == "gather"
@@ -186,7 +186,7 @@ def test_memory_of_stages_is_that_of_their_programs():
         assert memory.workspace <= bound <= memory.workspace + 2 * 4 * S * B * H
 
 
-def test_saved_bytes_of_a_layer_as_the_formula_has_them():
+def test_saved_bytes_of_a_layer_equal_the_published_formula():
     """34sbh + 5as²b of Korthikanti et al. (arXiv 2205.05198) is for 2 bytes an element and with dropout's masks.
 
     Without them: 16 tensors of sbh elements, and what attention keeps of scores: their softmax.
@@ -218,7 +218,7 @@ def test_half_precision_halves_bytes_and_changes_the_rate():
     assert full.saved_bytes == 2 * half.saved_bytes
 
 
-def test_dropout_of_a_described_device_has_one_kernel_back():
+def test_dropout_backward_on_a_described_gpu_is_one_kernel():
     """Eager PyTorch rounds it on a CPU in three operators, which programs repeat; a GPU has one kernel for it."""
     model = nn.Sequential(nn.Linear(H, H), nn.Dropout(0.1), nn.Linear(H, H))
     operators = captured(model, torch.zeros(B, H))
@@ -227,7 +227,7 @@ def test_dropout_of_a_described_device_has_one_kernel_back():
     assert [kernel.name for kernel in found.backward_input] == ["_to_copy", "native_dropout_backward"]
 
 
-def test_what_overwrites_the_gradient_that_comes_in_takes_no_memory():
+def test_backward_that_overwrites_its_incoming_gradient_has_no_workspace():
     model = nn.Sequential(nn.Linear(H, H), nn.GELU(), nn.Linear(H, H))
     work = model_work(captured(model, torch.zeros(B, H)))
     of = {node.name: operator.work for node, operator in zip(work.graph.nodes, work.operators, strict=True)}

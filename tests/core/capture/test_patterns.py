@@ -124,7 +124,7 @@ RUNS = {
 
 @pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (2, ("v-half", 2)), (3, ("v-half", 2))])
 @pytest.mark.parametrize("run", RUNS)
-def test_trains_as_one_process_does(run, devices, schedule):
+def test_patterns_train_like_one_process(run, devices, schedule):
     torch.manual_seed(0)
     check = CheckedModel(Model(RUNS[run]).train(), step, batch(), 3).check(ThreadTeam(devices), *schedule)
     assert check.distance is not None, check
@@ -132,7 +132,7 @@ def test_trains_as_one_process_does(run, devices, schedule):
 
 
 @pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
-def test_a_number_is_compared_when_it_is_known(schedule):
+def test_comparison_of_a_computed_number_runs_at_the_end_of_the_step(schedule):
     torch.manual_seed(0)
     checked = CheckedModel(Model(set_up_once).train(), step, batch(), 3)
     assert list(checked.operators.step.regions) == ["the end of the step"]
@@ -163,14 +163,14 @@ def weighed_by_the_model(model, x):
 
 @pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (3, ("v-half", 2)), (4, ("1f1b", 1))])
 @pytest.mark.parametrize("step", [probed, compared_without_gradients, weighed_by_the_model])
-def test_what_no_gradient_comes_back_to_has_none_and_weights_go_where_the_loss_is(step, devices, schedule):
+def test_outputs_without_gradient_and_weighted_losses_equal_one_process(step, devices, schedule):
     torch.manual_seed(0)
     check = CheckedModel(Model(None).train(), step, batch(8), 4).check(ThreadTeam(devices), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_numbers_are_computed_with_as_python_does():
+def test_arithmetic_of_numbers_equals_python():
     def counted(model, x):
         out = model(x)
         before, positive = model.count.item(), (out > 0).sum().item()
@@ -194,7 +194,7 @@ def test_numbers_are_computed_with_as_python_does():
     assert metrics["is_float"] == 1.0
 
 
-def test_a_comparison_of_numbers_stays_python():
+def test_comparison_of_numbers_is_not_traced():
     def told(model, x):
         out = model(x)
         return out.pow(2).mean() if (out > 1e9).sum().item() == 0 else out.mean()
@@ -227,7 +227,7 @@ def noted(m, x):
 
 
 @pytest.mark.parametrize(("run", "name"), [(kept_in_a_list, "seen"), (set_up_by_a_flag, "ready")])
-def test_what_goes_from_one_microbatch_to_the_next_is_warned_of_and_taken_back(run, name):
+def test_attribute_kept_between_microbatches_is_warned_of_and_restored(run, name):
     model = Model(run)
     model.before, model.seen = None, []
     with pytest.warns(UserWarning, match=f"the model sets its attribute '{name}'.*make it a buffer"):
@@ -237,7 +237,7 @@ def test_what_goes_from_one_microbatch_to_the_next_is_warned_of_and_taken_back(r
     assert not hasattr(model, "ready")
 
 
-def test_a_tensor_that_goes_from_one_microbatch_to_the_next_is_refused_with_its_line():
+def test_tensor_kept_between_microbatches_is_refused_with_its_line():
     model = Model(carried)
     model.before = None
     with pytest.raises(RequestError, match=r"test_patterns.py:\d+: the model reads its attribute 'before' here"):
@@ -245,14 +245,14 @@ def test_a_tensor_that_goes_from_one_microbatch_to_the_next_is_refused_with_its_
     assert model.before is None
 
 
-def test_what_is_only_noted_is_no_matter(recwarn):
+def test_attribute_that_is_never_read_is_not_warned_of(recwarn):
     model = Model(noted)
     capture_step(model, step, batch(2))
     assert not [w for w in recwarn if "sets its attribute" in str(w.message)]
     assert not hasattr(model, "last")
 
 
-def test_what_a_step_keeps_around_it_is_warned_of_and_taken_back():
+def test_variables_around_the_step_are_warned_of_and_restored():
     losses, count = [], 0
 
     def collecting(model, x):
@@ -285,7 +285,7 @@ def data_assigned(m, x):
 @pytest.mark.parametrize(
     ("run", "why"), [(by_chance, "draws"), (by_numpys_chance, "draws"), (data_assigned, r"assigns \.data")]
 )
-def test_what_no_graph_can_do_is_refused_with_the_line(run, why):
+def test_unsupported_operations_are_refused_with_the_line(run, why):
     with pytest.raises(RequestError, match=rf"test_patterns\.py:\d+ in {run.__name__}: the step {why}"):
         capture_step(Model(run), step, batch(2))
 
@@ -315,7 +315,7 @@ def test_a_hook_that_may_change_a_gradient_is_refused_with_its_line(hook):
         capture_step(model, step, batch(2))
 
 
-def test_a_hook_that_only_looks_is_warned_of():
+def test_hook_that_only_observes_is_warned_of():
     model = Model(lambda m, x: m.c(m.a(x)))
     model.c.weight.register_hook(functools.partial(observe, []))
     with pytest.warns(UserWarning, match="a pipeline does not call it"):

@@ -39,13 +39,13 @@ def test_a_transfer_takes_all_latencies_and_the_slowest_rate():
     assert CLUSTER.transfer_s(1, 1, 20) == 0
 
 
-def test_a_path_says_in_which_direction_it_crosses_each_link():
+def test_path_has_the_direction_of_each_link():
     first, second = CLUSTER.links
     assert CLUSTER.path(0, 1) == ((first, True), (second, True))
     assert CLUSTER.path(1, 0) == ((second, False), (first, False))
 
 
-def test_the_path_of_least_latency_wins_then_that_of_fewest_links():
+def test_path_has_the_least_latency_then_the_fewest_links():
     links = (Link("a", "b", 1.0, 1.0), Link("a", "h", 9.0, 0.25), Link("h", "b", 9.0, 0.25))
     devices = (Device("a", 1), Device("b", 1))
     assert [link.bytes_per_s for link, _ in Cluster(devices, ("h",), links).path(0, 1)] == [9.0, 9.0]
@@ -53,13 +53,13 @@ def test_the_path_of_least_latency_wins_then_that_of_fewest_links():
     assert len(Cluster(devices, ("h",), equal).path(0, 1)) == 1
 
 
-def test_fully_connected_gives_every_pair_a_link_of_its_own():
+def test_fully_connected_gives_every_pair_a_separate_link():
     cluster = fully_connected(4, 7, 2.0, 0.5)
     assert len(cluster.links) == 6
     assert {cluster.transfer_s(a, b, 4) for a in range(4) for b in range(4) if a != b} == {2.5}
 
 
-def test_devices_without_a_path():
+def test_devices_without_a_path_are_refused():
     cluster = Cluster((Device("a", 1), Device("b", 1)))
     with pytest.raises(RequestError, match=r"no link connects device 0 \('a'\) to 1 \('b'\): add one"):
         cluster.path(0, 1)
@@ -100,7 +100,7 @@ def test_the_host_is_reached_directly():
     assert sum(link.latency_s for link, _ in SERVER.host_path(2)) == 2.0
 
 
-def test_a_device_without_a_host_says_so():
+def test_path_to_the_host_of_a_device_without_one_is_refused():
     with pytest.raises(RequestError, match=r"device 0 \('g0'\) reaches no hub of kind host: add one"):
         CLUSTER.host_path(0)
 
@@ -180,7 +180,7 @@ def clusters(draw):
 
 
 @given(clusters())
-def test_paths_are_the_shortest_that_keep_the_rule(cluster):
+def test_paths_are_the_shortest_that_cross_pcie_only_through_a_host(cluster):
     kinds = {device.name: None for device in cluster.devices} | {hub.name: hub.kind for hub in cluster.hubs}
     best = shortest(cluster, kinds, "d0", "d1", most=6)
     try:
@@ -212,7 +212,7 @@ def test_paths_do_not_depend_on_names(cluster, random):
     assert [other[name] for name in places(cluster, path, "d0")] == places(renamed, renamed.path(0, 1), other["d0"])
 
 
-def test_equal_paths_are_shared_out_by_the_device_that_they_go_to():
+def test_equal_paths_are_distributed_by_destination():
     devices = (Device("a", 1), Device("b", 1), Device("c", 1))
     links = tuple(Link(device.name, hub, 1.0, 0.5) for device in devices for hub in ("left", "right"))
     cluster = Cluster(devices, ("left", "right"), links)
@@ -262,7 +262,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_file(tmp_path):
+def test_truncated_cluster_file_is_refused(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(cluster_json(CLUSTER)[:-30], encoding="utf-8")
     with pytest.raises(RequestError, match="not a whole JSON file"):

@@ -42,7 +42,7 @@ def phases(*arguments):
         (ALL_REDUCE, HIERARCHICAL, [(60.0, 10.0, 3.0)]),
     ],
 )
-def test_four_devices_with_links_of_their_own(operation, algorithm, wanted):
+def test_all_reduce_of_four_devices_with_separate_links(operation, algorithm, wanted):
     assert phases(OWN, range(4), 40, operation, algorithm) == wanted
     assert collective_s(OWN, range(4), 40, operation, algorithm) == sum(b / rate + late for b, rate, late in wanted)
 
@@ -81,7 +81,7 @@ def test_one_device_or_nothing_takes_no_time():
     assert collective_s(OWN, [1, 1], 40) == 0.0
 
 
-def test_the_fastest_alone_is_taken():
+def test_all_reduce_uses_the_fastest_algorithm():
     # Eight devices behind ports: a tree's inner places pass twice the bytes of it on, a ring's less.
     cluster = nodes(8, port=10.0, latency_s=1.0)
     for size, taken, other in ((40, TREE, RING), (4000, RING, TREE)):
@@ -97,13 +97,13 @@ def test_a_ring_crosses_a_node_boundary_once_each_way():
     assert phases(cluster, range(4), 40, ALL_REDUCE, RING) == [(60.0, 10.0, 2 * 20.0 - 10.0)]
 
 
-def test_members_of_a_node_stand_next_to_each_other_however_they_are_numbered():
+def test_ring_orders_members_of_a_node_next_to_each_other():
     cluster = nodes(2, 2, order=(0, 2, 1, 3))  # devices 0 and 2 in the first node, 1 and 3 in the second
     assert ring_order(cluster, (0, 1, 2, 3)) == (0, 2, 1, 3)
     assert phases(cluster, range(4), 40, ALL_REDUCE, RING) == [(60.0, 10.0, 0.0)]
 
 
-def test_bridged_pairs_stand_next_to_each_other():
+def test_ring_orders_bridged_pairs_next_to_each_other():
     # Four devices behind PCIe, 0–3 and 1–2 with bridges.
     links = [Link(f"d{i}", "root", 24.0, 0.0) for i in range(4)]
     links += [Link("d0", "d3", 48.0, 0.0), Link("d1", "d2", 48.0, 0.0)]
@@ -111,7 +111,7 @@ def test_bridged_pairs_stand_next_to_each_other():
     assert ring_order(cluster, (0, 1, 2, 3)) == (0, 3, 1, 2)
 
 
-def test_hierarchical_sends_a_part_of_it_across():
+def test_hierarchical_all_reduce_sends_a_part_between_nodes():
     # Two nodes of two: 20 bytes of each in the node, 20 bytes across of each of two (twice 1/2 of 20) over one NIC, and
     # 20 bytes in the node again.
     cluster = nodes(2, 2, latency_s=1.0, far_s=3.0)
@@ -129,13 +129,13 @@ def test_hierarchical_needs_nodes_of_one_size():
     assert phases(cluster, range(4), 40, ALL_REDUCE, HIERARCHICAL) == phases(cluster, range(4), 40, ALL_REDUCE, RING)
 
 
-def test_members_that_nothing_connects_are_refused():
+def test_unconnected_members_are_refused():
     with pytest.raises(RequestError, match="no link connects device 0"):
         collective_s(Cluster((Device("a", 1), Device("b", 1))), [0, 1], 40)
 
 
 @given(st.integers(2, 9), st.sampled_from(Operation), st.sampled_from(Algorithm), st.integers(1, 1000), st.randoms())
-def test_laws(count, operation, algorithm, size, random):
+def test_collective_time_does_not_depend_on_the_order_and_grows_with_bytes(count, operation, algorithm, size, random):
     cluster = nodes(count // 2, count - count // 2, latency_s=0.5, far_s=1.0)
     members = list(range(count))
     alone = collective_s(cluster, members, size, operation, algorithm)

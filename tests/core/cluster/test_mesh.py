@@ -36,7 +36,7 @@ def test_the_last_dimension_has_neighbouring_devices(text, devices, mesh):
         ("pp=2,tp=2", "a dimension 'tp': the dimensions are pp .the pipeline. and dp"),
     ],
 )
-def test_what_is_no_mesh_is_refused_in_one_line(text, said):
+def test_invalid_mesh_is_refused_in_one_line(text, said):
     with pytest.raises(RequestError, match=said) as refusal:
         parse_mesh(text)
     assert "\n" not in str(refusal.value)
@@ -51,7 +51,7 @@ def test_what_is_no_mesh_is_refused_in_one_line(text, said):
         ("dp=7", "is for 7 devices and there are 6 ranks"),
     ],
 )
-def test_a_mesh_for_another_number_names_both(text, said):
+def test_mesh_for_another_number_of_devices_is_refused_with_both_numbers(text, said):
     with pytest.raises(RequestError, match=said):
         parse_mesh(text).over(6, "ranks")
 

@@ -6,7 +6,7 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.cluster.topology import Branch, LinkClass, Rail, path_classes, topology_of
 
 
-def test_one_node_is_taken_apart():
+def test_topology_of_one_node_has_its_switches_and_devices():
     topology = topology_of(find_cluster("4xA100-40GB"))
     (node,) = topology.nodes
     assert node.drawn
@@ -27,7 +27,7 @@ def test_bridges_are_pairs():
     assert node.host_links == (("host0", "host1"),)
 
 
-def test_nodes_that_are_alike_are_found_and_the_network_is_no_part_of_them():
+def test_equal_nodes_are_found_without_the_network():
     cluster = find_cluster("3x2xH100+2xA100-80GB")
     topology = topology_of(cluster)
     assert topology.names == ("node0", "node1", "node2", "node3")
@@ -40,12 +40,12 @@ def test_nodes_that_are_alike_are_found_and_the_network_is_no_part_of_them():
     )
 
 
-def test_nodes_with_equal_shapes_and_different_devices_are_not_alike():
+def test_nodes_with_different_devices_are_not_equal():
     cluster = find_cluster("2xA100-40GB+2xA100-80GB")
     assert topology_of(cluster).groups([device.type for device in cluster.devices]) == [[0], [1]]
 
 
-def test_what_is_no_tree_is_not_drawn():
+def test_topology_that_is_no_tree_is_not_drawn():
     (node,) = topology_of(find_cluster("cpu:4")).nodes
     assert not node.drawn
     nested = Cluster(
@@ -61,12 +61,12 @@ def test_nodes_without_a_common_name_are_numbered():
     assert topology_of(cluster).names == ("node 0", "node 1")
 
 
-def test_a_device_at_the_host_has_a_branch_of_its_own():
+def test_device_at_the_host_has_a_separate_branch():
     cluster = Cluster((Device("g", 1),), (Hub("host", "host"),), (Link("g", "host", 1.0, 0.0),))
     assert topology_of(cluster).nodes[0].branches == (Branch(None, (0,), (), "host"),)
 
 
-def test_paths_that_are_alike_are_told_once():
+def test_equal_paths_are_listed_once():
     found = [(path.device, path.count, path.hubs) for path in path_classes(find_cluster("8xRTX3090"))]
     assert found == [
         (1, 1, ()),

@@ -30,13 +30,13 @@ def test_a_stage_costs_the_sum_of_its_nodes_and_the_largest_workspace():
     ("parameters", "state", "split"),
     [(10, 10, (10, 0, 0)), (10, 15, (10, 5, 0)), (10, 4, (4, 0, 0)), (0, 6, (0, 0, 6))],
 )
-def test_state_is_never_more_than_the_graph_says(parameters, state, split):
+def test_state_bytes_are_split_into_parameters_gradients_and_optimizer(parameters, state, split):
     (cost,) = stage_costs(OpGraph((OpNode("a", parameter_bytes=parameters, state_bytes=state),)), [["a"]])
     assert (cost.parameter_bytes, cost.gradient_bytes, cost.optimizer_bytes) == split
     assert cost.state_bytes == state
 
 
-def test_a_backward_of_its_own_time_counts():
+def test_full_backward_with_a_separate_time_is_used():
     assert StageCosts(1, 2, 3, backward_s=4).full_backward_s == 4
 
 
@@ -51,14 +51,14 @@ def test_two_tensors_between_two_stages_travel_as_one_message():
     assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 14, 14),)
 
 
-def test_nothing_comes_back_for_what_is_not_differentiable():
+def test_tensor_that_is_not_differentiable_has_no_gradient_message():
     graph = graph_of(OpEdge("a", "b", 8, gradient=False), OpEdge("a", "b", 4, tensor=1))
     assert stage_edges(graph, EACH) == (StageEdge(0, 1, 12, 4),)
     graph = graph_of(OpEdge("a", "b", 8, gradient=False))
     assert stage_edges(graph, EACH) == (StageEdge(0, 1, 8, 0),)
 
 
-def test_a_tensor_without_bytes_has_a_gradient_to_wait_for():
+def test_tensor_without_bytes_has_a_gradient_message():
     graph = graph_of(OpEdge("a", "b", 0), OpEdge("b", "c", 0, gradient=False))
     assert stage_edges(graph, EACH) == (StageEdge(0, 1, 0, 1), StageEdge(1, 2, 0, 0))
 
@@ -68,7 +68,7 @@ def test_one_differentiable_reader_is_enough():
     assert stage_edges(graph, [["a", "b"], ["c", "d"]]) == (StageEdge(0, 1, 8, 8),)
 
 
-def test_edges_inside_a_stage_are_none():
+def test_edges_inside_a_stage_are_no_messages():
     assert stage_edges(graph_of(OpEdge("a", "b", 8)), [["a", "b"], ["c", "d"]]) == ()
 
 

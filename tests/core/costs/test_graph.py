@@ -31,13 +31,13 @@ def test_round_trip_gives_the_same_graph_and_bytes(tmp_path):
     assert graph_json(read_graph(path)) == path.read_text(encoding="utf-8")
 
 
-def test_parameters_are_told_once_in_the_order_of_their_first_readers():
+def test_parameters_are_listed_once_in_the_order_of_their_first_readers():
     reads = [("w",), (), ("v", "w"), ("u", "v")]
     graph = OpGraph(tuple(OpNode(str(i), parameters=names) for i, names in enumerate(reads)))
     assert graph.parameters == ("w", "v", "u")
 
 
-def test_a_file_may_leave_costs_out(tmp_path):
+def test_file_may_omit_costs(tmp_path):
     text = '{"format": "panpipe.opgraph/1", "nodes": [{"name": "a"}], "edges": []}'
     assert read_graph(written(tmp_path, text)) == OpGraph((OpNode("a"),))
 
@@ -73,7 +73,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, change, message):
     [(graph_json(GRAPH)[:-40], "not a whole JSON file"), ("[]", "holds a list"), ("", "not a whole JSON file")],
     ids=["truncated", "list", "empty"],
 )
-def test_what_is_no_document_is_refused(tmp_path, text, message):
+def test_file_that_is_no_document_is_refused(tmp_path, text, message):
     with pytest.raises(RequestError, match=message):
         read_graph(written(tmp_path, text))
 
@@ -83,7 +83,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_graph(tmp_path / "none.json")
 
 
-def test_the_hash_ignores_times_and_sees_everything_else():
+def test_hash_depends_on_everything_but_times():
     same = OpGraph((OpNode("a", 9.0, parameter_bytes=4, parameters=("w",)), OpNode("b")), GRAPH.edges)
     other = OpGraph(GRAPH.nodes, (OpEdge("a", "b", 8, gradient=False, tensor=1),))
     assert same.hash == GRAPH.hash != other.hash
@@ -97,6 +97,6 @@ def test_the_hash_ignores_times_and_sees_everything_else():
         ([["a"], []], "'b' is in no stage"),
     ],
 )
-def test_stages_that_do_not_cover_the_graph(stages, message):
+def test_stages_that_do_not_cover_the_graph_are_refused(stages, message):
     with pytest.raises(RequestError, match=message):
         stage_of_nodes(GRAPH, stages)

@@ -14,11 +14,11 @@ def test_time_is_linear_between_known_sizes_and_constant_beyond_them(size, secon
     assert TIMES.receive_s(size) == 0.25
 
 
-def test_what_was_never_sent_takes_no_time():
+def test_messages_that_were_never_sent_take_no_time():
     assert MessageTimes({}, {}).send_s(7) == 0.0
 
 
-def test_of_each_size_the_quantile_over_what_was_seen_counts():
+def test_typical_time_of_each_size_is_the_quantile_over_steps():
     seen = [MessageTimes({8: 1.0}, {}), MessageTimes({8: 3.0, 4: 5.0}, {8: 2.0}), MessageTimes({8: 2.0}, {})]
     assert typical(seen, 0.5) == MessageTimes({4: 5.0, 8: 2.0}, {8: 2.0})
 

@@ -17,7 +17,7 @@ def cut(*places):
     return module_ranges([NAMES[a:b] for a, b in zip((0, *places), (*places, len(NAMES)), strict=True)])
 
 
-def test_a_stage_reaches_from_module_to_module():
+def test_module_range_of_a_stage_has_its_first_and_last_module():
     assert cut(7) == ("transformer.wte … transformer.h.0", "transformer.h.1 … cross_entropy_loss")
     assert cut(5, 17) == (
         "transformer.wte … transformer.h.0.attn",
@@ -31,7 +31,7 @@ def test_a_cut_inside_a_module_names_the_operator():
     assert cut(6, 7)[1] == "transformer.h.0/add"
 
 
-def test_a_whole_module_stands_for_itself():
+def test_module_range_of_a_whole_module_is_its_name():
     assert cut(2, 7, 12)[1:3] == ("transformer.h.0", "transformer.h.1")
 
 

@@ -41,12 +41,12 @@ def test_full_backward_has_a_time_of_its_own():
     assert evaluate(order("0F0 0B0"), (0,), [StageCosts(1, 1, 1, backward_s=1.5)]).makespan == 2.5
 
 
-def test_the_gradient_leaves_with_i_and_w_waits_for_it():
+def test_gradient_is_sent_after_i_and_w_waits_for_i():
     result = evaluate(order("0F0 0I0 0W0", "1F0 1I0 1W0"), (0, 1), [UNIT, UNIT])
     assert result.starts == ((0, 3, 4), (1, 2, 3))
 
 
-def test_skip_edges_are_waited_for_both_ways():
+def test_skip_edges_delay_forward_and_backward():
     edges = [StageEdge(0, 1, 1, 1), StageEdge(1, 2, 1, 1), StageEdge(0, 2, 100, 100)]
     result = evaluate(
         order("0F0 0B0", "1F0 1B0", "2F0 2B0"),
@@ -58,12 +58,12 @@ def test_skip_edges_are_waited_for_both_ways():
     assert result.starts == ((0, 24), (1, 14), (11, 12))
 
 
-def test_an_edge_without_gradient_is_not_waited_for_on_the_way_back():
+def test_edge_without_gradient_does_not_delay_the_backward():
     result = evaluate(order("0F0 0B0", "1F0 1B0"), (0, 1), [UNIT] * 2, edges=[StageEdge(0, 1, 1, 0)])
     assert result.starts == ((0, 1), (1, 2))
 
 
-def test_hops_within_a_device_take_no_time_and_gradients_ask_for_their_own_size():
+def test_hops_within_a_device_take_no_time_and_gradients_have_their_own_size():
     asked = []
 
     def delay(src, dst, size):
@@ -87,7 +87,7 @@ def test_memory_of_split_backward():
     assert held.peak_position == (2,)
 
 
-def test_what_i_creates_counts_at_its_end():
+def test_bytes_created_by_i_count_at_its_end():
     costs = [StageCosts(1, 1, 1, saved_bytes=10, freed_by_input_bytes=1, created_by_input_bytes=5)]
     result = evaluate(order("0F0 0I0 0W0"), (0,), costs)
     assert (result.peak_memory, result.peak_position) == ((14,), (1,))
@@ -112,7 +112,7 @@ def test_no_actions_take_no_time():
         (("0STEP",), "0STEP is in a compute order"),
     ],
 )  # fmt: skip
-def test_orders_that_cannot_run(rows, message):
+def test_orders_that_cannot_run_are_refused(rows, message):
     with pytest.raises(RequestError) as caught:
         evaluate(order(*rows), (0, 1), [UNIT] * 2)
     assert message in str(caught.value)
@@ -133,7 +133,7 @@ def test_a_slower_hop_is_never_faster(devices, microbatches, chunks, hop, more):
     assert slow.peak_memory == fast.peak_memory
 
 
-def test_a_stage_that_recomputes_fills_its_wait_for_the_gradient():
+def test_recompute_runs_while_the_gradient_is_awaited():
     cost = StageCosts(2.0, 1.0, 1.0, saved_bytes=10, input_bytes=4)
     wait = evaluate(order("0F0 0B0", "1F0 1B0"), (0, 1), [cost, cost], recompute=[0])
     assert wait.starts == ((0.0, 6.0), (2.0, 4.0))  # the second forward runs from 2 to 4, and the gradient comes at 6
@@ -145,6 +145,6 @@ def test_a_stage_that_recomputes_fills_its_wait_for_the_gradient():
     assert late.peak_position == (2,)
 
 
-def test_who_recomputes_and_keeps_more_than_it_would_save_peaks_at_f():
+def test_recomputing_stage_with_large_inputs_peaks_at_f():
     cost = StageCosts(1.0, 1.0, 1.0, saved_bytes=1, input_bytes=4)
     assert evaluate(order("0F0 0B0"), (0,), [cost], recompute=[0]).peak_memory == (4,)

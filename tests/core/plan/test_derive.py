@@ -21,7 +21,7 @@ def texts(plan):
     return tuple(" ".join(map(str, actions)) for actions in plan.device_actions)
 
 
-def test_what_is_left_of_1f1b():
+def test_first_microbatches_of_1f1b():
     plan = scheduled("1f1b", 2, 4)
     assert texts(plan)[0] == "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"
     assert texts(first_microbatches(plan, 2)) == ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
@@ -32,7 +32,7 @@ def test_what_is_left_of_1f1b():
 
 
 @given(st.sampled_from(FAMILIES), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3), st.data())
-def test_every_schedule_is_sound_for_its_first_microbatches(family, devices, microbatches, chunks, data):
+def test_every_schedule_is_valid_for_its_first_microbatches(family, devices, microbatches, chunks, data):
     chunks = family.chunks[0] if family.chunks else chunks
     schedule = family.build(ScheduleProblem(devices, microbatches, chunks))
     actions = schedule.device_actions
@@ -50,11 +50,11 @@ def test_every_schedule_is_sound_for_its_first_microbatches(family, devices, mic
 
 
 @given(plans(), st.data())
-def test_any_plan_is_sound_for_its_first_microbatches(plan, data):
+def test_any_plan_is_valid_for_its_first_microbatches(plan, data):
     validate(first_microbatches(plan, data.draw(st.integers(1, plan.microbatches))))
 
 
-def test_other_messages():
+def test_with_edges_returns_the_same_plan_unless_an_edge_is_new():
     plan = scheduled("1f1b", 3, 2)
     assert with_edges(plan, [StageEdge(1, 2, 99, 99), StageEdge(0, 1, 1, 1)]) is plan  # the same stages talk
     skipping = with_edges(plan, [*plan.edges, StageEdge(0, 2, 4, 0)])
@@ -63,7 +63,7 @@ def test_other_messages():
     validate(skipping)
 
 
-def test_messages_against_the_order_are_a_deadlock():
+def test_edges_against_the_order_are_a_deadlock():
     side_by_side = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1), edges=[])
     validate(side_by_side)
     validate(with_edges(side_by_side, [StageEdge(0, 1, 4, 4)]))

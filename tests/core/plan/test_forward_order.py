@@ -29,7 +29,7 @@ def plan_of_name(name, data=1):
     raise AssertionError(name)
 
 
-def test_the_order_of_a_v():
+def test_forward_order_of_a_folded_placement():
     edges = [StageEdge(i, i + 1, 1, 0) for i in range(3)]
     found = forward_order((0, 1, 1, 0), edges, 2, 3)
     assert found == orders("0F0 0F1 0F2 3F0 3F1 3F2", "1F0 2F0 1F1 2F1 1F2 2F2")
@@ -56,7 +56,7 @@ def test_forwards_of_every_schedule_run_to_the_end_and_hold_nothing(name):
     assert parse_plan(plan_json(plan), "the plan") == plan
 
 
-def test_what_belongs_to_a_backward_is_refused():
+def test_backward_actions_in_a_forward_plan_are_refused():
     trained = scheduled("1f1b", 2, 2)
     plan = forward_only(trained)
     for wrong, said in (

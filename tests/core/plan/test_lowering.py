@@ -33,12 +33,12 @@ def texts(lowered):
 
 
 @pytest.mark.parametrize("prefetch", sorted(TWO_STAGES))
-def test_two_stages_by_prefetch(prefetch):
+def test_lowered_actions_of_two_stages_by_prefetch(prefetch):
     plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
     assert texts(lower(plan, prefetch)) == TWO_STAGES[prefetch]
 
 
-def test_a_skip_edge_goes_directly_and_sends_stand_by_destination():
+def test_skip_edge_is_sent_directly_and_sends_are_ordered_by_destination():
     edges = (StageEdge(0, 2, 5, 5), StageEdge(0, 1, 5, 5), StageEdge(1, 2, 5, 5))
     plan = plan_of(orders("0F0 0B0", "1F0 1B0", "2F0 2B0"), (0, 1, 2), edges=edges)
     assert texts(lower(plan, 0)) == (
@@ -53,7 +53,7 @@ def test_stages_of_one_device_do_not_communicate():
     assert texts(lower(plan)) == ("0F0 1F0 1B0 0B0 0STEP 1STEP",)
 
 
-def test_nothing_comes_back_over_an_edge_without_gradient():
+def test_edge_without_gradient_has_no_backward_message():
     plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), edges=(StageEdge(0, 1, 5, 0),))
     assert texts(lower(plan)) == ("0F0 0SEND_F0>1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1STEP")
 
@@ -72,14 +72,14 @@ def test_receives_move_forward_to_keep_the_order_of_their_queue():
     assert texts(lower(plan, 0))[1] == "1RECV_F1<0 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1F1 1B1 1SEND_B1>0 1STEP"
 
 
-def test_all_sums_of_a_tied_weight_stand_in_front_of_the_steps_of_a_device():
+def test_tied_reductions_come_before_the_steps_of_a_device():
     tied = (TiedWeight("embedding", (0, 3), 8),)
     plan = plan_of(orders("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"), (0, 1, 1, 0), tied=tied)
     ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(plan)]
     assert ends == [["0REDUCE_TIED", "3REDUCE_TIED", "0STEP", "3STEP"], ["1STEP", "2STEP"]]
 
 
-def test_gradients_are_reduced_behind_the_last_backward_of_their_stage():
+def test_gradients_are_reduced_after_the_last_backward_of_their_stage():
     rows = orders("0F0 0F1 3F0 3F1 3I0 3I1 3W0 0B0 3W1 0B1", "1F0 1F1 2F0 2F1 2B0 2B1 1B0 1B1")
     tied = (TiedWeight("embedding", (0, 3), 8),)
     lowered = lower(plan_of(rows, (0, 1, 1, 0), tied=tied, data=2), 0)
@@ -116,7 +116,7 @@ def test_negative_prefetch_is_refused():
         lower(scheduled("1f1b", 2, 2), -1)
 
 
-def test_recompute_stands_in_front_of_the_backward_and_behind_its_receives():
+def test_recompute_comes_before_the_backward_and_after_its_receives():
     plan = plan_of(orders("0F0 0B0", "1F0 1I0 1W0", "2F0 2B0"), (0, 1, 2))
     first, second, third = lower(attrs.evolve(plan, memory=MemoryPolicy(recompute=(0, 1))), 0)
     assert " ".join(map(str, first)) == "0F0 0SEND_F0>1 0RECV_B0<1 0RECOMPUTE0 0B0 0STEP"

@@ -13,7 +13,7 @@ FIRST = "0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0STEP"
 SECOND = "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1STEP"
 
 
-def test_positions_between_operations():
+def test_messages_have_the_positions_of_their_operations():
     queues = queues_of(PLAN, orders(FIRST, SECOND))
     assert [[str(action) for action in actions] for actions in queues.compute] == [
         ["0F0", "0F1", "0B0", "0B1", "0STEP"],
@@ -75,7 +75,7 @@ def test_positions_between_operations():
         ),
     ],
 )
-def test_what_does_not_match_is_refused(first, second, message):
+def test_unmatched_messages_are_refused(first, second, message):
     with pytest.raises(RequestError, match=message):
         queues_of(PLAN, orders(first, second))
 
@@ -111,7 +111,7 @@ def test_a_stage_reduces_its_gradients_between_its_last_backward_and_its_step():
         (REPLICAS, FIRST + " 0REDUCE_GRAD", "0REDUCE_GRAD is after 0STEP: move it before that"),
     ],
 )
-def test_gradients_that_are_reduced_elsewhere_are_refused(plan, first, message):
+def test_misplaced_gradient_reduction_is_refused(plan, first, message):
     with pytest.raises(RequestError, match=message) as refusal:
         queues_of(plan, orders(first, SECOND if plan is PLAN else REDUCED[1]))
     assert "\n" not in str(refusal.value)

@@ -63,7 +63,7 @@ def test_round_trip_gives_the_same_plan_and_bytes(tmp_path):
     assert plan_json(read_plan(path)) == path.read_text(encoding="utf-8")
 
 
-def test_an_interval_and_the_machine_s_speed_are_kept_and_left_out_where_there_are_none():
+def test_interval_and_reference_speed_are_written_if_known():
     assert "interval_s" not in plan_json(PLAN)
     assert "reference_s" not in plan_json(PLAN)
     known = evolve(PLAN, prediction=evolve(PLAN.prediction, interval_s=(9.0, 10.0), reference_s=0.0125))
@@ -75,7 +75,7 @@ def test_actions_are_written_in_the_grammar():
     assert json.loads(plan_json(PLAN))["device_actions"] == [["0F0", "0B0"], ["1F0", "1I0", "1W0"]]
 
 
-def test_a_plan_without_prediction_is_whole():
+def test_plan_without_prediction_is_complete():
     bare = evolve(PLAN, prediction=None)
     assert parse_plan(plan_json(bare), "plan.json") == bare
 
@@ -86,7 +86,7 @@ def test_predicted_is_the_prediction_and_raises_without_one():
         _ = evolve(PLAN, prediction=None).predicted
 
 
-def test_the_prediction_is_no_part_of_the_identity():
+def test_hash_does_not_depend_on_the_prediction():
     assert evolve(PLAN, prediction=None).hash == PLAN.hash
     assert evolve(PLAN, schedule="gpipe").hash != PLAN.hash
 
@@ -97,16 +97,16 @@ def test_placement_and_stages_of_a_device():
     assert PLAN.stages_on(1) == (PLAN.stages[1],)
 
 
-def test_a_truncated_file_says_where():
+def test_truncated_plan_file_is_refused_with_the_position():
     with pytest.raises(RequestError, match=r"^plan.json is not a whole JSON file \(line \d+"):
         parse_plan(plan_json(PLAN)[:-30], "plan.json")
 
 
-def test_a_newer_version_says_which_is_read():
+def test_newer_plan_format_is_refused_with_the_supported_one():
     assert "reads version 1" in refused(lambda d: d.update(format="panpipe.plan/2"))
 
 
-def test_another_document_is_told_apart():
+def test_another_document_is_refused_as_a_plan():
     assert "not a panpipe.plan file" in refused(lambda d: d.update(format="panpipe.opgraph/1"))
 
 
@@ -136,7 +136,7 @@ def test_a_hand_edited_action_is_refused(text):
 # The mesh
 
 
-def test_ranks_go_replica_by_replica():
+def test_ranks_are_numbered_replica_by_replica():
     mesh = Mesh(2, 3)
     assert mesh.ranks == 6
     assert mesh.cluster_devices == (0, 1, 2, 3, 4, 5)

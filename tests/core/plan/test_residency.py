@@ -32,13 +32,13 @@ def two_stages(prefetch, **costs):
     return simulate(plan, lowered=lower(plan, prefetch)).timelines
 
 
-def test_saved_tensors_from_the_start_of_f_to_the_end_of_b():
+def test_saved_tensors_are_held_from_the_start_of_f_to_the_end_of_b():
     first, second = two_stages(2, saved_bytes=100)
     assert changes(first, 0) == [(0.0, 100.0), (9.0, 0.0)]
     assert changes(second, 0) == [(0.0, 0.0), (2.5, 100.0), (5.5, 0.0)]
 
 
-def test_buffers_of_sends_and_receives():
+def test_buffers_of_sends_and_receives_are_held():
     first, second = two_stages(0)
     # Device 0: sends 1–2.5; posts its receive behind 0F0, at 1, and holds it until 0B0 ends.
     assert changes(first, 1) == [(0.0, 0.0), (1.0, 20.0), (2.5, 10.0), (9.0, 0.0)]
@@ -62,7 +62,7 @@ def test_i_frees_and_creates_and_w_frees_the_rest():
     assert changes(simulate(plan).timelines[0], 0) == [(0.0, 100.0), (3.0, 65.0), (7.0, 0.0)]
 
 
-def test_who_recomputes_holds_its_inputs_until_it_does():
+def test_recomputing_stage_holds_its_inputs_until_recompute():
     cost = StageCosts(1.0, 2.0, 4.0, saved_bytes=100, freed_by_input_bytes=60, input_bytes=30, recompute_s=0.5)
     plan = plan_of(orders("0F0 0F1 0B0 0I1 0W1"), (0,), costs=[cost], recompute=(0,))
     result = simulate(plan)
@@ -81,7 +81,7 @@ def test_a_tensor_that_stays_on_its_device_is_held_until_it_is_read():
     ]  # fmt: skip
 
 
-def test_peaks_and_what_causes_them():
+def test_peaks_have_the_action_that_causes_them():
     cost = StageCosts(1.0, 1.0, 1.0, parameter_bytes=3, gradient_bytes=5, optimizer_bytes=8, saved_bytes=100)
     plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), costs=[attrs.evolve(cost, workspace_bytes=7)])
     result = simulate(plan)
@@ -93,7 +93,7 @@ def test_peaks_and_what_causes_them():
     )
 
 
-def test_a_device_that_does_nothing():
+def test_device_without_actions_holds_nothing():
     result = simulate(plan_of(orders("0F0 0B0", ""), (0,)))
     assert result.peak_memory_bytes[1] == 0
     assert result.peak_actions[1] is None

@@ -27,12 +27,12 @@ LOCAL = plan_of(
 PLAN = evolve(LOCAL, sync=True)
 
 
-def test_one_sync_a_device_between_the_sums_and_the_steps():
+def test_each_device_has_one_sync_between_reductions_and_steps():
     ends = [[str(a) for a in actions if a.microbatch is None] for actions in lower(PLAN)]
     assert ends == [["0REDUCE_TIED", "2REDUCE_TIED", "0SYNC", "0STEP", "2STEP"], ["1SYNC", "1STEP"]]
 
 
-def test_a_plan_without_it_is_the_same_file_as_ever():
+def test_plan_without_sync_has_the_same_file():
     assert "sync" not in json.loads(plan_json(LOCAL))
     assert not parse_plan(plan_json(LOCAL), "a file").sync
     assert parse_plan(plan_json(PLAN), "a file") == PLAN
@@ -55,7 +55,7 @@ def edited(change) -> tuple:
         (lambda one: one.insert(-4, one.pop(-3)), "is before 0REDUCE_TIED"),
     ],
 )
-def test_a_sync_elsewhere_is_refused(change, said):
+def test_misplaced_sync_is_refused(change, said):
     with pytest.raises(RequestError, match=said) as refusal:
         validate(PLAN, lowered=edited(change))
     assert "\n" not in str(refusal.value)
@@ -66,7 +66,7 @@ def test_a_sync_that_the_plan_does_not_have_is_refused():
         validate(LOCAL, lowered=lower(PLAN))
 
 
-def test_all_steps_begin_with_the_slowest_and_its_time_is_in_the_trace():
+def test_all_steps_start_together_after_the_slowest_sync():
     plan = plan_of(
         orders("0F0 0B0", "1F0 1B0", "2F0 2B0"), (0, 1, 2), costs=[COST] * 3,
         cluster=fully_connected(3, 10**6, float("inf"), 0.5),

@@ -25,12 +25,12 @@ def folded(slots, devices):
     return Block(there + there[::-1], 6, tuple(forward), tuple(back))
 
 
-def test_a_block_implies_its_peak():
+def test_peak_of_a_block_is_that_of_its_schedule():
     assert LINEAR.held() == (3, 2)
 
 
 @given(st.integers(1, 16))
-def test_the_published_blocks_imply_their_published_peaks(devices):
+def test_published_blocks_have_their_published_peaks(devices):
     assert max(folded(v_half_slots, devices).held()) == 2 * ((devices + 2) // 2)
     assert max(folded(v_min_slots, devices).held()) <= 2 * ((devices + 4) // 3)
 
@@ -46,7 +46,7 @@ def test_a_block_is_repeated_squeezed_and_reordered():
 
 @settings(deadline=None)
 @given(st.integers(1, 12), st.sampled_from([0.0, 0.3]))
-def test_no_schedule_holds_more_than_its_block(microbatches, hop):
+def test_schedule_peak_is_at_most_that_of_its_block(microbatches, hop):
     costs = [StageCosts(1, 1.5, 0.5, saved_bytes=1)] * 8
     block = folded(v_half_slots, 4)
     schedule = building_block(ScheduleProblem(4, microbatches, 2, tuple(costs), hop), block=block)

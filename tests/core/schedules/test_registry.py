@@ -26,7 +26,7 @@ def plugged(monkeypatch):
     registry.families.cache_clear()
 
 
-def test_own_families_come_by_name():
+def test_families_are_found_by_name():
     names = (
         "gpipe 1f1b interleaved-1f1b looped zb-h1 zb-h2 zb-1p zb-2p zb-v v-min v-half 1f1b-v gis gis-h dualpipe-v "
         "building-block"
@@ -44,7 +44,7 @@ def test_a_plugin_is_found(plugged, monkeypatch):
     assert plugged(("mine", "panpipe.core.schedules.registry:PLUGIN"))()["elsewhere"] is PLUGIN
 
 
-def test_broken_plugins_are_named_and_the_rest_go_on(plugged, monkeypatch):
+def test_broken_plugins_are_named_and_others_are_loaded(plugged, monkeypatch):
     monkeypatch.setattr(registry, "PLUGIN", PLUGIN, raising=False)
     load = plugged(
         ("absent", "no_such_module_here:FAMILY"),

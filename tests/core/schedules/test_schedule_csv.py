@@ -50,7 +50,7 @@ def rewritten(runtime, tmp_path):
         ("looped", ScheduleProblem(4, 8, 3)),
     ],
 )
-def test_our_files_load_in_torch_and_come_out_the_same(name, problem, tmp_path):
+def test_written_csv_is_loaded_by_torch_unchanged(name, problem, tmp_path):
     schedule = find_family(name).build(problem)
     text = schedule_csv(schedule.device_actions, schedule.placement)
     runtime = load(text, tmp_path, schedule)
@@ -76,7 +76,7 @@ def test_interleaved_1f1b_is_torchs_order(devices, microbatches, chunks):
     assert [[str(action) for action in actions] for actions in schedule.device_actions] == expected
 
 
-def test_idle_slots_make_columns_moments():
+def test_idle_slots_align_columns_in_time():
     schedule = find_family("1f1b").build(ScheduleProblem(3, 2))
     assert schedule_csv(schedule.device_actions, schedule.placement) == (
         "0F0,0F1,,,,0B0,,0B1\r\n"
@@ -85,7 +85,7 @@ def test_idle_slots_make_columns_moments():
     )  # fmt: skip
 
 
-def test_torchs_own_lowered_file_is_read(tmp_path):
+def test_lowered_csv_of_torch_is_read(tmp_path):
     schedule = find_family("interleaved-1f1b").build(ScheduleProblem(2, 4, 2))
     runtime = load(schedule_csv(schedule.device_actions, schedule.placement), tmp_path, schedule)
     runtime._dump_csv(str(tmp_path / "lowered.csv"), format="compute_comms")
@@ -124,7 +124,7 @@ def test_groups_are_flattened_and_sharding_is_dropped_with_notes():
 @given(
     st.sampled_from(["gpipe", "interleaved-1f1b", "looped"]), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)
 )
-def test_what_is_written_is_read(name, devices, microbatches, chunks):
+def test_csv_round_trip(name, devices, microbatches, chunks):
     schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks))
     read = parse_schedule_csv(schedule_csv(schedule.device_actions, schedule.placement), "x")
     assert (read.device_actions, read.placement) == (schedule.device_actions, schedule.placement)

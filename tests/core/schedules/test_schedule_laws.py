@@ -125,7 +125,7 @@ ROUNDING = 5e-5  # of the file
 
 
 @pytest.mark.parametrize("row", NAMED, ids=_name)
-def test_public_schedulers_are_met(row):
+def test_makespans_of_public_schedulers_are_reached(row):
     result = _of_row(row)
     assert result.makespan <= row["makespan"] + ROUNDING
     for mine, theirs in zip(result.peak_memory, row["peak_memory"], strict=True):
@@ -133,7 +133,7 @@ def test_public_schedulers_are_met(row):
 
 
 @pytest.mark.parametrize("row", NAMED, ids=_name)
-def test_stage_spans_of_public_schedulers_are_met(row):
+def test_stage_spans_of_public_schedulers_are_reached(row):
     assert _of_row(row).stage_span <= row["stage_span"] + ROUNDING
 
 
@@ -163,7 +163,7 @@ def test_gis_refuses_groups_that_leave_devices_without_work(group):
 
 
 @pytest.mark.parametrize("row", ZERO_BUBBLE, ids=lambda row: f"{row[0]}-{row[1]}")
-def test_zero_bubble_table_is_met(row):
+def test_bubbles_of_the_zero_bubble_paper_are_reached(row):
     """T_comm is the delay of every hop, also of the one from the last device round to the first.
 
     ZB-2p's column needs I to free what W does not read: of sb(34h + 5as) bytes W holds 32sbh (appendix of the paper),

@@ -13,15 +13,15 @@ def table(name, devices, microbatches, chunks=1, **parameters):
     return [" ".join(map(str, actions)) for actions in schedule.device_actions]
 
 
-def test_gpipe():
+def test_gpipe_table():
     assert table("gpipe", 2, 3) == ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"]
 
 
-def test_gpipe_with_chunks_goes_breadth_first():
+def test_gpipe_with_chunks_is_breadth_first():
     assert table("gpipe", 2, 2, 2) == ["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"]
 
 
-def test_1f1b():
+def test_1f1b_table():
     assert table("1f1b", 3, 4) == [
         "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
         "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
@@ -33,21 +33,21 @@ def test_1f1b_with_fewer_microbatches_than_devices():
     assert table("1f1b", 3, 1) == ["0F0 0B0", "1F0 1B0", "2F0 2B0"]
 
 
-def test_interleaved_1f1b():
+def test_interleaved_1f1b_table():
     assert table("interleaved-1f1b", 2, 4, 2) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
         "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
     ]
 
 
-def test_interleaved_1f1b_with_a_rest_takes_larger_groups():
+def test_interleaved_1f1b_with_a_remainder_uses_larger_groups():
     assert table("interleaved-1f1b", 2, 3, 2) == [
         "0F0 0F1 0F2 2F0 2F1 2F2 2B0 2B1 2B2 0B0 0B1 0B2",
         "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2",
     ]
 
 
-def test_interleaved_1f1b_with_a_rest_in_its_own_round():
+def test_interleaved_1f1b_with_a_remainder_in_a_separate_round():
     assert table("interleaved-1f1b", 2, 3, 2, rounds=2) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 2B1 2F2 0B0 0B1 2B2 0B2",
         "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1B1 3F2 3B2 1B2",
@@ -73,7 +73,7 @@ def test_looped_has_interleaved_1f1b_and_1f1b_and_gpipe_as_members():
     assert table("looped", 3, 6, 2, microbatches_per_loop=6, run_ahead=[12] * 3) == table("gpipe", 3, 6, 2)
 
 
-def test_looped_with_run_ahead_of_its_own():
+def test_looped_with_a_given_run_ahead():
     assert table("looped", 2, 4, 2, microbatches_per_loop=2, run_ahead=[5, 4]) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
         "1F0 1F1 3F0 3F1 3B0 1F2 3B1 1F3 1B0 3F2 1B1 3F3 3B2 3B3 1B2 1B3",

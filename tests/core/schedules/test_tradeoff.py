@@ -16,7 +16,7 @@ def problem(devices, microbatches, chunks, hop=0.0, limit=None):
     return ScheduleProblem(devices, microbatches, chunks, costs, hop, limit)
 
 
-def test_every_family_but_the_users_own_is_there():
+def test_tradeoff_has_every_built_in_family():
     found = [s for chunks in (1, 2) for s in named_schedules(problem(4, 6, chunks, limit=6), families().values())]
     names = {scored.schedule.name.partition("(")[0] for scored in found}
     assert names == set(families()) - {"building-block"}
@@ -24,7 +24,7 @@ def test_every_family_but_the_users_own_is_there():
 
 @given(devices=st.integers(1, 5), microbatches=st.integers(1, 7), hop=st.sampled_from([0.0, 0.5]))
 @settings(max_examples=25, deadline=None)
-def test_the_frontier_is_what_nothing_beats(devices, microbatches, hop):
+def test_frontier_has_the_schedules_that_no_other_dominates(devices, microbatches, hop):
     known = families().values()
     found = [s for chunks in (1, 2, 3) for s in named_schedules(problem(devices, microbatches, chunks, hop), known)]
     best = frontier(found)
@@ -38,7 +38,7 @@ def test_the_frontier_is_what_nothing_beats(devices, microbatches, hop):
         )
 
 
-def test_nothing_has_no_frontier():
+def test_frontier_of_no_schedules_is_empty():
     assert frontier([]) == []
 
 

@@ -301,7 +301,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_doubt_is_refused_and_names_what_cannot_be_cut(case: str) -> None:
+def test_unclear_batch_dims_are_refused_with_the_reason(case: str) -> None:
     model, step, batch, reason = REFUSED[case]
     with pytest.raises(RequestError, match=reason) as refused:
         find_batch_dims(model, step, batch, microbatches=3)
@@ -309,7 +309,7 @@ def test_a_doubt_is_refused_and_names_what_cannot_be_cut(case: str) -> None:
     assert case == "no rows" or "batch_dims=" in str(refused.value)
 
 
-def test_a_batch_that_is_not_cut_leaves_no_doubt() -> None:
+def test_unclear_batch_dims_are_accepted_for_one_microbatch() -> None:
     model, step, batch, _ = REFUSED["graph"]
     assert find_batch_dims(model, step, batch, microbatches=1).by_name["batch['x']"] == 0
 
@@ -334,7 +334,7 @@ def test_dimensions_are_given_as_a_prefix(given: Any, wanted: dict[str, Any]) ->
     }
 
 
-def test_what_is_not_given_is_found() -> None:
+def test_batch_dims_that_are_not_given_are_found() -> None:
     model, step, batch, _ = FOUND["recurrent"]
     assert find_batch_dims(model, step, batch, given={"x": 1}).by_name == {"batch['x']": 1, "batch['y']": 0}
 
@@ -381,7 +381,7 @@ class Own(dict):
         [Frozen(1, 2), Frozen(3, 4)], {"a": Frozen(Frozen(1), [UserDict(b=2)])}, {}, None,
     ],
 )  # fmt: skip
-def test_containers_are_put_together_again(batch: Any) -> None:
+def test_flattened_batch_is_restored_with_its_containers(batch: Any) -> None:
     leaves, nesting = flatten_batch(batch)
     again = nesting.batch(leaves)
     assert type(again) is type(batch)
@@ -415,7 +415,7 @@ class EitherLayout(nn.Module):
         return y.softmax(0 if self.sequence_first else 1).square().mean()
 
 
-def test_what_was_found_does_not_hold_after_a_flag_that_the_step_reads_has_changed():
+def test_batch_dims_are_found_again_after_a_flag_of_the_model_changed():
     model, batch = EitherLayout(), torch.randn(6, 5, 3)
     first = find_batch_dims(model, either_step, batch)
     model.sequence_first = True
@@ -433,7 +433,7 @@ def refuse_other_sizes(rows: int) -> None:
         raise ValueError(f"{rows} does not divide {N}")
 
 
-def test_a_step_that_takes_some_sizes_alone_has_all_tensors_cut():
+def test_step_that_accepts_few_batch_sizes_has_all_tensors_cut():
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         refuse_other_sizes(batch["x"].shape[0])
         return F.mse_loss(model(batch["x"]), batch["y"])
@@ -442,7 +442,7 @@ def test_a_step_that_takes_some_sizes_alone_has_all_tensors_cut():
     assert dims.by_name == {"batch['x']": 0, "batch['y']": 0}
 
 
-def test_a_tensor_that_may_be_shared_is_asked_for_where_the_step_takes_some_sizes_alone():
+def test_step_that_accepts_few_batch_sizes_needs_batch_dims_for_a_possibly_shared_tensor():
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         refuse_other_sizes(rows := batch["x"].shape[0])
         return F.mse_loss(model(batch["x"]) + batch["table"][:rows], batch["y"])

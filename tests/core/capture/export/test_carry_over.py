@@ -51,7 +51,7 @@ def check(cut, operators, stages):
 
 
 @given(st.sampled_from([GPT, CONV]), st.data())
-def test_a_cut_carries_over_to_every_shape_and_onto_itself(captures, data):
+def test_cut_carries_over_to_every_shape_and_to_its_own_graph(captures, data):
     known, other = (captures[data.draw(st.sampled_from(sorted(captures)))] for _ in range(2))
     names = list(known.members)
     stages = parts(names, data.draw(st.sets(st.integers(1, len(names) - 1), max_size=6)))
@@ -83,7 +83,7 @@ def scan_step(model, x):
 
 
 @pytest.mark.parametrize("lengths", [(3, 7), (7, 3), (3, 1), (1, 3)])
-def test_turns_of_a_loop_come_and_go(lengths):
+def test_cut_carries_over_to_fewer_and_more_iterations_of_a_loop(lengths):
     known, other = (capture(Scan(), scan_step, vectors(2, length)) for length in lengths)
     names = list(known.members)
     for ends in itertools.combinations(range(1, len(names)), 2):
@@ -91,7 +91,7 @@ def test_turns_of_a_loop_come_and_go(lengths):
         check(cut, *carry_over(cut, other))
 
 
-def test_an_operator_comes_apart_where_its_parameters_are():
+def test_carry_over_splits_an_operator_at_its_parameters():
     class Turned(nn.Module):
         """With more than one row its second layer reads what is not contiguous, and belongs to the first."""
 
@@ -136,7 +136,7 @@ class Crossing(nn.Module):
         (2, "'c/linear' uses 'c.weight', which no stage holds.*give an example batch"),
     ],
 )
-def test_what_no_cut_follows_from_is_refused_in_one_line(length, said):
+def test_cut_that_cannot_carry_over_is_refused_in_one_line(length, said):
     known, other = (capture(Crossing(), scan_step, vectors(2, n)) for n in (4, length))
     names = list(known.members)
     cut = cut_of(known, parts(names, [names.index("b/linear")]))

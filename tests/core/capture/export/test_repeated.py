@@ -386,7 +386,7 @@ def table_that_a_cached_function_returns():
 
 @pytest.mark.filterwarnings("ignore:.*the step writes", "ignore:.*sets a variable")
 @pytest.mark.parametrize("make", refused.values(), ids=list(refused))
-def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
+def test_python_state_that_changes_the_operators_of_a_second_run_is_refused_with_its_line(make):
     with pytest.raises(RequestError) as refusal:
         captured(*make())
     assert names_a_line(str(refusal.value), __file__)
@@ -394,7 +394,7 @@ def test_what_python_keeps_from_run_to_run_is_refused_with_its_line(make):
 
 @pytest.mark.filterwarnings("ignore:.*the step writes", "ignore:.*sets a variable")
 @pytest.mark.parametrize("make", right.values(), ids=list(right))
-def test_what_changes_no_operator_is_captured(make):
+def test_python_state_that_changes_no_operator_is_accepted(make):
     assert captured(*make()).outputs.loss
 
 
@@ -407,7 +407,7 @@ def test_a_file_that_the_step_reads_is_refused_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_a_step_that_is_known_to_repeat_is_not_tried(repeats):
+def test_step_with_repeats_given_is_not_run_twice(repeats):
     numbers = itertools.count()
 
     def step(m, b):
@@ -417,7 +417,7 @@ def test_a_step_that_is_known_to_repeat_is_not_tried(repeats):
         capture_step(model(), step, {"x": torch.randn(2, 4)}, repeats=repeats)
 
 
-def test_trial_runs_leave_counts_as_they_were():
+def test_trial_runs_restore_counters():
     state = types.SimpleNamespace(nested=types.SimpleNamespace(n=0))
 
     class Counter:
@@ -438,7 +438,7 @@ def test_trial_runs_leave_counts_as_they_were():
     assert (state.nested.n, counter.n) == (0, 3)
 
 
-def test_a_cached_function_keeps_nothing_that_is_captured():
+def test_lru_cache_of_the_user_keeps_no_traced_tensor():
     @functools.lru_cache
     def table(size):
         return torch.arange(size, dtype=torch.float32)

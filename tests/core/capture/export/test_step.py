@@ -64,7 +64,7 @@ def test_positions_and_targets_are_computed_where_they_are_read():
     assert "aten.arange.start" in kinds or "aten.arange.default" in kinds
 
 
-def test_the_module_is_left_as_it_was():
+def test_capture_does_not_change_the_module():
     case = CASES["batchnorm with a skip"]
     model = case.model(F32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -73,7 +73,7 @@ def test_the_module_is_left_as_it_was():
     assert all(type(value) is torch.Tensor or isinstance(value, nn.Parameter) for value in model.state_dict().values())
 
 
-def test_a_model_without_data_is_captured_the_same():
+def test_model_on_meta_is_captured_like_one_with_data():
     case = CASES["tied gpt with dropout"]
     real = captured("tied gpt with dropout").graph
     with torch.device("meta"):
@@ -152,14 +152,14 @@ def in_dict(m, x):
 
 
 @pytest.mark.parametrize("step", [in_dataclass, in_dict])
-def test_an_object_with_a_loss_is_that_loss_and_its_scalars_are_metrics(step):
+def test_returned_object_gives_its_loss_and_its_scalars_as_metrics(step):
     outputs = capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)).outputs
     assert outputs.loss
     assert outputs.weight is None
     assert set(outputs.metrics) == {"kl"}
 
 
-def test_an_error_of_the_users_own_names_the_line():
+def test_error_in_the_users_code_names_its_line():
     def step(model, batch):
         raise ValueError("no such thing")  # OWN
 

@@ -9,18 +9,18 @@ from panpipe.core.capture.graph.alignment import aligned
 SEQUENCES = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
-def test_what_was_put_in_and_taken_out_is_passed_over():
+def test_alignment_skips_insertions_and_deletions():
     assert aligned("abcde", "axbde") == [(0, 0), (1, 2), (3, 3), (4, 4)]
     assert aligned("abc", "xyz") == []
 
 
 @given(SEQUENCES, SEQUENCES)
-def test_pairs_are_equal_and_ascend(old, new):
+def test_aligned_pairs_are_equal_and_ascending(old, new):
     pairs = aligned(old, new)
     assert all(old[a] == new[b] for a, b in pairs)
     assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(pairs))
 
 
 @given(SEQUENCES)
-def test_the_same_is_aligned_with_itself(sequence):
+def test_equal_sequences_are_aligned_one_to_one(sequence):
     assert aligned(sequence, sequence) == [(i, i) for i in range(len(sequence))]

@@ -129,12 +129,12 @@ OTHERS = [{"cuts": 1}, {"cuts": 2, "recompute": True}]
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_gradients_and_buffers_equal_eager(use, options):
+def test_assigned_buffers_and_gradients_equal_eager(use, options):
     torch.manual_seed(0)
     compare(Between(use).double(), the_step, torch.randn(3, WIDTH, dtype=torch.float64), **options)
 
 
-def test_what_follows_an_assignment_can_be_cut():
+def test_operators_after_an_assignment_can_be_cut():
     model = nn.Sequential(Between(average), *(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
     operators = operators_of(capture_step(model, the_step, torch.randn(3, WIDTH)))
     assert sum("linear" in name for name in operators.members) >= 7

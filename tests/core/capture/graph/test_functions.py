@@ -115,14 +115,14 @@ MIDDLES = {
 
 @pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
 @pytest.mark.parametrize("middle", MIDDLES)
-def test_trains_as_one_process_does(middle, schedule):
+def test_autograd_functions_train_like_one_process(middle, schedule):
     torch.manual_seed(0)
     check = CheckedModel(Model(MIDDLES[middle]).train(), step, batch(), 3).check(ThreadTeam(2), *schedule)
     assert check.distance is not None, check
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_a_call_is_one_operator_with_the_functions_name():
+def test_autograd_function_is_one_operator_with_its_name():
     operators = operators_of(capture_step(Model(MIDDLES["a function of one result"]), step, batch(2)))
     assert "/Reversal" in " ".join(node.name for node in operators.graph.nodes)
 
@@ -141,7 +141,7 @@ def test_a_buffer_that_would_change_shape_is_refused():
         capture_step(Model(growing), step, batch(2))
 
 
-def test_capture_leaves_no_fake_tensor_behind_and_warns_of_counts():
+def test_capture_stores_no_fake_tensor_and_warns_of_counters():
     def counting(model, x):
         model.calls += 1
         model.last = x
@@ -167,7 +167,7 @@ class Force(nn.Module):
         return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
 
 
-def test_a_module_that_differentiates_stays_python():
+def test_module_that_calls_autograd_becomes_an_untraced_region():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Force(), nn.Linear(WIDTH, WIDTH))
     checked = CheckedModel(model, step, batch(), 3)
@@ -177,7 +177,7 @@ def test_a_module_that_differentiates_stays_python():
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_a_step_that_differentiates_the_model_is_refused_with_the_line():
+def test_step_that_calls_autograd_is_refused_with_the_line():
     def penalised(model, x):
         x = x.clone().requires_grad_()
         out = model(x)
@@ -198,7 +198,7 @@ def test_a_parameter_written_in_the_forward_is_refused_by_name():
 
 
 @pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
-def test_autocast_is_kept_where_the_step_sets_it(schedule):
+def test_autocast_inside_the_step_is_captured(schedule):
     def mixed(model, x):
         with torch.autocast("cpu", torch.bfloat16):
             out = model(x)

@@ -27,7 +27,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_draw_follows_from_its_key(draw):
+def test_draw_is_determined_by_its_key(draw):
     results = {}
     for name, key in {"a": (0, 0, 0), "same": (0, 0, 0), "seed": (1, 0, 0), "step": (0, 1, 0), "mb": (0, 0, 1)}.items():
         torch.manual_seed(hash(name) % 1000)  # the default generator has no say
@@ -39,7 +39,7 @@ def test_a_draw_follows_from_its_key(draw):
         assert not torch.equal(results["a"], results[other])
 
 
-def test_ordinals_count_draws():
+def test_draws_have_ascending_ordinals():
     with KeyedRandom(random_key(0, 0, 0)):
         first, second = torch.rand(8), torch.rand(8)
     with KeyedRandom(random_key(0, 0, 0), first_ordinal=1):
@@ -48,7 +48,7 @@ def test_ordinals_count_draws():
     assert torch.equal(second, again)
 
 
-def test_what_draws_nothing_takes_no_ordinal():
+def test_operators_that_draw_nothing_have_no_ordinal():
     q = torch.ones(1, 1, 4, 8)
     with KeyedRandom(random_key(0, 0, 0)) as mode:
         F.scaled_dot_product_attention(q, q, q)
@@ -61,12 +61,12 @@ def test_an_operator_that_cannot_be_keyed_is_refused_by_name():
         torch.poisson(torch.ones(4))
 
 
-def test_dropout_keeps_its_share():
+def test_bernoulli_keeps_the_given_share():
     kept = bernoulli(torch.empty(100_000), 0.9, random_key(0, 0, 0), 0).mean().item()
     assert kept == pytest.approx(0.9, abs=0.005)
 
 
-def test_threads_do_not_disturb_each_other():
+def test_threads_draw_independently():
     key, found = random_key(0, 0, 0), {}
 
     def draw(thread: int) -> None:
@@ -89,7 +89,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
-def test_attention_in_parts_is_what_a_cpu_computes(options):
+def test_attention_in_parts_has_the_bits_of_the_cpu_kernel(options):
     q = torch.randn(2, 4, 4, 8)
     k, v = (torch.randn(2, 2 if options.get("enable_gqa") else 4, 4, 8) for _ in range(2))
     with KeyedRandom(random_key(0, 0, 0)):
@@ -103,7 +103,7 @@ def test_attention_in_parts_is_what_a_cpu_computes(options):
 @pytest.mark.parametrize(
     "attend", [F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default]
 )
-def test_attention_with_dropout_leaves_the_kernels_of_other_devices_alone(attend, monkeypatch):
+def test_only_attention_with_dropout_on_other_devices_is_computed_in_parts(attend, monkeypatch):
     """On a GPU they draw from its own generator; and only with dropout do they."""
     taken = []
     monkeypatch.setattr(randomness, "_attention_in_parts", lambda *args, **_: taken.append(args[0].device.type))

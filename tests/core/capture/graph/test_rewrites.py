@@ -63,7 +63,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_trains_as_one_process_does(name):
+def test_rewritten_operators_train_like_one_process(name):
     torch.manual_seed(0)
     checked = CheckedModel(MODELS[name]().train(), step, batch(), 2)
     for schedule, chunks in (("1f1b", 1), ("zb-h1", 1)):
@@ -72,6 +72,6 @@ def test_trains_as_one_process_does(name):
         assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_every_layer_is_an_operator_of_its_own():
+def test_every_layer_is_a_separate_operator():
     operators = operators_of(capture_step(MODELS["lstm"](), step, batch()))
     assert sum("lstm" in node.name for node in operators.graph.nodes) == 3

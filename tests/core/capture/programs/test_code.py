@@ -97,7 +97,7 @@ def test_a_program_computes_its_nodes(
         assert torch.equal(value, before), "a program changes nothing that it is given"
 
 
-def test_sums_go_where_what_was_made_last_stands() -> None:
+def test_sum_overwrites_its_most_recent_operand() -> None:
     graph = fx.Graph()
     x, y = placeholder(graph, "x"), placeholder(graph, "y")
     one = node(graph, aten.mm.default, x, y)
@@ -107,7 +107,7 @@ def test_sums_go_where_what_was_made_last_stands() -> None:
 
 
 @pytest.mark.parametrize("reason", ["an input", "read later", "a view is read later", "kept", "a view is kept", "both"])
-def test_what_is_still_needed_is_not_overwritten(reason: str) -> None:
+def test_value_that_is_still_needed_is_not_overwritten(reason: str) -> None:
     graph = fx.Graph()
     x, y = placeholder(graph, "x"), placeholder(graph, "y")
     made = x if reason == "an input" else node(graph, aten.mm.default, x, y)
@@ -138,7 +138,7 @@ def test_an_operand_of_another_layout_is_not_overwritten() -> None:
 
 
 @pytest.mark.parametrize("flips", [0, 1, 2, 3])
-def test_a_gradient_that_is_a_product_is_handed_over_as_its_factors(flips: int) -> None:
+def test_gradient_that_is_a_product_is_passed_as_its_factors(flips: int) -> None:
     graph = fx.Graph()
     x, y = placeholder(graph, "x"), placeholder(graph, "y")
     nodes = [node(graph, aten.mm.default, x, y)]

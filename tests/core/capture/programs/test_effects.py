@@ -39,7 +39,7 @@ def checked():
     return CheckedModel(Solved(), step, torch.randn(4, 6), 2)
 
 
-def test_solves_train_as_one_process_does(checked):
+def test_linear_solves_train_like_one_process(checked):
     team = ThreadTeam(2)
     check = checked.check(team, "1f1b", 1)
     team.close()
@@ -47,7 +47,7 @@ def test_solves_train_as_one_process_does(checked):
     assert check.distance.within(*TOLERANCES[torch.float64]), check.distance
 
 
-def test_a_matrix_without_inverse_is_an_error_as_in_one_process(checked):
+def test_singular_matrix_raises_as_in_one_process(checked):
     model = checked.model
     team = ThreadTeam(2)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_matrix_without_inverse_is_an_error_as_in_one_process(checked):
     assert "linalg.cholesky" in check.problem
 
 
-def test_tokens_leave_no_trace_in_a_joint_graph():
+def test_joint_graph_has_no_effect_tokens():
     captured = capture_step(Solved().double(), step, torch.randn(3, 6, dtype=torch.float64))
     operators = operators_of(captured)
     joint = trace_joint(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))

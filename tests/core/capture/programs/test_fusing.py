@@ -27,7 +27,7 @@ def shape_of(pieces) -> list[list[str] | str]:
     return [[n.name for n in p.nodes] if isinstance(p, Fusion) else p.name for p in pieces]
 
 
-def test_a_layer_falls_apart_at_its_products_and_a_sum_behind_one_joins_what_is_in_front_of_it():
+def test_groups_end_at_products_and_an_independent_sum_joins_the_earlier_group():
     graph = fx.Graph()
     x, w = read(graph, "x"), read(graph, "w")
     total = call(graph, aten.add.Tensor, x, x)
@@ -45,7 +45,7 @@ def test_a_layer_falls_apart_at_its_products_and_a_sum_behind_one_joins_what_is_
     assert (second.inputs, second.outputs) == ((product, columns), (later,))
 
 
-def test_views_inside_are_free_and_those_that_others_read_are_made_outside():
+def test_views_read_by_other_groups_are_computed_outside():
     graph = fx.Graph()
     x, w = read(graph, "x"), read(graph, "w")
     turned = call(graph, aten.t.default, x)
@@ -61,7 +61,7 @@ def test_views_inside_are_free_and_those_that_others_read_are_made_outside():
     assert shape_of(both) == ["t", ["t", "add", "relu"], "t_1", "mm"], "one is returned: it is made outside, too"
 
 
-def test_an_operator_with_several_results_comes_with_those_that_are_picked():
+def test_operator_with_several_results_is_grouped_with_its_getitems():
     graph = fx.Graph()
     x, w = read(graph, "x"), read(graph, "w", SIDE)
     total = call(graph, aten.add.Tensor, x, x)
@@ -73,7 +73,7 @@ def test_an_operator_with_several_results_comes_with_those_that_are_picked():
     assert not isinstance(fused([norm, result, mean], {result, mean})[0], Fusion), "one alone is a kernel already"
 
 
-def test_random_draws_integers_of_products_and_complex_numbers_stay_as_they_are():
+def test_random_draws_products_and_complex_numbers_are_not_grouped():
     graph = fx.Graph()
     x = read(graph, "x")
     whole = graph.placeholder("z")
@@ -87,7 +87,7 @@ def test_random_draws_integers_of_products_and_complex_numbers_stay_as_they_are(
     assert fused(nodes, set(nodes)) == nodes
 
 
-def test_what_a_group_reads_later_is_not_overwritten_before():
+def test_value_read_by_a_later_group_is_not_overwritten():
     graph = fx.Graph()
     x, w = read(graph, "x"), read(graph, "w")
     made = call(graph, aten.mm.default, x, w)
@@ -104,7 +104,7 @@ def test_what_a_group_reads_later_is_not_overwritten_before():
     assert overwriting(order, {second}, set(nodes).difference(pieces)) == {}
 
 
-def test_until_it_is_known_what_is_called_a_group_takes_the_memory_of_its_outputs():
+def test_unbound_group_allocates_its_outputs():
     graph = fx.Graph()
     x = read(graph, "x")
     total = call(graph, aten.add.Tensor, x, x)

@@ -124,7 +124,7 @@ ONE_OF_A_KIND = {
         for operator, layout in zip(OPERATORS, itertools.cycle(LAYOUTS), strict=False)
     ],
 )
-def test_gradients_equal_eager_whatever_strides_an_operator_reads(operator, layout):
+def test_gradients_equal_eager_for_any_input_strides(operator, layout):
     model, x = after_operator(operator, layout)
     compare(model, the_step, x, 3, split=True)
 
@@ -139,7 +139,7 @@ def test_gradients_equal_eager_for_every_operator_and_layout(operator, layout):
 
 @pytest.mark.parametrize("layout", ["time last", pytest.param("rows second", marks=SLOW)])
 @pytest.mark.parametrize("operator", ["batch norm", "convolution", "dropout"])
-def test_gradients_equal_eager_where_kernels_return_other_strides(operator, layout):
+def test_gradients_equal_eager_if_kernels_return_other_strides(operator, layout):
     model, x = after_operator(operator, layout)
     compare(model, the_step, x, 2, recompute=True)
 
@@ -160,7 +160,7 @@ def test_dropout_of_images_with_channels_last():
     compare(model, the_step, x, 3, split=True)
 
 
-def test_restrided_copies_only_where_a_stride_means_something():
+def test_restrided_copies_only_if_a_stride_matters():
     x = torch.randn(3, 4)
     copied = restrided(x, (1, 3))
     assert copied.stride() == (1, 3)

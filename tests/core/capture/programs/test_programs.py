@@ -28,25 +28,25 @@ def parameters(programs, backward):
     return {names[i - len(programs.inputs.boundary)] for i in backward.parameters}
 
 
-def test_gradients_of_a_norm_come_with_those_of_its_input():
+def test_backward_input_computes_the_parameter_gradients_of_a_norm():
     programs = last_stage(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
     assert parameters(programs, programs.backward_input) == {"1.weight", "1.bias"}
     assert parameters(programs, programs.backward_weight) == {"2.weight", "2.bias"}
 
 
-def test_a_convolution_is_split_by_its_mask():
+def test_convolution_backward_is_split_by_its_output_mask():
     programs = last_stage(nn.Conv1d(LENGTH, LENGTH, 3))
     assert parameters(programs, programs.backward_input) == set()
     assert parameters(programs, programs.backward_weight) == {"1.weight", "1.bias"}
 
 
-def test_a_stage_whose_gradients_all_come_with_those_of_its_input_has_no_halves():
+def test_stage_whose_gradients_all_belong_to_i_is_not_split():
     programs = last_stage(nn.LayerNorm(WIDTH), nn.GELU())
     assert programs.backward is not None
     assert programs.backward_input is programs.backward_weight is None
 
 
-def test_a_transformer_block_holds_no_more_for_w_than_for_the_backward():
+def test_transformer_block_keeps_at_most_its_saved_bytes_for_w():
     """W reads the inputs of the four linear layers, 1 + 1 + 1 + 4 tensors, and the gradients of their outputs,
     3 + 1 + 4 + 1; F had kept inputs of all, the queries, keys and values, GELU's input, and the sums."""
     memory = last_stage(Block(WIDTH, 0.0).eval(), nn.Linear(WIDTH, WIDTH)).memory

@@ -98,7 +98,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_trains_as_one_process_does(case):
+def test_step_captured_by_dynamo_trains_like_one_process(case):
     run, train, regions = CASES[case]
     torch.manual_seed(0)
     checked = CheckedModel(Model(run).train(), train, batch(), 3)
@@ -108,7 +108,7 @@ def test_trains_as_one_process_does(case):
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_says_what_one_process_says(capsys):
+def test_step_captured_by_dynamo_prints_like_one_process(capsys):
     def made():
         torch.manual_seed(0)
         return Model(printing)
@@ -133,7 +133,7 @@ def test_assigned_data_is_refused_with_the_line():
         capture_step(Model(exchanged), step, batch(2))
 
 
-def test_mapped_functions_are_no_crash():
+def test_vmap_trains_like_one_process():
     torch.manual_seed(0)
     checked = CheckedModel(Model(lambda model, x: torch.vmap(lambda row: row.sin())(x)), step, batch(), 3)
     check = checked.check(ThreadTeam(2), "1f1b", 1)

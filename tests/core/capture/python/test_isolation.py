@@ -65,7 +65,7 @@ def drawn():
 
 
 @pytest.mark.parametrize(("plain", "step"), [(False, step), (True, short_step)])
-def test_tracing_leaves_nothing_and_says_nothing(plain, step, capfd, caplog):
+def test_tracing_changes_nothing_and_prints_nothing(plain, step, capfd, caplog):
     model = Noting(plain)
     attributes = {name: value for name, value in vars(model).items() if not name.startswith("_")}
     mean, batch = model.mean, torch.randn(6, 8)
@@ -89,7 +89,7 @@ class State:
 
 
 @pytest.mark.parametrize(("divisor", "error"), [(1, RequestError), (0, ZeroDivisionError)])
-def test_all_that_a_step_wrote_is_put_back_whether_it_is_refused_or_fails(divisor, error):
+def test_writes_of_a_step_are_undone_if_it_is_refused_or_fails(divisor, error):
     state = State()
 
     def write(model, x):
@@ -124,7 +124,7 @@ class Hooking(nn.Module):
         return sum(self.seen)
 
 
-def test_hooks_that_a_traced_step_registers_are_removed_with_the_note_that_it_did():
+def test_hooks_registered_by_a_traced_step_are_removed():
     model = Hooking()
     find_batch_dims(model, lambda model, x: model(x).mean(), torch.randn(4, 8), microbatches=2)
     assert [len(layer._forward_hooks) for layer in model.layers] == [0, 0]

@@ -32,14 +32,14 @@ def settings_put_back():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_that_changes_is_seen_under_its_name(name):
+def test_changed_torch_setting_is_detected_by_name(name):
     before = surroundings()
     SETTINGS[name]()
     now = surroundings()
     assert [key for key in before if before[key] != now[key]] == [name]
 
 
-def test_autocast_is_left_and_entered_again():
+def test_autocast_can_be_left_and_entered_again():
     with torch.autocast("cpu", torch.bfloat16):
         around = Autocasts.now()
         with around.left():
@@ -70,7 +70,7 @@ def test_training_without_gradients_is_refused_with_the_mode(mode):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_step_is_captured_with_gradients_wherever_the_caller_is(mode):
+def test_step_is_captured_with_gradients_under_no_grad(mode):
     model, batch = nn.Linear(4, 4), {"x": torch.randn(2, 4)}
     with mode():
         step = capture_step(model, lambda m, b: m(b["x"]).sum(), batch)

@@ -81,7 +81,7 @@ def batch(rows: int = 6) -> torch.Tensor:
 
 @pytest.mark.parametrize("step", [mean_step, branching_step])
 @pytest.mark.parametrize(("devices", "schedule", "chunks"), [(2, "1f1b", 1), (2, "v-half", 2), (3, "1f1b", 1)])
-def test_trains_as_one_process_does(step, devices, schedule, chunks):
+def test_untraced_regions_train_like_one_process(step, devices, schedule, chunks):
     torch.manual_seed(0)
     checked = CheckedModel(Around().train(), step, batch(), 3)
     check = checked.check(ThreadTeam(devices), schedule, chunks)
@@ -107,7 +107,7 @@ def end(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return out[out > out.median()].sum() + out.pow(2).sum()
 
 
-def test_random_numbers_behind_a_region_are_those_of_eager():
+def test_random_numbers_after_a_region_equal_eager():
     model = Around().train()
     x = batch(2)
     operators = operators_of(capture_step(model, mean_step, x))
@@ -117,7 +117,7 @@ def test_random_numbers_behind_a_region_are_those_of_eager():
     assert sorted(draws.values()) == list(range(random.ordinal))
 
 
-def test_capture_leaves_buffers_and_modules_as_they_were():
+def test_capture_with_regions_does_not_change_buffers_and_modules():
     model = Around()
     forward = model.blocks[0].forward
     capture_step(model, mean_step, batch(2))
@@ -145,7 +145,7 @@ def test_a_region_whose_results_change_shape_is_refused_with_the_line():
     assert "must keep its shape" in problem
 
 
-def test_a_tail_that_reads_something_else_is_refused_with_the_line():
+def test_end_of_step_that_reads_other_outputs_is_refused_with_the_line():
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -189,7 +189,7 @@ def test_a_model_without_values_is_captured_like_one_with(step):
     assert bare.first_draw == whole.first_draw
 
 
-def test_a_tail_of_a_model_too_large_for_stand_ins_is_refused_with_the_line(monkeypatch):
+def test_end_of_step_of_a_model_too_large_to_run_is_refused_with_the_line(monkeypatch):
     monkeypatch.setattr("panpipe.core.capture.regions.breaks._STAND_INS", 100)
     with pytest.raises(RequestError, match=r"test_breaks\.py:\d+ in branching_step: .* needs a value .* meta device"):
         capture_step(Around().to("meta"), branching_step, batch(2))
@@ -213,7 +213,7 @@ class Foreign(nn.Module):
 
 
 @pytest.mark.parametrize(("middle", "regions"), [(Particular, []), (Foreign, ["2"])])
-def test_what_one_tracer_cannot_capture_the_other_does_or_stays_python(middle, regions):
+def test_module_is_captured_by_either_tracer_or_becomes_a_region(middle, regions):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), middle(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     checked = CheckedModel(model.train(), mean_step, batch(), 3)
@@ -224,7 +224,7 @@ def test_what_one_tracer_cannot_capture_the_other_does_or_stays_python(middle, r
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_a_step_that_fails_in_eager_too_is_told_with_its_line():
+def test_step_that_fails_in_eager_is_refused_with_its_line():
     class Wrong(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ torch.ones(3, 3)
@@ -250,7 +250,7 @@ def written_step(model: nn.Module, x: torch.Tensor):
 
 
 @pytest.mark.parametrize("step", [guarded_step, written_step])
-def test_guards_and_logs_at_the_end_of_a_step_leave_it_trainable(step):
+def test_checks_and_logs_at_the_end_of_a_step_train_like_one_process(step):
     torch.manual_seed(0)
     model = nn.Sequential(*Around().first, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
     checked = CheckedModel(model.train(), step, batch(), 3)

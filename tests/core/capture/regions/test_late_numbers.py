@@ -64,14 +64,14 @@ def batches() -> list[Tensor]:
         for r in READS
     ],
 )
-def test_a_late_number_decides_in_a_submodule(read):
+def test_branch_on_a_computed_number_in_a_submodule_equals_eager(read):
     torch.manual_seed(0)
     for real in batches():
         model = Around(READS[read]).double()
         compare(model, the_step, batches()[0], 2, real=real)
 
 
-def test_a_late_number_as_an_attribute_of_a_module_that_branches_is_refused():
+def test_computed_number_as_an_attribute_of_a_branching_module_is_refused():
     class Attribute(Around):
         def forward(self, x):
             x = self.first(x)
@@ -107,7 +107,7 @@ def test_a_module_that_returns_a_number_of_its_values_is_refused_when_it_changes
         compare(Returned().double(), the_step, x, 2, real=-x)
 
 
-def test_tied_weights_are_one_in_an_end_that_stays_python():
+def test_tied_weights_stay_tied_in_an_untraced_end_of_the_step():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -156,12 +156,12 @@ def exporting() -> bool:
 
 
 @pytest.mark.parametrize("width", [pytest.param(WIDTH, marks=pytest.mark.slow), WIDTH + 1])
-def test_python_that_asks_whether_it_is_exported_may_pass_what_eager_does_not(width):
+def test_code_that_checks_for_export_may_run_differently_from_eager(width):
     torch.manual_seed(0)
     compare(OtherwiseWhenCaptured(width, exporting).double(), the_step, batches()[0], 2)
 
 
-def test_a_module_that_fails_with_what_it_is_given_in_capture_alone_is_refused_with_its_line():
+def test_module_that_fails_only_in_capture_is_refused_with_its_line():
     model = OtherwiseWhenCaptured(WIDTH + 1, torch.compiler.is_compiling).double()
     with pytest.raises(RequestError, match=r"module 'masked'.*a mask should be of size.*is_compiling"):
         capture_step(model, the_step, batches()[0])

@@ -118,7 +118,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("case", RIGHT)
-def test_trains_as_one_process_does(case):
+def test_regions_that_write_train_like_one_process(case):
     inside, outside, train = RIGHT[case]
     torch.manual_seed(0)
     checked = CheckedModel(Model(inside, outside), train, batch(), 3)
@@ -135,14 +135,14 @@ def test_trains_as_one_process_does(case):
         (buffer, result_written), (parameter, result_written),
     ],
 )  # fmt: skip
-def test_a_write_that_would_not_reach_all_is_refused_with_the_line(inside, outside):
+def test_write_of_a_region_to_shared_memory_is_refused_with_the_line(inside, outside):
     torch.manual_seed(0)
     captured = capture_step(Model(inside, outside), step, batch(2))
     with pytest.raises(RequestError, match=r"test_region_writes\.py:\d+: .* module 'looking'.*return a \.clone\(\)"):
         operators_of(captured)
 
 
-def test_a_write_is_refused_where_only_another_microbatch_shares():
+def test_write_is_refused_if_another_microbatch_shares_the_memory():
     def sometimes(looking, x):
         return x if x.sum() > 0 else 2 * x
 
@@ -164,13 +164,13 @@ def test_a_write_is_refused_where_only_another_microbatch_shares():
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_what_no_region_may_do_is_refused_with_the_line(inside, why, device):
+def test_unsupported_writes_of_a_region_are_refused_with_the_line(inside, why, device):
     model = Model(inside, added).to(device)
     with pytest.raises(RequestError, match=rf"test_region_writes\.py:\d+ in forward: module 'looking' .*{why}"):
         capture_step(model, step, batch(2))
 
 
-def test_what_shares_memory_is_told_behind_the_first():
+def test_shared_memory_lists_pairs_with_the_first_tensor():
     a, b = torch.ones(4), torch.ones(4)
     pairs = shared_memory([a, None], [b, a[1:], b.view(2, 2), torch.ones(1)])
     assert pairs == [(("read", 0), ("result", 1)), (("result", 0), ("result", 2))]

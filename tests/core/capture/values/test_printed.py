@@ -38,7 +38,7 @@ def pipeline(step, batch):
     return panpipe.pipeline(trained, step, batch, plan=even_plan(operators.graph, schedule, {}))
 
 
-def test_says_what_one_process_says(capsys, caplog):
+def test_printed_and_logged_text_equals_one_process(capsys, caplog):
     batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     pipe = pipeline(talking_step, batch)
     capsys.readouterr()
@@ -76,7 +76,7 @@ def showing_step(model: nn.Module, batch: torch.Tensor):
     return loss * model.scale
 
 
-def test_shows_tensors_of_one_element_as_one_process_does(capsys, caplog):
+def test_printed_scalar_tensors_equal_one_process(capsys, caplog):
     batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
     def scaled() -> nn.Module:
@@ -110,6 +110,6 @@ def test_numbers_among_the_metrics_are_means():
     assert 0 < pipe.metrics["positive"] < 1
 
 
-def test_a_number_is_no_loss():
+def test_number_instead_of_a_loss_is_refused():
     with pytest.raises(RequestError, match=r"returns a number and no scalar loss.*without \.item\(\)"):
         capture_step(model(), lambda m, x: m(x).mean().item(), torch.ones(2, 4))

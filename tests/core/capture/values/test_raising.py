@@ -95,7 +95,7 @@ def captured(model: nn.Module, step=lambda model, x: model(x).mean()):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_check_is_left_out_with_a_warning_that_names_its_line(check):
+def test_check_of_values_is_skipped_with_a_warning_at_its_line(check):
     with pytest.warns(UserWarning, match="this check needs the value") as warned:
         step = captured(Checked(check))
     assert not step.regions
@@ -104,11 +104,11 @@ def test_a_check_is_left_out_with_a_warning_that_names_its_line(check):
 
 
 @pytest.mark.parametrize("branch", [catches, clean_up, branches, raises_after_more])
-def test_a_condition_that_decides_about_more_stays_python(branch):
+def test_condition_that_selects_a_result_becomes_a_region(branch):
     assert captured(Checked(branch)).regions
 
 
-def test_an_error_that_a_caller_catches_stays_python():
+def test_error_that_a_caller_catches_becomes_a_region():
     def step(model, x):
         try:
             return model(x).mean()
@@ -129,7 +129,7 @@ def test_distributions_are_captured_without_their_argument_checks():
     assert not captured(Checked(lambda _: None), step).regions
 
 
-def test_a_check_of_the_loss_stays_python_at_the_end_of_the_step():
+def test_check_of_the_loss_runs_at_the_end_of_the_step():
     def step(model, x):
         loss = model(x).mean()
         value = loss.item()
@@ -140,7 +140,7 @@ def test_a_check_of_the_loss_stays_python_at_the_end_of_the_step():
 
 
 @pytest.mark.filterwarnings("ignore:this check needs the value of a tensor")
-def test_a_check_of_the_batch_is_left_out_before_the_model_is_called():
+def test_check_of_the_batch_before_the_model_is_skipped():
     def step(model, x):
         assert x.isfinite().all()
         return model(x).mean()
@@ -156,7 +156,7 @@ def fails_whatever_bools_are(x: Tensor) -> None:
 
 @pytest.mark.filterwarnings("ignore:this check needs the value")
 @pytest.mark.parametrize("function", [find_batch_dims, capture_step])
-def test_a_handler_around_panpipe_does_not_count(function):
+def test_handler_around_the_call_of_panpipe_is_ignored(function):
     model = Checked(fails_whatever_bools_are)
     try:
         function(model, lambda model, batch: model(batch["x"]).mean(), {"x": torch.randn(6, 4)})

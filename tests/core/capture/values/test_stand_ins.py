@@ -15,7 +15,7 @@ from panpipe.core.capture.values.stand_ins import stand_in_for
         (torch.empty(3, 8, device="meta")[:, ::2], (4, 1)),
     ],
 )
-def test_it_is_laid_out_alike_unless_elements_share_memory_or_lie_apart(tensor, strides):
+def test_stand_in_has_the_strides_of_a_dense_tensor(tensor, strides):
     made = stand_in_for(tensor)
     assert made.shape == tensor.shape
     assert made.stride() == strides
@@ -23,13 +23,13 @@ def test_it_is_laid_out_alike_unless_elements_share_memory_or_lie_apart(tensor, 
     assert 0 < made.std() < 0.1
 
 
-def test_it_has_the_dtype_and_zeros_for_integers():
+def test_stand_in_has_the_dtype_and_zeros_for_integers():
     made = stand_in_for(torch.empty(3, dtype=torch.int32, device="meta"))
     assert made.dtype is torch.int32
     assert made.tolist() == [0, 0, 0]
 
 
-def test_numbers_repeat_and_draw_from_no_generator_of_the_user():
+def test_stand_ins_are_deterministic_and_use_no_generator_of_the_user():
     torch.manual_seed(0)
     first = torch.rand(1)
     torch.manual_seed(0)

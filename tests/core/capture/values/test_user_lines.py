@@ -16,7 +16,7 @@ from panpipe.core.errors import RequestError
 from torch import nn
 
 
-def test_torch_panpipe_and_the_standard_library_are_not_the_users():
+def test_files_of_torch_panpipe_and_the_standard_library_are_not_user_code():
     assert is_user_code(__file__)
     assert not is_user_code(torch.__file__)
     assert not is_user_code(pytest.importorskip("logging").__file__)
@@ -37,14 +37,14 @@ def test_an_operator_of_the_step_has_the_line_of_the_step():
     assert lines["aten.mean.default"] == f"{__file__}:{step.__code__.co_firstlineno + 1}"
 
 
-def test_an_internal_assertion_of_torch_is_not_passed_on():
+def test_internal_assertion_of_torch_is_shortened():
     text = 'self.defined() INTERNAL ASSERT FAILED at "/pytorch/x.cpp":12, please report a bug to PyTorch. no storage'
     assert reason_of(RuntimeError(text)) == "torch fails internally (no storage)"
     assert reason_of(RuntimeError("first\nsecond")) == "RuntimeError: first"
     assert reason_of(KeyError()) == "KeyError"
 
 
-def test_an_operator_that_no_program_can_be_made_of_is_refused_with_its_line(monkeypatch):
+def test_operator_without_a_program_is_refused_with_its_line(monkeypatch):
     def step(model, x):
         return model(x).sin().mean()
 
@@ -84,7 +84,7 @@ print([line_of(node).rpartition("/")[2] for node in nodes if node.name == "mean"
     assert ran.stdout.strip() == "['train.py:8']", ran.stderr
 
 
-def test_a_warning_of_what_a_step_keeps_names_the_users_line():
+def test_warning_of_kept_values_names_the_users_line():
     seen = {}
 
     def step(model, x):
@@ -98,7 +98,7 @@ def test_a_warning_of_what_a_step_keeps_names_the_users_line():
     assert place == (__file__, step.__code__.co_firstlineno + 2)
 
 
-def test_what_a_hook_keeps_for_the_step_is_taken_back():
+def test_values_kept_by_a_hook_are_restored():
     model, kept = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), {}
     model[0].register_forward_hook(lambda module, given, result: kept.__setitem__("h", result))
 

@@ -48,7 +48,7 @@ def lab(tmp_path):
     return path
 
 
-def test_a_file_brings_devices_links_nodes_and_a_cluster(lab):
+def test_file_adds_devices_links_nodes_and_a_cluster(lab):
     cluster = find_cluster(str(lab))
     assert cluster == find_cluster(lab)
     assert len(cluster.devices) == 8
@@ -58,7 +58,7 @@ def test_a_file_brings_devices_links_nodes_and_a_cluster(lab):
     assert sum(hub.kind == "nic" for hub in cluster.hubs) == 4
 
 
-def test_a_device_of_the_file_goes_along_with_its_cluster(lab, tmp_path):
+def test_cluster_of_a_file_contains_the_device_of_the_file(lab, tmp_path):
     cluster = find_cluster(lab)
     own = device_type(cluster, 0)
     assert own.peak_flops_per_s["bf16"] == 1200e12
@@ -71,7 +71,7 @@ def test_a_device_of_the_file_goes_along_with_its_cluster(lab, tmp_path):
     assert read_cluster(path) == find_cluster(path) == cluster
 
 
-def test_one_cluster_of_several_is_named_behind_the_path(lab):
+def test_cluster_is_selected_by_its_name_after_the_path(lab):
     assert len(find_cluster(f"{lab}#lab").devices) == 8
     assert len(find_cluster(f"{lab}#4xH20X").devices) == 4
     assert len(find_cluster(f"{lab}#2xH20X+2xH100").devices) == 4
@@ -81,7 +81,7 @@ def test_one_cluster_of_several_is_named_behind_the_path(lab):
     assert len(find_cluster(f"{lab}#more").devices) == 1
 
 
-def test_a_device_without_a_node_of_its_own_is_put_into_that_of_the_device_it_is_like(lab):
+def test_device_without_a_node_uses_the_node_of_the_device_that_it_is_based_on(lab):
     more = '[devices.H20Y]\nlike = "H20X"\ntitle = "Another"\n'
     lab.write_text(LAB[: LAB.index("[nodes")] + more, encoding="utf-8")
     for name in ("H20X", "H20Y"):
@@ -91,7 +91,7 @@ def test_a_device_without_a_node_of_its_own_is_put_into_that_of_the_device_it_is
         assert [link.bytes_per_s for link, _ in cluster.path(0, 1)] == [150e9, 150e9]  # its own cable, by the NVSwitch
 
 
-def test_a_device_that_is_like_none_with_a_node_is_put_into_a_plain_one(lab):
+def test_device_based_on_none_uses_a_plain_node(lab):
     lab.write_text(
         LAB[: LAB.index("[nodes")].replace('like = "H100"', 'like = "cpu-core"').replace("= 1200e12", "= 9e12"),
         encoding="utf-8",
@@ -110,7 +110,7 @@ def test_aliases_are_not_inherited(lab):
     assert extended.device("H20Z").aliases == ()
 
 
-def test_a_file_without_clusters_is_told_how_to_name_one(lab):
+def test_file_without_clusters_is_refused_with_the_fix(lab):
     lab.write_text(LAB[: LAB.index("[clusters")], encoding="utf-8")
     with pytest.raises(RequestError, match=r"has no clusters: name one as in .*lab.toml#2xH20X$"):
         find_cluster(lab)
@@ -130,7 +130,7 @@ def test_a_cluster_file_names_devices_of_the_catalogue(tmp_path):
     assert device_type(find_cluster(path), 1) is None
 
 
-def test_a_broken_cluster_file(tmp_path):
+def test_broken_cluster_file_is_refused(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(cluster_json(find_cluster("2xH100"))[:-20], encoding="utf-8")
     with pytest.raises(RequestError, match="not a whole JSON file"):
@@ -200,13 +200,13 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
     assert "unknown error" not in str(caught.value)
 
 
-def test_a_parameter_of_a_group_that_there_is_not(lab):
+def test_parameter_of_an_unknown_group_is_refused(lab):
     lab.write_text(replaced("nics = 2", "knobs = 2"), encoding="utf-8")
     with pytest.raises(RequestError, match="knobs"):
         find_cluster(lab)
 
 
-def test_a_missing_file_says_so(tmp_path):
+def test_missing_catalogue_file_is_refused(tmp_path):
     for name in (str(tmp_path / "none.toml"), f"{tmp_path / 'none.toml'}#lab", tmp_path / "none.json"):
         with pytest.raises(RequestError, match="cannot read"):
             find_cluster(name)

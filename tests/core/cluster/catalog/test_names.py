@@ -39,7 +39,7 @@ def test_rtx3090_pairs_are_bridged_and_others_staged_through_the_host():
     assert cluster.transfer_s(1, 2, 24e9) == pytest.approx(1 + 14e-6)
 
 
-def test_a100_40gb_talks_over_nvswitch_ports_and_pairs_share_a_pcie_switch():
+def test_a100_40gb_uses_nvswitch_ports_and_pairs_share_a_pcie_switch():
     cluster = find_cluster("8xA100-40GB")
     assert [device.memory_bytes for device in cluster.devices] == [39_000_000_000] * 8
     assert {way(cluster, a, b) for a in range(8) for b in range(8) if a != b} == {"nvswitch"}
@@ -79,7 +79,7 @@ def test_l40s_behind_one_pcie_switch_are_staged_as_well():
     assert (up[1], down[1]) == (True, False)
 
 
-def test_nodes_talk_over_the_nic_of_the_pcie_switch_and_its_rail():
+def test_nodes_communicate_over_the_nic_of_the_pcie_switch_and_its_rail():
     cluster = find_cluster("4x8xA100-80GB")
     assert way(cluster, 2, 10) == "node0.pcie1 node0.nic1 rail1 node1.nic1 node1.pcie1"
     assert way(cluster, 3, 11) == way(cluster, 2, 10)
@@ -142,7 +142,7 @@ def test_any_size_of_any_node_is_connected_and_staged_where_it_must_be(kind, nod
             assert ("nic" in passed) == (src // gpus != dst // gpus)
 
 
-def test_512_gpus_find_their_paths():
+def test_512_gpus_have_paths_to_each_other():
     cluster = find_cluster("64x8xH100")
     assert len(cluster.devices) == 512
     assert all(len(cluster.path(gpu, (gpu + 8) % 512)) == 6 for gpu in range(512))

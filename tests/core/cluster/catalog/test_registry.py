@@ -60,7 +60,7 @@ def test_devices_have_the_vendors_peaks(name):
     assert rates["fp16"] == rates["bf16"]
 
 
-def test_every_device_of_the_catalogue_is_held_against_something():
+def test_every_device_of_the_catalogue_has_a_tested_peak():
     assert {*DEVICES, "cpu-core"} == set(catalogue().devices)
 
 
@@ -101,7 +101,7 @@ def test_every_number_has_a_source_or_says_that_it_is_assumed(section):
         assert set(device.efficiency) == {*COMPUTE_KINDS, *MEMORY_KINDS}
 
 
-def test_a_number_that_another_device_lends_keeps_its_source_and_a_replaced_one_has_its_own():
+def test_inherited_numbers_keep_their_source_and_replaced_ones_have_their_own():
     sxm, pcie = find_device("A100-40GB"), find_device("A100-PCIe-40GB")
     assert pcie.sources["memory_bytes"] == sxm.sources["memory_bytes"]
     assert pcie.sources["effective_flops_per_s.bf16"].assumed

@@ -11,14 +11,14 @@ SIZES = [64, 4096, 1 << 16, 1 << 20, 1 << 22]
 
 @settings(deadline=None)
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e12))
-def test_a_line_is_found_again(latency_s, rate):
+def test_fit_recovers_a_line(latency_s, rate):
     fit = fit_line(SIZES, [latency_s + size / rate for size in SIZES])
     assert fit.latency_s == pytest.approx(latency_s, rel=1e-4)
     assert [point.fitted_s for point in fit.points] == pytest.approx([point.measured_s for point in fit.points])
     assert fit.seconds(1 << 18) == pytest.approx(latency_s + (1 << 18) / rate, rel=1e-4)
 
 
-def test_residuals_tell_how_far_the_line_is_off():
+def test_residuals_are_distances_from_the_line():
     fit = fit_line([1, 1, 1001, 1001], [1.0, 1.0, 2.0, 3.0])
     assert fit.latency_s == pytest.approx(1.0, rel=1e-2)
     assert 2.2 < fit.seconds(1001) < 2.6
@@ -31,6 +31,6 @@ def test_neither_latency_nor_time_per_byte_is_below_0():
 
 
 @pytest.mark.parametrize(("sizes", "seconds"), [([1], [1.0]), ([1, 1], [1.0, 2.0]), ([1, 2], [0.0, 1.0]), ([], [])])
-def test_what_is_no_line_is_refused(sizes, seconds):
+def test_samples_without_a_line_are_refused(sizes, seconds):
     with pytest.raises(RequestError, match="a line needs two sizes and times above 0"):
         fit_line(sizes, seconds)

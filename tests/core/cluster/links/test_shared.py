@@ -54,7 +54,7 @@ def trees(draw):
 
 @settings(deadline=None, max_examples=60)
 @given(trees(), st.data())
-def test_any_tree_is_found_again_as_to_its_predictions(cluster, data):
+def test_fit_recovers_the_predictions_of_any_tree(cluster, data):
     again, _ = found(cluster)
     pairs = list(itertools.permutations(range(len(cluster.devices)), 2))
     for a, b in pairs:
@@ -84,7 +84,7 @@ def test_the_network_between_two_nodes_is_a_shared_link():
     assert max(cut.error for cut in tree.cuts) < 1e-9
 
 
-def test_noise_shares_nothing_and_is_shown():
+def test_noise_gives_no_shared_link_and_is_reported():
     """Ten percent that are missing here and there are no link."""
     totals, alone, latencies = measured(NODES)
     shaken = {group: total * (0.95 if sum(group) % 2 else 1.03) for group, total in totals.items()}
@@ -93,7 +93,7 @@ def test_noise_shares_nothing_and_is_shown():
     assert 0.01 < max(cut.error for cut in tree.cuts) < 0.12
 
 
-def test_no_link_is_slower_than_a_pair_alone_and_what_that_leaves_is_told():
+def test_links_are_as_fast_as_a_pair_alone_and_the_residual_is_reported():
     """Three processes on two processors: together they get less than one pair alone."""
     groups = groups_to_measure(["host"] * 3)
     alone = dict.fromkeys(itertools.permutations(range(3), 2), 2e9)

@@ -32,7 +32,7 @@ def test_a_plan_with_a_wrong_structure_is_refused():
         validate(with_orders("0F0 0F1 0B0 0B1", "1F0 1B0 1B1"))
 
 
-def test_a_deadlock_is_told_as_its_cycle():
+def test_deadlock_is_reported_as_its_cycle():
     with pytest.raises(RequestError) as error:
         validate(with_orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"))
     text = str(error.value)
@@ -44,7 +44,7 @@ def test_a_deadlock_is_told_as_its_cycle():
     assert set(waiting) == {"0B0", "1SEND_B0>0", "1B0", "1F1", "0SEND_F1>1", "0F1"}
 
 
-def test_a_deadlock_inside_one_device():
+def test_deadlock_inside_one_device_is_reported():
     plan = plan_of(orders("1F0 0F0 1B0 0B0"), (0, 0))
     with pytest.raises(RequestError, match=r"0F0 waits for 1F0 \(runs after it\)"):
         validate(plan)
@@ -92,7 +92,7 @@ def test_peaks_of_a_plan_that_fits():
     assert report.warnings == ()
 
 
-def test_over_the_limit_tells_device_action_bytes_and_change():
+def test_exceeded_limit_is_reported_with_device_action_bytes_and_change():
     with pytest.raises(InfeasibleError) as error:
         validate(PLAN, memory_limits=[206, 1000])
     assert str(error.value) == (
@@ -102,14 +102,14 @@ def test_over_the_limit_tells_device_action_bytes_and_change():
     )
 
 
-def test_over_the_limit_with_one_microbatch():
+def test_exceeded_limit_with_one_microbatch():
     with pytest.raises(
         InfeasibleError, match=r"cut the batch into more microbatches \(stage 1 saves 100 bytes of each"
     ):
         validate(PLAN, memory_limits=[1000, 100])
 
 
-def test_over_the_limit_by_state_alone():
+def test_exceeded_limit_by_state_alone():
     plan = with_costs(parameter_bytes=300, gradient_bytes=300)
     with pytest.raises(InfeasibleError, match=r"optimizer state alone are 100 too many; move operators"):
         validate(plan, memory_limits=[500, 1000])
@@ -141,7 +141,7 @@ def test_limits_need_costs_and_one_for_each_device():
 
 
 @given(plans(), st.booleans())
-def test_what_validates_runs_to_the_end(plan, eager):
+def test_valid_plan_runs_to_the_end(plan, eager):
     report = validate(plan)
     result = simulate(plan, eager=eager)
     assert sum(event.action.kind in COMPUTE_KINDS for event in result.trace.events) == sum(
@@ -229,7 +229,7 @@ def test_a_stage_that_recomputes_holds_its_inputs_instead():
         ("1B0", "1RECOMPUTE0 1B0", r"device 1 issues 1RECOMPUTE0: .*memory\.recompute \(\[0\]\)"),
     ],
 )
-def test_recompute_out_of_place_is_refused(old, new, said):
+def test_misplaced_recompute_is_refused(old, new, said):
     rows = [" ".join(map(str, actions)).replace(old, new) for actions in lower(RECOMPUTING)]
     with pytest.raises(RequestError, match=said):
         validate(RECOMPUTING, lowered=orders(*rows))
