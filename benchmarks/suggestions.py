@@ -26,7 +26,7 @@ from typing import Any
 from attrs import frozen
 from panpipe.cli.output import print_table
 from panpipe.core.costs.graph import graph_json, read_graph
-from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, RECOMPUTE, SMALLER_MICROBATCHES
+from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, OFFLOAD, RECOMPUTE, SMALLER_MICROBATCHES
 from panpipe.core.search.suggestions.relaxations import with_smaller_microbatches
 from planning import on_devices, plan_command
 from recording import machine, record
@@ -36,7 +36,7 @@ REQUESTS = (
     (4, 16, 5e9), (6, 12, 4.2e9), (2, 8, 13e9), (16, 16, 1.6e9), (5, 8, 4.8e9), (8, 8, 2.5e9),
 )  # fmt: skip
 """Devices, microbatches, bytes of each device."""
-CHANGES = (SMALLER_MICROBATCHES, RECOMPUTE, MORE_MEMORY, MORE_DEVICES)
+CHANGES = (SMALLER_MICROBATCHES, RECOMPUTE, OFFLOAD, MORE_MEMORY, MORE_DEVICES)
 """What can be asked for."""
 FITS, INFEASIBLE = 0, 3
 """Exit status of ``panpipe plan``."""
@@ -92,8 +92,8 @@ class Request:
             graph.write_text(graph_json(with_smaller_microbatches(read_graph(self.graph), parts)), encoding="utf-8")
             title = f"1/{parts} microbatches"
         else:
-            assert what == RECOMPUTE
-            more, title = (*more, "--recompute", "auto"), what
+            assert what in (RECOMPUTE, OFFLOAD)
+            more, title = (*more, f"--{what}", "auto"), what
         return Request(graph, devices, microbatches, memory, more, title)
 
 

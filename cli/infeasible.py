@@ -49,7 +49,7 @@ class InfeasibleAnswer:
         self.limits = problem.limits(self.plan)
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
-        self.changes = smallest_changes(nothing, problem, memory, timelines, replan, oracle=request.oracle)
+        self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.oracle)
 
     def plain(self) -> dict[str, Any]:
         """The data that ``--json`` prints."""
@@ -99,7 +99,7 @@ class InfeasibleAnswer:
             which = "the closest plan" if change.found.stages == self.plan.stages else change.found.schedule
             return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}{step}"
         if change.what == OFFLOAD:
-            return f"{bytes_text(value)} of saved tensors to the host, by hand: no runner of this version does it"
+            return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
         assert change.what == MORE_MEMORY
         return f"{bytes_text(value)} more for each device{step}"
 

@@ -81,6 +81,16 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|all|auto|STAGE:SHARE,…",
+            help="Saved tensors that are copied to the host until the backward reads them: all that the links carry; "
+            "auto, where memory is short, what makes the step fastest; or shares of stages. If not given: none, or "
+            "what a schedule such as po-f says.",
+            show_default=False,
+        ),
+    ] = None,
     schedule: Annotated[
         str,
         typer.Option(
@@ -133,6 +143,7 @@ def plan(
 
     run(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
-        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, schedule=schedule,
-        budget=budget, seconds=seconds, seed=seed, samples=samples, tokens=tokens, top=top, out=out, json=json,
+        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
+        schedule=schedule, budget=budget, seconds=seconds, seed=seed, samples=samples, tokens=tokens, top=top,
+        out=out, json=json,
     )  # fmt: skip

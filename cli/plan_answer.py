@@ -101,6 +101,8 @@ class PlanAnswer:
         rates = _rates_text(self.rates)
         if rates:
             print(rates)
+        if plan.memory.offload:
+            print(_offload_text(plan))
         self._show_stages()
         self._show_devices()
         print_memory(self.run, self.limits)
@@ -176,6 +178,15 @@ class PlanAnswer:
         print_table("Devices", ("device", "stages", "busy", "peak saved", "peak memory", "limit", "used"), rows)
 
 
+def _offload_text(plan: Plan) -> str:
+    stages = plan.memory.offload
+    moved = sum(each.bytes * len(each.copies) for each in stages)
+    return (
+        f"Offload: {bytes_text(moved)} of saved tensors a step to the host and back, "
+        f"of stages {' '.join(str(each.stage) for each in stages)}"
+    )
+
+
 def plain_plan(plan: Plan) -> dict[str, Any]:
     """Everything needed to evaluate a plan again."""
     prediction = _prediction(plan)
@@ -187,12 +198,20 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         ],
         "device_actions": as_plain(plan.device_actions),
         "recompute": list(plan.memory.recompute),
+        **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
         "predicted_step_s": prediction.step_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),
         "schedule": plan.schedule,
         "evaluations": prediction.evaluations,
         "efficiency": efficiency(plan),
     }
+
+
+def _plain_offload(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {"stage": each.stage, "bytes": each.bytes, "microbatches": len(each.copies), "storages": len(each.storages)}
+        for each in plan.memory.offload
+    ]
 
 
 def _plain_fewer(plan: Plan) -> dict[str, Any]:

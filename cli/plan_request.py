@@ -8,9 +8,11 @@ from attrs import evolve, frozen
 from ..core.cluster.cluster import Cluster
 from ..core.costs.partition import device_limits
 from ..core.errors import InfeasibleError, RequestError
+from ..core.offload.request import OffloadRequest
 from ..core.plan.derive import Recompute
 from ..core.plan.plan import Plan
 from ..core.schedules.problem import ScheduleFamily
+from ..core.schedules.registry import families
 from ..core.search import Oracle
 from ..core.search.suggestions.changes import Problem, Relaxation
 from ..core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
@@ -45,6 +47,7 @@ class PlanRequest:
         memory_limit: bytes that a device may use, if less than its memory.
         budget: number of evaluations.
         seed: of the search.
+        offload: see ``SearchOptions``.
     """
 
     costs_of: Callable[[int], PlanningCosts]
@@ -60,6 +63,7 @@ class PlanRequest:
     memory_limit: float | None
     budget: int | None
     seed: int
+    offload: OffloadRequest = "none"
 
     @property
     def costs(self) -> PlanningCosts:
@@ -75,7 +79,8 @@ class PlanRequest:
     def problem(self) -> Problem:
         """The request's facts for the answer if nothing fits."""
         rows = self.costs.work.samples
-        return Problem(self.costs.graph, self.microbatches, self.limits, self.recompute == "none", rows)
+        saves, stays = self.recompute == "none", self.offload == "none"
+        return Problem(self.costs.graph, self.microbatches, self.limits, saves, rows, stays)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
         """Search plans.
@@ -97,6 +102,7 @@ class PlanRequest:
             memory_limit=self.memory_limit,
             seed=self.seed,
             budget=self.budget,
+            offload=self.offload,
         )
         if meshes is None:
             meshes = wanted_meshes(self.mesh, self.machine, free=self.free)
@@ -130,6 +136,9 @@ class PlanRequest:
         other = evolve(self, machine=with_more_memory(machine, change.extra_bytes), mesh=mesh, memory_limit=limit)
         if change.recompute:
             other = evolve(other, recompute=None)
+        if change.offload:
+            more = () if len(self.families) == 1 else tuple(each for each in families().values() if each.offloads)
+            other = evolve(other, offload="auto", families=(*self.families, *more))
         if change.parts == 1 or self.microbatches is None:
             return other
         costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, change.parts)

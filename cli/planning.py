@@ -9,9 +9,10 @@ from ..core.cluster.mesh import least_by_position
 from ..core.costs.partition import device_limits
 from ..core.documents import write_text
 from ..core.errors import RequestError
+from ..core.offload.request import parse_offload
 from ..core.plan.plan import Plan, plan_json
 from ..core.schedules.problem import ScheduleFamily
-from ..core.schedules.registry import families, find_family
+from ..core.schedules.registry import families, find_family, resident_families
 from ..core.search.suggestions.fewer_devices import faster_alone
 from ..core.search.suggestions.infeasible import NothingFits
 from ..core.trace.throughput import Work
@@ -38,6 +39,7 @@ def run(
     memory_limit: float | None,
     mesh: str | None,
     recompute: str | None,
+    offload: str | None,
     schedule: str,
     budget: int | None,
     seconds: float | None,
@@ -57,7 +59,8 @@ def run(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
     _check_counts(microbatches=microbatches, budget=budget)
-    known = list(families().values())
+    wanted_offload = parse_offload(offload or "none")
+    known = resident_families() if wanted_offload == "none" else list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     device_limits(machine, memory_limit)
@@ -73,7 +76,7 @@ def run(
     request = PlanRequest(
         costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
         oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
-        memory_limit=memory_limit, budget=budget, seed=seed,
+        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload,
     )  # fmt: skip
     try:
         with search_progress() as progress:

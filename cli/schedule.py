@@ -26,6 +26,7 @@ from .uniform import (
     Forward,
     FreedByInput,
     Hop,
+    HostCopyTime,
     MemoryLimit,
     Microbatches,
     StageScale,
@@ -41,7 +42,7 @@ def schedule(
         typer.Argument(
             metavar="NAME",
             help="gpipe, 1f1b, interleaved-1f1b, looped, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-min, v-half, 1f1b-v, gis, "
-            "gis-h, dualpipe-v, building-block; or auto: the fastest one that a search finds.",
+            "gis-h, po-h, po-f, dualpipe-v, building-block; or auto: the fastest one that a search finds.",
         ),
     ],
     *,
@@ -55,6 +56,7 @@ def schedule(
     stage_scale: StageScale = None,
     freed_by_input: FreedByInput = 0,
     memory_limit: MemoryLimit = None,
+    host_copy: HostCopyTime = 0,
     rounds: Annotated[
         int | None, typer.Option(help="interleaved-1f1b: number of groups of microbatches.", show_default=False)
     ] = None,
@@ -90,7 +92,8 @@ def schedule(
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
 
-    Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
+    Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends. What
+    po-h and po-f copy to the host is not on the device in between.
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
@@ -105,7 +108,7 @@ def schedule(
         "seed": seed,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
-    stages = UniformStages(devices, microbatches, times, scales, comm)
+    stages = UniformStages(devices, microbatches, times, scales, comm, host_copy)
     problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
     scored = _choose(name, problems, given, memory_limit)
     if csv is not None:
@@ -190,6 +193,7 @@ def _answer(scored: Scored) -> dict[str, Any]:
         **({} if scored.bound is None else {"lower_bound": scored.bound, "gap": scored.gap}),
         "placement": list(scored.schedule.placement),
         "device_actions": [[str(action) for action in actions] for actions in scored.schedule.device_actions],
+        **({"offload": dict(scored.schedule.offload)} if scored.schedule.offload else {}),
     }
 
 

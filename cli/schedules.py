@@ -6,14 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from ..core.errors import RequestError
-from ..core.schedules.problem import ScheduleProblem
-from ..core.schedules.registry import families
+from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
+from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
 from ..core.schedules.tradeoff import frontier, named_schedules, peak_of
 from .output import note, print_json, print_table
 from .searching import Evaluations, Seconds, Seed, check_search, run_search
 from .uniform import (
     CHUNKS_TO_TRY,
+    HOST_COPY,
     BackwardInput,
     BackwardWeight,
     Devices,
@@ -44,6 +45,9 @@ def schedules(
     stage_scale: StageScale = None,
     freed_by_input: FreedByInput = 0,
     memory_limit: MemoryLimit = None,
+    host_copy: Annotated[
+        float | None, typer.Option(help=HOST_COPY + " If given, schedules that offload take part.", show_default=False)
+    ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Also search orders, at the memory of every schedule on the frontier.")
     ] = False,
@@ -59,14 +63,15 @@ def schedules(
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
-    stages = UniformStages(devices, microbatches, times, scales, comm)
+    stages = UniformStages(devices, microbatches, times, scales, comm, host_copy or 0.0)
     counts = (chunks,) if chunks is not None else stages.chunks_by_scales or CHUNKS_TO_TRY
     budget = {"evaluations": evaluations, "seconds": seconds, "seed": seed}
     given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
         raise RequestError(f"--{next(iter(given))} is for the search: give --auto, too")
     check_search(given, memory_limit)
-    found = _named([stages.problem(count, memory_limit) for count in counts])
+    known = list(families().values()) if host_copy is not None else resident_families()
+    found = _named([stages.problem(count, memory_limit) for count in counts], known)
     if auto:
         found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, memory_limit, given)
     best = frontier(found)
@@ -77,10 +82,10 @@ def schedules(
         _show(found, best)
 
 
-def _named(problems: Sequence[ScheduleProblem]) -> list[Scored]:
+def _named(problems: Sequence[ScheduleProblem], known: Sequence[ScheduleFamily]) -> list[Scored]:
     """For each family the frontier over its chunks and parameters, within the memory limit."""
     found: list[Scored] = []
-    for family in families().values():
+    for family in known:
         own = [scored for problem in problems for scored in named_schedules(problem, [family])]
         found += frontier([scored for scored in own if not exceeds(scored)])
     return found

@@ -7,7 +7,7 @@ import typer
 
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleProblem
-from ..core.schedules.registry import families
+from ..core.schedules.registry import resident_families
 from ..core.schedules.scored import Scored
 
 Evaluations = Annotated[
@@ -55,7 +55,7 @@ def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) ->
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
     from ..core.search.orders.time_limit import find_schedule_within
 
-    known = families().values()
+    known = resident_families()
     if "seconds" in given:
         return find_schedule_within(problems, known, **given)
     return find_schedule(problems, known, **given)

@@ -28,6 +28,8 @@ MemoryLimit = Annotated[
     float | None,
     typer.Option(help="Most memory of a device, in its saved tensors for one microbatch.", show_default=False),
 ]
+HOST_COPY = "Time to copy one device's saved tensors for one microbatch to the host and back, over all its chunks."
+HostCopyTime = Annotated[float, typer.Option(help=HOST_COPY)]
 
 CHUNKS_TO_TRY = (1, 2, 3, 4)
 """Numbers of stages per device to try if none is given."""
@@ -67,6 +69,7 @@ class UniformStages:
         device: costs of one device for one microbatch, over all its chunks.
         scales: factors on the times of each stage, or None.
         comm: delay of a message between two devices.
+        host_copy: time to copy one device's saved tensors for one microbatch to the host and back.
     """
 
     devices: int
@@ -74,6 +77,7 @@ class UniformStages:
     device: StageCosts
     scales: tuple[float, ...] | None
     comm: float
+    host_copy: float = 0.0
 
     def problem(self, chunks: int, limit: float | None) -> ScheduleProblem:
         """One device's costs split evenly over its chunks. Memory is in units of one stage: integers add exactly."""
@@ -96,7 +100,10 @@ class UniformStages:
             for scale in (self.scales or (1.0,) * stages)
         )
         memory = None if limit is None else limit * chunks
-        return ScheduleProblem(self.devices, self.microbatches, chunks, costs, self.comm, memory)
+        if not 0 <= self.host_copy < float("inf"):
+            raise RequestError(f"--host-copy is {self.host_copy}: a time must be finite, at least 0")
+        each = self.host_copy / 2 / (chunks * self.device.saved_bytes)
+        return ScheduleProblem(self.devices, self.microbatches, chunks, costs, self.comm, memory, each)
 
     @property
     def chunks_by_scales(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ A stage that recomputes runs its forward again directly before B or I, as soon a
 for the gradient: B or I starts when both are available. Orders hold no RECOMPUTE; it is part of its B or I.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from attrs import frozen
@@ -20,6 +21,7 @@ from ..costs.costs import StageCosts, StageEdge
 from ..errors import RequestError
 from ..plan.memory import saved_bytes
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
+from .host_queue import HostQueue, TimedCopy, away_bytes
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -64,6 +66,8 @@ def evaluate(
     edges: Sequence[StageEdge] | None = None,
     hop_s: HopDelay = 0.0,
     recompute: Iterable[int] = (),
+    copies: Sequence[Sequence[TimedCopy]] = (),
+    host_queues: int = 1,
 ) -> Evaluation:
     """Evaluate compute orders once; for many orders of the same stages keep an ``Evaluator``.
 
@@ -74,12 +78,15 @@ def evaluate(
         edges: the messages between stages; None for a chain, each stage to the next.
         hop_s: delay of a message between two devices.
         recompute: the stages that recompute.
+        copies: per device its copies to the host and back; empty for none.
+        host_queues: host-copy queues of each device: 1 for both directions, or 2.
 
     Raises:
         RequestError: an action is on another device than its stage, is not a compute action, has an input that no
             device computes, or the orders deadlock (the message shows the cycle).
     """
-    return Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute).evaluate(device_actions)
+    evaluator = Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute)
+    return evaluator.evaluate(device_actions, copies, host_queues)
 
 
 class Evaluator:
@@ -125,13 +132,18 @@ class Evaluator:
         self._at_start = [[stage[KIND[kind]][0] for stage in saved] for kind in range(KINDS)]
         self._at_end = [[stage[KIND[kind]][1] for stage in saved] for kind in range(KINDS)]
 
-    def evaluate(self, device_actions: Sequence[Sequence[Action]]) -> Evaluation:
-        """Time and memory of these orders. Errors as in ``evaluate``."""
+    def evaluate(
+        self,
+        device_actions: Sequence[Sequence[Action]],
+        copies: Sequence[Sequence[TimedCopy]] = (),
+        host_queues: int = 1,
+    ) -> Evaluation:
+        """Time and memory of these orders. Arguments and errors as in ``evaluate``."""
         codes = self._encode(device_actions)
-        starts, ends = self._run(codes)
+        starts, ends = self._run(codes, [HostQueue(own, host_queues) if own else None for own in copies])
         times, before = self._time, self._before
         busy = [sum([times[kind][stage] + before[kind][stage] for kind, stage, _ in order]) for order in codes]
-        peaks = [self._peak(order) for order in codes]
+        peaks = [self._peak(order, copies[device] if copies else ()) for device, order in enumerate(codes)]
         makespan = max((end[-1] for end in ends if end), default=0.0)
         stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
         busiest = max(busy, default=0.0)
@@ -166,7 +178,9 @@ class Evaluator:
             codes.append(row)
         return codes
 
-    def _run(self, codes: list[list[tuple[int, int, int]]]) -> tuple[list[list[float]], list[list[float]]]:
+    def _run(
+        self, codes: list[list[tuple[int, int, int]]], host: Sequence[HostQueue | None]
+    ) -> tuple[list[list[float]], list[list[float]]]:
         """Start and end of every action.
 
         Each device runs until an input is missing; the action that computes the input resumes it.
@@ -182,7 +196,10 @@ class Evaluator:
             device = ready.pop()
             device_starts, device_ends = starts[device], ends[device]
             now = device_ends[-1] if device_ends else 0.0
+            copies = host[device] if host else None
             for kind, stage, microbatch in codes[device][len(device_ends) :]:
+                if copies is not None:
+                    now = max(now, copies.ready_s(len(device_ends)))
                 start = now + before[kind][stage]
                 for row, delay, name in reads[kind][stage]:
                     end = row[microbatch]
@@ -195,6 +212,8 @@ class Evaluator:
                     now = start + times[kind][stage]
                     device_starts.append(start)
                     device_ends.append(now)
+                    if copies is not None:
+                        copies.issue(len(device_ends) - 1, now)
                     row, name = gives[kind][stage]
                     row[microbatch] = now
                     if waiting:
@@ -225,18 +244,19 @@ class Evaluator:
         gives_nothing: list[tuple[_Ends, int]] = [([None] * count, -1) for _ in stages]
         return [forward, backward, weight, backward], [gives_output, gives_gradient, gives_nothing, gives_gradient]
 
-    def _peak(self, order: list[tuple[int, int, int]]) -> tuple[float, int]:
+    def _peak(self, order: list[tuple[int, int, int]], copies: Sequence[TimedCopy]) -> tuple[float, int]:
         """The most saved tensors that an order holds, and the position of the action that reaches it."""
         at_start, at_end = self._at_start, self._at_end
+        away = away_bytes(copies, len(order)) if copies else itertools.repeat((0.0, 0.0))
         held = peak = 0.0
         where = 0
-        for position, (kind, stage, _) in enumerate(order):
+        for position, ((kind, stage, _), (meanwhile, after)) in enumerate(zip(order, away, strict=False)):
             held += at_start[kind][stage]
-            if held > peak:
-                peak, where = held, position
+            if held - meanwhile > peak:
+                peak, where = held - meanwhile, position
             held += at_end[kind][stage]
-            if held > peak:
-                peak, where = held, position
+            if held - after > peak:
+                peak, where = held - after, position
         return peak, where
 
 

@@ -26,6 +26,7 @@ class ScheduleProblem:
         costs: per stage (``devices × chunks`` of them), or None for equal stages.
         hop_s: delay of a message between two neighbouring devices, in the unit of ``costs``.
         memory_limit: bytes (or the unit of ``costs``) of saved tensors that a device may hold, or None.
+        copy_s_per_byte: time of a copy of saved tensors to the host, or back, per byte (or unit of ``costs``).
 
     Raises:
         RequestError: a count is below 1, the costs are not one per stage, or a delay or limit is negative.
@@ -37,6 +38,7 @@ class ScheduleProblem:
     costs: tuple[StageCosts, ...] | None = field(default=None, converter=_costs)
     hop_s: float = 0.0
     memory_limit: float | None = None
+    copy_s_per_byte: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         for name in ("devices", "microbatches", "chunks"):
@@ -51,6 +53,8 @@ class ScheduleProblem:
             raise RequestError(f"the delay of a hop is {self.hop_s}: it is finite and at least 0")
         if self.memory_limit is not None and not self.memory_limit >= 0:
             raise RequestError(f"the memory limit is {self.memory_limit}: it is at least 0")
+        if not 0 <= self.copy_s_per_byte < float("inf"):
+            raise RequestError(f"a copy takes {self.copy_s_per_byte} per byte: it is finite and at least 0")
 
     @property
     def stages(self) -> int:
@@ -67,12 +71,15 @@ class Schedule:
         placement: device of every stage.
         microbatches: microbatches in one step.
         device_actions: per device F, I, W and B in order.
+        offload: stages whose saved tensors leave the device, each with the share of its bytes; when they are copied
+            follows from the times of the stages and the links (``core/offload``).
     """
 
     name: str
     placement: tuple[int, ...]
     microbatches: int
     device_actions: tuple[tuple[Action, ...], ...]
+    offload: tuple[tuple[int, float], ...] = ()
 
 
 def source_of(kind: Kind, stage: int, stages: int) -> int | None:
@@ -104,6 +111,7 @@ class ScheduleFamily:
         usual_chunks: the default number of chunks per device.
         placement: (devices, chunks) → device of every stage; partitioning needs it before building.
         candidates: parameter sets that a search should try for a problem; ``build`` accepts each of them.
+        offloads: whether its schedules offload; a search that may not offload leaves it out.
     """
 
     name: str
@@ -114,6 +122,7 @@ class ScheduleFamily:
     usual_chunks: int = 1
     placement: Callable[[int, int], tuple[int, ...]] = looped_placement
     candidates: Callable[[ScheduleProblem], Iterable[Mapping[str, Any]]] = no_parameters
+    offloads: bool = False
 
     def suits(self, problem: ScheduleProblem) -> bool:
         """Whether the family supports the problem's number of chunks per device."""

@@ -9,7 +9,19 @@ from functools import cache
 from ..errors import RequestError
 from ..nearest import nearest
 from ..plugins import load_plugins
-from . import building_block, dualpipe_v, gis, gpipe, interleaved, looped, one_f_one_b, v_shaped, zb_v, zero_bubble
+from . import (
+    building_block,
+    dualpipe_v,
+    gis,
+    gpipe,
+    interleaved,
+    looped,
+    one_f_one_b,
+    pipe_offload,
+    v_shaped,
+    zb_v,
+    zero_bubble,
+)
 from .problem import ScheduleFamily
 
 GROUP = "panpipe.schedules"
@@ -28,6 +40,8 @@ BUILT_IN = (
     v_shaped.ONE_F_ONE_B_V,
     gis.GIS,
     gis.GIS_H,
+    pipe_offload.PO_H,
+    pipe_offload.PO_F,
     dualpipe_v.FAMILY,
     building_block.FAMILY,
 )
@@ -52,6 +66,11 @@ def families() -> dict[str, ScheduleFamily]:
     for one in load_plugins(GROUP, add):
         warnings.warn(str(one), stacklevel=2)
     return found
+
+
+def resident_families() -> list[ScheduleFamily]:
+    """The families whose schedules keep all saved tensors on the device: what a search without offload chooses from."""
+    return [family for family in families().values() if not family.offloads]
 
 
 def find_family(name: str) -> ScheduleFamily:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ..costs.costs import StageCosts
+from ..evaluate.host_queue import TimedCopy
 from ..evaluate.reference import Evaluation, evaluate
 from .problem import Schedule, ScheduleProblem
 
@@ -19,6 +20,7 @@ class Scored:
         result: its evaluation.
         evaluations: number of orders evaluated to find it.
         bound: a proven lower bound of the makespan of any order; None if a search proved none.
+        copies: per device its copies to the host; empty if the schedule does not offload.
     """
 
     problem: ScheduleProblem
@@ -26,6 +28,7 @@ class Scored:
     result: Evaluation
     evaluations: int = 1
     bound: float | None = None
+    copies: Sequence[Sequence[TimedCopy]] = ()
 
     @property
     def gap(self) -> float | None:
@@ -43,8 +46,18 @@ def costs_of(problem: ScheduleProblem) -> Sequence[StageCosts]:
 def score(problem: ScheduleProblem, schedule: Schedule) -> Scored:
     """Evaluate one schedule of a problem."""
     costs = costs_of(problem)
-    result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=problem.hop_s)
-    return Scored(problem, schedule, result)
+    copies = _copies(problem, schedule, costs) if schedule.offload else ()
+    result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=problem.hop_s, copies=copies)
+    return Scored(problem, schedule, result, copies=copies)
+
+
+def _copies(problem: ScheduleProblem, schedule: Schedule, costs: Sequence[StageCosts]) -> list[list[TimedCopy]]:
+    from ..offload.schedule_copies import schedule_copies  # here: most schedules need none
+
+    return schedule_copies(
+        schedule.device_actions, schedule.placement, costs, schedule.offload, hop_s=problem.hop_s,
+        copy_s_per_byte=problem.copy_s_per_byte,
+    )  # fmt: skip
 
 
 def time_of(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]:

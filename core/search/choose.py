@@ -11,8 +11,11 @@ from ..costs.partition import device_limits
 from ..errors import RequestError
 from ..plan.plan import Plan
 from .confirm import SearchResult, confirmed
+from .offloaded import OffloadSearch
 from .problem.arrangements import Replicas
+from .problem.meter import Meter
 from .problem.oracle import longest_path
+from .problem.search_space import SearchSpace
 from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, counted, settings_of
 from .search_options import SearchOptions, refuse_none
@@ -62,7 +65,7 @@ def search_plans(
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST))
-    return confirmed(settings, options.space(), meter, options.oracle, options.seed, options.alternatives)
+    return _found(settings, options.space(), meter, options)
 
 
 def plan(
@@ -126,7 +129,7 @@ def choose_schedules(
     setting = one_setting(graph, cluster, microbatches, limits, parameter_sizes, replicas, options.message)
     setting = evolve(setting, fixed=fixed)
     space, meter = options.space(len(stages) // devices), options.meter(_evaluations([setting]))
-    return confirmed([setting], space, meter, options.oracle, options.seed, options.alternatives)
+    return _found([setting], space, meter, options)
 
 
 def choose_schedule(
@@ -142,6 +145,14 @@ def choose_schedule(
     """The fastest plan of :func:`choose_schedules`, with its arguments and errors."""
     fastest = evolve(options, alternatives=False)
     return choose_schedules(graph, stages, costs, cluster, microbatches, fastest, parameter_sizes=parameter_sizes).best
+
+
+def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, options: SearchOptions) -> SearchResult:
+    """The search, with offload if it is asked for."""
+    arguments = settings, space, meter, options.oracle, options.seed, options.alternatives
+    if options.offloads:
+        return OffloadSearch(options.offload, *arguments).result()
+    return confirmed(*arguments)
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from ..cluster.cluster import fully_connected
 from ..costs.graph import OpEdge, OpGraph, OpNode
 from ..numba_cache import is_compiled
-from ..schedules.registry import families
+from ..schedules.registry import resident_families
 from .annealing.anneal import anneal
 from .choose import search_plans
 from .problem.workload import counted
@@ -23,7 +23,7 @@ def compile_search() -> None:
     nodes = tuple(OpNode(f"operator{i}", 1.0, 1.0, 1.0, saved_bytes=1) for i in range(6))
     graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
     cluster = fully_connected(2, 1000, 1e9, 1e-6)
-    search_plans(counted(graph, cluster, 4), cluster, SearchOptions(families=list(families().values()), budget=2000))
+    search_plans(counted(graph, cluster, 4), cluster, SearchOptions(families=resident_families(), budget=2000))
 
 
 def compile_ahead(report: Callable[[str], object]) -> bool:

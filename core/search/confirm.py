@@ -172,9 +172,14 @@ class _Found:
 
     def result(self, evaluations: int) -> SearchResult:
         """The fastest plan and the frontier. Raises NothingFits if none fits."""
-        plans = _descending(self.candidates)
-        refuse_above(plans[0], evaluations)
-        return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, self.stopped)
+        return result_of(self.candidates, evaluations, self.stopped)
+
+
+def result_of(found: Sequence[Candidate], evaluations: int, stopped: bool) -> SearchResult:
+    """The fastest of some candidates, and their frontier of time and memory. Raises NothingFits if none fits."""
+    plans = _descending(found)
+    refuse_above(plans[0], evaluations)
+    return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, stopped)
 
 
 def _descending(found: Sequence[Candidate]) -> list[Candidate]:

@@ -67,10 +67,19 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
 def scored(walk: Walk, oracle: Oracle) -> Candidate:
     """A walk's plan with the oracle's score."""
     plan, costs = draft(walk)
-    setting = walk.setting
+    return candidate_of(walk.setting, plan, costs, oracle)
+
+
+def candidate_of(setting: Setting, plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Candidate:
+    """A plan in a setting with the oracle's score."""
     score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
-    limits = least_by_position(setting.memory, plan.mesh.replicas)
+    limits = limits_of(setting, plan)
     return Candidate(plan, costs, score, setting, limits)
+
+
+def limits_of(setting: Setting, plan: Plan) -> tuple[float, ...]:
+    """Bytes that the device at each position of a plan may hold, in every replica."""
+    return tuple(map(float, least_by_position(setting.memory, plan.mesh.replicas)))
 
 
 def predicted(candidate: Candidate, evaluations: int) -> Plan:

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from ..costs.message_times import FREE, MessageLine
 from ..errors import RequestError
+from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute
 from ..schedules.problem import ScheduleFamily
 from .problem.meter import Meter, Progress
@@ -36,6 +37,7 @@ class SearchOptions:
         budget: number of evaluations; by default about ten seconds of one core.
         seconds: a limit on the time; at its end the best plan so far is the result.
         progress: called repeatedly during the search.
+        offload: what leaves the devices; with ``"none"`` only what the families offload.
         until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
             this does.
 
@@ -56,11 +58,18 @@ class SearchOptions:
     budget: int | None = None
     seconds: float | None = None
     progress: Progress | None = None
+    offload: OffloadRequest = "none"
     until_fit: bool = False
 
     def __attrs_post_init__(self) -> None:
         refuse_none(1 if self.budget is None else self.budget, "evaluations: a search")
         refuse_none(self.min_chunks, "chunks: a device")
+        check_offload_request(self.offload)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether saved tensors may leave the devices."""
+        return self.offload != "none" or any(family.offloads for family in self.families)
 
     def space(self, stages_a_device: int | None = None) -> SearchSpace:
         """The choices of the search.

@@ -250,7 +250,6 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
     assert all(kind in block[1] for kind in ("parameters", "gradients", "optimizer", "saved", "workspace"))
     assert [re.split("  +", line)[1] for line in block[3:]] == [
         "smaller microbatches",
-        "offload",
         "more memory",
         "more devices",
     ]
@@ -312,7 +311,7 @@ def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file)
     cluster = cluster_file(tmp_path, 2, 850 + int(more))
     flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", 4, "--budget", 120)
     assert run(capsys, *flags)[0] == 0
-    assert 0 < changes["offload"]["bytes"] <= nothing["holds_bytes"]["saved"] * 2
+    assert "offload" not in changes  # its devices reach no host
 
 
 def test_the_plan_is_written_with_its_prediction(tmp_path, capsys, graph_file):

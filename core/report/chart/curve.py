@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
+from ...evaluate.host_queue import TimedCopy, away_bytes
 from ...plan.memory import held_bytes
 from ...schedules.scored import Scored, costs_of
 
@@ -13,7 +14,11 @@ FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
 
 
 def memory_curve(
-    actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float], costs: Sequence[StageCosts]
+    actions: Sequence[Action],
+    starts: Sequence[float],
+    ends: Sequence[float],
+    costs: Sequence[StageCosts],
+    copies: Sequence[TimedCopy] = (),
 ) -> list[tuple[float, float]]:
     """Saved tensors that a device holds from each time on: (time, held), times ascending and distinct.
 
@@ -21,10 +26,14 @@ def memory_curve(
         actions: the device's F, I, W and B in order.
         starts, ends: of each of them.
         costs: per stage.
+        copies: of the device to the host.
     """
     curve = [(0.0, 0.0)]
-    for start, end, (running, after) in zip(starts, ends, held_bytes(actions, costs), strict=True):
-        for moment, held in ((start, running), (end, after)):
+    held_away = zip(held_bytes(actions, costs), away_bytes(copies, len(actions)), strict=True)
+    for start, end, ((running, after), (away, left)) in zip(starts, ends, held_away, strict=True):
+        # A reload allocates before the next action frees what has left.
+        before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
+        for moment, held in ((start, max(running - away, before)), (end, after - left)):
             if curve[-1][0] == moment:
                 curve[-1] = (moment, held)
             elif curve[-1][1] != held:
@@ -35,9 +44,11 @@ def memory_curve(
 def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
     """Per device (time, held); memory in one device's saved tensors for one microbatch."""
     result, costs, chunks = scored.result, costs_of(scored.problem), scored.problem.chunks
+    copies = scored.copies or [()] * len(result.starts)
+    rows = zip(scored.schedule.device_actions, result.starts, result.ends, copies, strict=True)
     return [
-        [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs)]
-        for actions, starts, ends in zip(scored.schedule.device_actions, result.starts, result.ends, strict=True)
+        [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs, own)]
+        for actions, starts, ends, own in rows
     ]
 
 

@@ -32,6 +32,7 @@ class Walk:
         schedule: the family's name with its parameters.
         chunks: stages per device.
         best: the best place so far.
+        offload: stages that the schedule offloads, each with the share of its bytes.
         annealed: whether its order differs from the family's.
         recomputes: whether moves may switch the recomputation of stages.
         step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_place`).
@@ -42,6 +43,7 @@ class Walk:
     schedule: str
     chunks: int
     best: Place
+    offload: tuple[tuple[int, float], ...] = ()
     annealed: bool = False
     recomputes: bool = False
     step_s: float = INFINITY
@@ -185,7 +187,7 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
         np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
         orders, lengths,
     )  # fmt: skip
-    return Walk(setting, schedule.name, stages // setting.devices, place)
+    return Walk(setting, schedule.name, stages // setting.devices, place, schedule.offload)
 
 
 def best_by_placement(

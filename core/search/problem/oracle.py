@@ -1,9 +1,14 @@
 """The oracle for operator graphs: longest path with pure delays, and memory without communication buffers."""
 
+from collections.abc import Sequence
+
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
+from ...evaluate.host_queue import TimedCopy, away_bytes
 from ...evaluate.reduction import reduction_time, step_ends, sync_time
 from ...evaluate.reference import Evaluation, evaluate
+from ...offload.host_links import host_links
+from ...offload.timed_copies import timed_copies
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from .score import Score
@@ -21,13 +26,15 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
         RequestError: the plan's orders deadlock.
     """
     cluster = plan.mesh.arrange(cluster)
-    replicas = _replicas(plan, costs, cluster)
+    copies = _copies(plan, cluster)
+    replicas = _replicas(plan, costs, cluster, copies)
     times = replicas[0]
     held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
     sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
     ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s)
     peaks = [
-        sum(costs[stage.index].state_bytes for stage in plan.stages_on(device)) + _working_peak(plan, costs, device)
+        sum(costs[stage.index].state_bytes for stage in plan.stages_on(device))
+        + _working_peak(plan, costs, device, copies[device])
         for device in range(plan.devices)
     ]
     step_s = max(ends)
@@ -35,7 +42,9 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     return Score(step_s, tuple(peaks), times.peak_memory, 1 - busiest / step_s if step_s else 0.0)
 
 
-def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> list[Evaluation]:
+def _replicas(
+    plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster, copies: list[list[TimedCopy]]
+) -> list[Evaluation]:
     """The evaluation of every replica on its devices; replicas with equal message times are evaluated once."""
     place = plan.placement
     pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
@@ -48,15 +57,26 @@ def _replicas(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> li
         if key not in found:
             found[key] = evaluate(
                 plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
-                recompute=plan.memory.recompute,
+                recompute=plan.memory.recompute, copies=copies, host_queues=plan.memory.host_copy_queues,
             )  # fmt: skip
         result.append(found[key])
     return result
 
 
-def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int) -> float:
+def _copies(plan: Plan, cluster: Cluster) -> list[list[TimedCopy]]:
+    """Per device its copies to the host and back, each at the rate of its path alone."""
+    if not plan.memory.offload:
+        return [[] for _ in plan.device_actions]
+    links = host_links(plan, cluster)
+    return timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)
+
+
+def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int, copies: Sequence[TimedCopy]) -> float:
     """The peak of saved tensors plus the running action's workspace."""
     actions = plan.device_actions[device]
     held = held_bytes(actions, costs, plan.memory.recompute)
-    needs = (now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True))
+    away = away_bytes(copies, len(actions))
+    needs = (
+        now - gone + costs[a.stage].workspace_bytes for a, (now, _), (gone, _) in zip(actions, held, away, strict=True)
+    )
     return max(needs, default=0.0)

@@ -7,13 +7,11 @@ change would run. The number of these searches is bounded.
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, log10
 
-import numpy
 from attrs import evolve, frozen
 
 from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
-from ...plan.residency import Timeline
 from ..problem.score import Oracle, with_costs
 from .infeasible import NothingFits, excess
 
@@ -40,7 +38,7 @@ class Change:
     Args:
         what: one of this module's names.
         value: number of devices, of microbatches per step, or of stages that recompute; further bytes for each device;
-            or bytes to offload over all devices.
+            or bytes that leave all devices together in one step.
         found: a plan that fits with the change.
     """
 
@@ -58,12 +56,14 @@ class Relaxation:
         parts: each microbatch is split into this many.
         extra_bytes: further memory of each device.
         recompute: whether stages may recompute, even if the request excludes it.
+        offload: whether saved tensors may leave the devices, even if the request excludes it.
     """
 
     devices: int | None = None
     parts: int = 1
     extra_bytes: float = 0.0
     recompute: bool = False
+    offload: bool = False
 
 
 Replan = Callable[[Relaxation], Plan | None]
@@ -81,6 +81,7 @@ class Problem:
         memory: bytes that each of the cluster's devices may hold.
         saves: whether all stages save their tensors, because none may recompute.
         rows: of the batch of one step, if known: a microbatch has at least one.
+        stays: whether all saved tensors stay on the devices, because none may leave.
     """
 
     graph: OpGraph
@@ -88,6 +89,7 @@ class Problem:
     memory: Sequence[float]
     saves: bool = True
     rows: int | None = None
+    stays: bool = True
 
     @property
     def devices(self) -> int:
@@ -111,8 +113,12 @@ class Problem:
         """
         nodes, limit, devices = self.graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
         state = sum(node.state_bytes for node in nodes)
-        saved = sum(node.saved_bytes for node in nodes) / change.parts if self.saves and not change.recompute else 0
+        saved = sum(node.saved_bytes for node in nodes) / change.parts if self._all_stay(change) else 0
         return state + saved <= devices * limit and max(node.state_bytes for node in nodes) <= limit
+
+    def _all_stay(self, change: Relaxation) -> bool:
+        """Whether all saved tensors stay on the devices until their backward."""
+        return self.saves and self.stays and not change.recompute and not change.offload
 
     def only_possible(self, replan: Replan) -> Replan:
         """The search, which is not run for changes with which no plan is possible."""
@@ -168,7 +174,6 @@ def smallest_changes(
     nothing: NothingFits,
     problem: Problem,
     memory: Change | None,
-    timelines: Sequence[Timeline],
     replan: Replan,
     *,
     oracle: Oracle,
@@ -179,7 +184,6 @@ def smallest_changes(
         nothing: the error of the search.
         problem: the request.
         memory: see :func:`more_memory`; its plan is taken as the closest one.
-        timelines: memory of that plan, by device.
         replan: searches for a plan that fits.
         oracle: scores a plan.
     """
@@ -190,7 +194,7 @@ def smallest_changes(
     changes = (
         _smaller_microbatches(problem, search),
         _recompute(plan, limits, oracle, search) if problem.saves else None,
-        _offload(plan, limits, timelines),
+        _offload(search) if problem.stays else None,
         memory,
         _more_devices(problem, search),
     )
@@ -245,16 +249,9 @@ def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
     return None
 
 
-def _offload(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) -> Change | None:
-    """Bytes of saved tensors to offload, if at every moment the excess of a device consists of them.
-
-    One microbatch of the device's largest stage stays on the device, because the running action uses it.
-    """
-    total = 0.0
-    for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=False)):
-        over = sum(timeline.state) + timeline.moving[0] + timeline.moving[2] - limit
-        stays = max((plan.predicted.costs[s.index].reserved_bytes for s in plan.stages_on(device)), default=0)
-        if (over > numpy.maximum(timeline.moving[0] - stays, 0.0)).any():
-            return None
-        total += max(float(over.max()), 0.0)
-    return Change(OFFLOAD, total, plan)
+def _offload(search: Replan) -> Change | None:
+    """A plan that offloads, and what it moves in one step."""
+    found = search(Relaxation(offload=True))
+    if found is None or not found.memory.offload:
+        return None
+    return Change(OFFLOAD, sum(each.bytes * len(each.copies) for each in found.memory.offload), found)

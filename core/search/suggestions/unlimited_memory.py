@@ -34,7 +34,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     chunks, extra = divmod(len(plan.stages), plan.devices)
     if extra:
         return None
-    if all(_holds_all(plan, device, limit) for device, limit in enumerate(limits)):
+    if all(holds_all(plan, device, limit) for device, limit in enumerate(limits)):
         return None
     best, space = prediction.step_s, SearchSpace(tuple(families), False, (chunks, chunks), plan.memory.recompute)
     for walk in InitialWalks([setting], space).published():
@@ -46,7 +46,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     return best if best < prediction.step_s else None
 
 
-def _holds_all(plan: Plan, device: int, limit: float) -> bool:
+def holds_all(plan: Plan, device: int, limit: float) -> bool:
     """Whether a device can hold all microbatches at once; then its limit excludes no order."""
     own = [plan.predicted.costs[stage.index] for stage in plan.stages_on(device)]
     held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)

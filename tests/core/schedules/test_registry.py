@@ -28,8 +28,8 @@ def plugged(monkeypatch):
 
 def test_families_are_found_by_name():
     names = (
-        "gpipe 1f1b interleaved-1f1b looped zb-h1 zb-h2 zb-1p zb-2p zb-v v-min v-half 1f1b-v gis gis-h dualpipe-v "
-        "building-block"
+        "gpipe 1f1b interleaved-1f1b looped zb-h1 zb-h2 zb-1p zb-2p zb-v v-min v-half 1f1b-v gis gis-h po-h po-f "
+        "dualpipe-v building-block"
     )
     assert [registry.find_family(name).name for name in names.split()] == [f.name for f in registry.BUILT_IN]
 

@@ -2,10 +2,12 @@
 
 import pytest
 from attrs import evolve
+from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.score import with_costs
@@ -52,7 +54,7 @@ def changes(limits, fits, rows=None, plan=None, microbatches=4):
         return plan if fits(asked) else None
 
     nothing, problem = NothingFits("", plan, limits), Problem(SLIGHT, microbatches, limits, rows=rows)
-    found = smallest_changes(nothing, problem, None, simulate(plan).timelines, replan, oracle=longest_path)
+    found = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
     return {change.what: change.value for change in found}, tried
 
 
@@ -116,11 +118,24 @@ def test_changes_that_cannot_fit_are_not_searched():
     assert [asked for asked in tried if (asked.devices or 2) == 2] == []
 
 
-def test_offload_leaves_one_microbatch_on_the_device():
-    never = lambda _: False  # noqa: E731
-    assert changes((250, 187), never)[0] == {"offload": 37}
-    assert changes((187, 187), never)[0] == {"offload": 100}
-    assert changes((186, 187), never)[0] == {}
+def test_offload_suggests_what_the_plan_found_with_it_moves():
+    copies = (
+        HostCopy(0, parse_action("0F1"), parse_action("0F1")),
+        HostCopy(1, parse_action("0B0"), parse_action("0B0")),
+    )
+    found = closest_plan()
+    found = evolve(found, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 30), Storage("b", 7)), copies),)))
+    nothing, problem = NothingFits("", closest_plan(), (250, 187)), Problem(SLIGHT, 4, (250, 187))
+    listed = smallest_changes(nothing, problem, None, lambda c: found if c.offload else None, oracle=longest_path)
+    assert [(change.what, change.value, change.found) for change in listed] == [("offload", 74, found)]
+    stays = evolve(problem, stays=False)
+    assert smallest_changes(nothing, stays, None, lambda c: found if c.offload else None, oracle=longest_path) == ()
+
+
+def test_offload_is_left_out_where_the_plan_found_moves_nothing():
+    plan = closest_plan()
+    nothing, problem = NothingFits("", plan, (250, 187)), Problem(SLIGHT, 4, (250, 187))
+    assert smallest_changes(nothing, problem, None, lambda c: plan if c.offload else None, oracle=longest_path) == ()
 
 
 def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
@@ -132,8 +147,7 @@ def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
 
     def recomputed(limits, replan):
         nothing, problem = NothingFits("", plan, limits), Problem(light, 4, limits)
-        timelines = simulate(plan).timelines
-        listed = smallest_changes(nothing, problem, None, timelines, replan, oracle=longest_path)
+        listed = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
         return {change.what: change.value for change in listed}.get("recompute")
 
     finds = lambda asked: found if asked == Relaxation(recompute=True) else None  # noqa: E731
@@ -154,7 +168,7 @@ def test_recompute_is_suggested_for_replicas():
     nothing, problem = NothingFits("", plan, limits), Problem(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2)
     found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
     listed = smallest_changes(
-        nothing, problem, None, simulate(plan).timelines, lambda asked: found if asked.recompute else None,
+        nothing, problem, None, lambda asked: found if asked.recompute else None,
         oracle=simulated,
     )  # fmt: skip
     (fewest,) = (change for change in listed if change.what == "recompute")

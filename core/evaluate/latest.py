@@ -1,0 +1,72 @@
+"""The latest times of compute orders: when every action may start at the latest without any device ending later.
+
+Delaying all actions to these times at once is possible: it is the longest path read from the end.
+"""
+
+from collections.abc import Sequence
+
+from ..actions import Action, Kind
+from ..costs.costs import StageCosts, StageEdge
+from .reference import Evaluation, HopDelay
+
+Times = tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]
+"""Per device the starts and the ends of its actions."""
+
+_Key = tuple[bool, int, int | None]
+"""(whether it is an F, stage, microbatch) of an F, B or I: what other actions read."""
+
+
+def latest_times(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    result: Evaluation,
+    *,
+    edges: Sequence[StageEdge],
+    hop_s: HopDelay = 0.0,
+    recompute: Sequence[int] = (),
+) -> Times:
+    """The latest times; arguments as in ``evaluate``, with its result for these orders.
+
+    The start of an action that recomputes first is that of its B or I, as in ``evaluate``.
+    """
+    forward_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    gradient_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    for edge in edges:
+        forward_to[edge.src].append((edge.dst, _delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
+        if edge.gradient_bytes > 0:
+            delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+            gradient_to[edge.dst].append((edge.src, delay))
+    latest: dict[_Key, float] = {}  # start of F, B and I
+    starts = [list(row) for row in result.starts]
+    ends = [list(row) for row in result.ends]
+    free = [row[-1] if row else 0.0 for row in ends]  # the latest end of the next action, read from the end
+    left = [len(order) for order in device_actions]
+    going = True
+    while going:
+        going = False
+        for device, order in enumerate(device_actions):
+            while left[device]:
+                action = order[left[device] - 1]
+                end = free[device]
+                if action.kind is not Kind.W:
+                    targets = (forward_to if action.kind is Kind.F else gradient_to)[action.stage]
+                    keys = [((action.kind is Kind.F, stage, action.microbatch), delay) for stage, delay in targets]
+                    if any(key not in latest for key, _ in keys):
+                        break
+                    end = min([end, *(latest[key] - delay for key, delay in keys)])
+                left[device] -= 1
+                at, going = left[device], True
+                starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
+                free[device] = starts[device][at]
+                if action.kind is not Kind.W:
+                    latest[action.kind is Kind.F, action.stage, action.microbatch] = starts[device][at]
+                if action.stage in recompute and action.kind in (Kind.B, Kind.I):
+                    free[device] -= costs[action.stage].second_forward_s
+    return tuple(map(tuple, starts)), tuple(map(tuple, ends))
+
+
+def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
+    if source == target:
+        return 0.0
+    return hop_s(source, target, size) if callable(hop_s) else hop_s

@@ -1,0 +1,301 @@
+"""Which storages of which microbatches leave a device, for given orders.
+
+A device offloads a share of the bytes that its stages save: all of the stages whose saved tensors stay longest, part of
+the next one, and nothing of the others. Of a stage's part the largest storages leave; where storages are too coarse for
+it, all storages of evenly spread microbatches. Microbatches that do not stay long enough are never copied (see
+:mod:`.copy_times`). The share is
+
+- as large as the link carries, if everything should leave;
+- the smallest one with which the device is within its limit, if there is one;
+- per stage what was asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor
+from statistics import median
+
+from attrs import frozen
+
+from ..actions import Action, Kind
+from ..costs.costs import StageCosts
+from ..evaluate.host_queue import TimedCopy, away_bytes
+from ..evaluate.latest import Times
+from ..plan.memory import held_bytes
+from ..plan.offload import HostCopy, StageOffload, Storage
+from .copy_times import Clock, CopyGroup, Stay, long_enough, plan_copies, waits_s
+from .host_links import HostLinks
+
+WAIT_SHARE = 0.015
+"""Share of a step by which copies may delay a device, if all that the link carries should leave."""
+STEPS = 64
+"""Steps of a device's share between nothing and everything."""
+TRIED = 16
+"""Shares that are tried, evenly spaced, where the link does not carry everything."""
+COARSE = 1 / 32
+"""Largest error of a stage's share for which its storages are divided, and not its microbatches."""
+
+Shares = Mapping[int, float]
+"""Share of each stage's bytes that leaves; stages that are not named keep theirs."""
+
+
+@frozen
+class Offloadable:
+    """Orders whose saved tensors may leave.
+
+    Args:
+        orders: per device its compute order.
+        times: at which their actions may run without a longer step; the latest ones leave most time for copies.
+        costs: per stage.
+        storages: per stage those that may leave.
+        links: between devices and hosts.
+        recompute: the stages that recompute; nothing of them leaves.
+        queues: host-copy queues of each device: 1 for both directions, or 2.
+    """
+
+    orders: Sequence[Sequence[Action]]
+    times: Times
+    costs: Sequence[StageCosts]
+    storages: Sequence[Sequence[Storage]]
+    links: HostLinks
+    recompute: tuple[int, ...] = ()
+    queues: int = 1
+
+
+@frozen
+class Chosen:
+    """What leaves a device.
+
+    Args:
+        storages: per stage, those that leave.
+        stays: of the microbatches that leave.
+        labels: stage and microbatch of each stay.
+    """
+
+    storages: dict[int, tuple[Storage, ...]]
+    stays: tuple[Stay, ...]
+    labels: tuple[tuple[int, int], ...]
+
+
+class DeviceChoice:
+    """The choices of one device.
+
+    Args:
+        task: the orders.
+        device: which.
+    """
+
+    def __init__(self, task: Offloadable, device: int) -> None:
+        self.order, self._link, self._queues = task.orders[device], task.links.links[device], task.queues
+        self.clock = _clock(task, device)
+        self._where = _stays(self.order)
+        self._storages = {
+            stage: sorted(task.storages[stage], key=lambda storage: -storage.bytes)
+            for stage in self._longest_first()
+            if self._link is not None and stage not in task.recompute and task.storages[stage]
+        }
+        self._sizes = {stage: sum(storage.bytes for storage in own) for stage, own in self._storages.items()}
+        held = list(held_bytes(self.order, task.costs, task.recompute))
+        self._running = [
+            now + task.costs[action.stage].workspace_bytes for action, (now, _) in zip(self.order, held, strict=True)
+        ]
+        self._after = [after for _, after in held]
+
+    def _longest_first(self) -> list[int]:
+        """The stages, those whose saved tensors stay longest first."""
+        lengths: dict[int, list[float]] = {}
+        for (stage, _), (forward, reader) in self._where.items():
+            lengths.setdefault(stage, []).append(self.clock.starts[reader] - self.clock.ends[forward])
+        return sorted(lengths, key=lambda stage: (-median(lengths[stage]), stage))
+
+    def shares(self, step: int) -> Shares:
+        """Share of each stage if this many of ``STEPS`` parts of the device's bytes leave."""
+        left = step / STEPS * sum(self._sizes.values())
+        found = {}
+        for stage, size in self._sizes.items():
+            if left <= 0:
+                break
+            found[stage] = 1.0 if step == STEPS else min(left / size, 1.0)
+            left -= size
+        return found
+
+    def chosen(self, shares: Shares) -> Chosen:
+        """What leaves if these shares do."""
+        storages: dict[int, tuple[Storage, ...]] = {}
+        each: dict[int, tuple[int, float]] = {}  # stage → bytes of a microbatch, share of the microbatches
+        for stage, own in self._storages.items():
+            if shares.get(stage, 0.0) > 0:
+                storages[stage], part = _divided(own, shares[stage])
+                each[stage] = sum(storage.bytes for storage in storages[stage]), part
+        stays, labels = [], []
+        for (stage, microbatch), (forward, reader) in self._where.items():
+            if stage in each:
+                size, part = each[stage]
+                if floor((microbatch + 1) * part + 1e-9) > floor(microbatch * part + 1e-9):
+                    assert self._link is not None
+                    stays.append(Stay(0, forward, reader, self._link.out_s(size), self._link.back_s(size), size))
+                    labels.append((stage, microbatch))
+        return Chosen(storages, tuple(stays), tuple(labels))
+
+    def copies(self, chosen: Chosen) -> list[TimedCopy | None]:
+        """The copies of what leaves, if nothing else uses the device's link."""
+        return plan_copies(CopyGroup((self.clock,), self._queues), chosen.stays)
+
+    def peak_bytes(self, copies: Sequence[TimedCopy]) -> float:
+        """The most that the device holds of saved tensors and workspace together."""
+        away = away_bytes(copies, len(self.order))
+        running = (held - gone for held, (gone, _) in zip(self._running, away, strict=True))
+        after = (held - gone for held, (_, gone) in zip(self._after, away, strict=True))
+        return max(max(running, default=0.0), max(after, default=0.0))
+
+    def most_that_the_link_carries(self) -> int:
+        """Steps that leave if all should: all, or those with the lowest peak."""
+        chosen = self.chosen(self.shares(STEPS))
+        kept = _kept(self.copies(chosen))
+        if len(kept) == sum(long_enough(self.clock, stay) for stay in chosen.stays) and self._in_time(kept):
+            return STEPS
+        best = (float("inf"), 0)
+        for step in range(0, STEPS + 1, STEPS // TRIED):
+            kept = self._copies_of(step)
+            if self._in_time(kept):
+                best = min(best, (self.peak_bytes(kept), step))
+        return best[1]
+
+    def fewest_within(self, limit: float) -> int:
+        """The fewest steps with which the device holds at most ``limit``; else those with the lowest peak found."""
+        found: dict[int, float] = {}
+
+        def peak(step: int) -> float:
+            if step not in found:
+                found[step] = self.peak_bytes(self._copies_of(step))
+            return found[step]
+
+        if peak(0) <= limit:
+            return 0
+        # More than the link carries may leave a higher peak.
+        tried = (STEPS, *range(STEPS // 4, STEPS, STEPS // TRIED))
+        high = next((step for step in tried if peak(step) <= limit), None)
+        if high is None:
+            lowest: int = min(found, key=lambda step: (found[step], step))
+            return lowest
+        low = max(step for step in found if step < high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if peak(middle) <= limit:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _copies_of(self, step: int) -> list[TimedCopy]:
+        return _kept(self.copies(self.chosen(self.shares(step))))
+
+    def _in_time(self, copies: Sequence[TimedCopy]) -> bool:
+        """Whether copies delay the device little."""
+        end = self.clock.ends[-1] if self.clock.ends else 0.0
+        return waits_s(self.clock, copies, self._queues) <= WAIT_SHARE * end
+
+
+def _kept(copies: Sequence[TimedCopy | None]) -> list[TimedCopy]:
+    return [copy for copy in copies if copy is not None]
+
+
+def _divided(storages: Sequence[Storage], share: float) -> tuple[tuple[Storage, ...], float]:
+    """The storages of a stage that leave for a share of its bytes, and of which share of the microbatches.
+
+    Args:
+        storages: the largest first.
+        share: above 0.
+    """
+    total = sum(storage.bytes for storage in storages)
+    wanted, left = share * total * (1 + 1e-9), share * total * (1 + 1e-9)
+    picked = []
+    for storage in storages:
+        if storage.bytes <= left:
+            left -= storage.bytes
+            picked.append(storage)
+    if left > COARSE * total:
+        return tuple(storages), min(wanted / total, 1.0)
+    return tuple(picked), 1.0
+
+
+def _clock(task: Offloadable, device: int) -> Clock:
+    """Times of a device's actions; one that recomputes first begins with that."""
+    starts = [
+        start - task.costs[action.stage].second_forward_s
+        if action.stage in task.recompute and action.kind in (Kind.B, Kind.I)
+        else start
+        for action, start in zip(task.orders[device], task.times[0][device], strict=True)
+    ]
+    return Clock(starts, task.times[1][device])
+
+
+def _stays(order: Sequence[Action]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Positions of F and of its B or I, by stage and microbatch, in order of F."""
+    forward: dict[tuple[int, int], int] = {}
+    reader: dict[tuple[int, int], int] = {}
+    for position, action in enumerate(order):
+        assert action.microbatch is not None
+        if action.kind is Kind.F:
+            forward[action.stage, action.microbatch] = position
+        elif action.kind is not Kind.W:
+            reader[action.stage, action.microbatch] = position
+    return {key: (position, reader[key]) for key, position in forward.items() if key in reader}
+
+
+Picks = Callable[[int, DeviceChoice], Shares]
+"""(device, its choices) → what leaves it."""
+
+
+def everything(_: int, choice: DeviceChoice) -> Shares:
+    """All that the link carries."""
+    return choice.shares(choice.most_that_the_link_carries())
+
+
+def within(limits: Sequence[float]) -> Picks:
+    """The least with which every device holds at most its limit of saved tensors and workspace.
+
+    Args:
+        limits: bytes per device.
+    """
+    return lambda device, choice: choice.shares(choice.fewest_within(limits[device]))
+
+
+def of_stages(shares: Shares) -> Picks:
+    """These shares of the stages."""
+    return lambda _, __: shares
+
+
+def choose_offload(task: Offloadable, pick: Picks, *, turns: bool = True) -> tuple[StageOffload, ...]:
+    """What leaves of every stage, and when.
+
+    Args:
+        task: the orders.
+        pick: what leaves each device.
+        turns: whether devices that share a link take turns; otherwise each plans its copies alone.
+
+    Returns:
+        In order of stages; none without copies.
+    """
+    storages: dict[int, tuple[Storage, ...]] = {}
+    copies: dict[int, list[HostCopy]] = {}
+    for devices, share in task.links.groups:
+        choices = [DeviceChoice(task, device) for device in devices]
+        chosen = [choice.chosen(pick(device, choice)) for device, choice in zip(devices, choices, strict=True)]
+        if turns:
+            group = CopyGroup(tuple(choice.clock for choice in choices), task.queues, share)
+            stays = [stay._replace(device=at) for at, each in enumerate(chosen) for stay in each.stays]
+            timed = plan_copies(group, stays)
+        else:
+            timed = [copy for choice, each in zip(choices, chosen, strict=True) for copy in choice.copies(each)]
+        labels = [(at, *label) for at, each in enumerate(chosen) for label in each.labels]
+        for (at, stage, microbatch), copy in zip(labels, timed, strict=True):
+            if copy is not None:
+                order = choices[at].order
+                storages[stage] = chosen[at].storages[stage]
+                copies.setdefault(stage, []).append(
+                    HostCopy(microbatch, order[copy.freed_at], order[copy.reload_after])
+                )
+    return tuple(
+        StageOffload(stage, storages[stage], tuple(sorted(copies[stage], key=lambda copy: copy.microbatch)))
+        for stage in sorted(copies)
+    )

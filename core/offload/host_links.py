@@ -1,0 +1,106 @@
+"""The links between devices and their hosts, as the planning of copies sees them."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..cluster.cluster import Cluster
+from ..cluster.routing import Hop
+from ..errors import RequestError
+from ..plan.plan import Plan
+
+
+@frozen
+class HostLink:
+    """The way from one device to its host.
+
+    Args:
+        out_bytes_per_s, back_bytes_per_s: rates to the host and back, when nothing else uses the links.
+        latency_s: of each copy.
+    """
+
+    out_bytes_per_s: float
+    back_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def out_s(self, size_bytes: float) -> float:
+        """Seconds of a copy to the host."""
+        return self.latency_s + size_bytes / self.out_bytes_per_s
+
+    def back_s(self, size_bytes: float) -> float:
+        """Seconds of a copy from the host."""
+        return self.latency_s + size_bytes / self.back_bytes_per_s
+
+
+@frozen
+class HostLinks:
+    """The ways of all devices of a pipeline.
+
+    Args:
+        links: per device along the pipeline; None where it reaches no host.
+        groups: devices whose copies cross a link that is too slow for all of them at once, and that link's rate ÷ the
+            rate of one device alone. Every device is in one group, most often alone.
+    """
+
+    links: tuple[HostLink | None, ...]
+    groups: tuple[tuple[tuple[int, ...], float], ...]
+
+
+def host_links(plan: Plan, cluster: Cluster) -> HostLinks:
+    """The ways of a plan's devices to their hosts; with replicas the slowest of each position.
+
+    Args:
+        plan: its mesh.
+        cluster: the machine, its devices in the order of ranks.
+    """
+    paths = [_path(cluster, rank) for rank in range(plan.mesh.ranks)]
+    links = tuple(_slowest([_link(path) for path in paths[device :: plan.devices]]) for device in range(plan.devices))
+    return HostLinks(links, tuple(_groups(paths[: plan.devices], links)))
+
+
+def same_links(devices: int, link: HostLink) -> HostLinks:
+    """Equal ways for all devices, of which no two share a link."""
+    return HostLinks((link,) * devices, tuple(((device,), float("inf")) for device in range(devices)))
+
+
+def _path(cluster: Cluster, device: int) -> tuple[Hop, ...]:
+    try:
+        return cluster.host_path(device)
+    except RequestError:
+        return ()
+
+
+def _link(path: Sequence[Hop]) -> HostLink | None:
+    if not path:
+        return None
+    rate = min(link.bytes_per_s for link, _ in path)
+    return HostLink(rate, rate, sum(link.latency_s for link, _ in path))
+
+
+def _slowest(found: Sequence[HostLink | None]) -> HostLink | None:
+    links = [link for link in found if link is not None]
+    if len(links) < len(found):
+        return None
+    return HostLink(
+        min(link.out_bytes_per_s for link in links),
+        min(link.back_bytes_per_s for link in links),
+        max(link.latency_s for link in links),
+    )
+
+
+def _groups(paths: Sequence[tuple[Hop, ...]], links: Sequence[HostLink | None]) -> list[tuple[tuple[int, ...], float]]:
+    """Devices by the link that limits them together, where there is one."""
+    users: dict[tuple[str, str], list[int]] = {}
+    rates = {(link.a, link.b): link.bytes_per_s for path in paths for link, _ in path}
+    for device, path in enumerate(paths):
+        for link, _ in path:
+            users.setdefault((link.a, link.b), []).append(device)
+    groups: dict[tuple[int, ...], float] = {}
+    grouped: set[int] = set()
+    for name, devices in sorted(users.items(), key=lambda item: rates[item[0]] / len(item[1])):
+        own = [found.out_bytes_per_s for device in devices if (found := links[device]) is not None]
+        if len(devices) > 1 and rates[name] < sum(own) and not grouped & set(devices):
+            groups[tuple(devices)] = rates[name] / max(own)
+            grouped |= set(devices)
+    groups |= {(device,): float("inf") for device in range(len(paths)) if device not in grouped}
+    return sorted(groups.items())

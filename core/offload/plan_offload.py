@@ -1,0 +1,74 @@
+"""A plan with offload: what its memory policy gets for a request."""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from ..cluster.cluster import Cluster
+from ..costs.costs import StageCosts
+from ..evaluate.latest import latest_times
+from ..evaluate.reference import evaluate
+from ..plan.offload import Storage
+from ..plan.plan import Plan
+from .choice import Offloadable, Picks, choose_offload, everything, of_stages
+from .host_links import HostLinks, host_links
+from .request import OffloadRequest, check_offload_request
+
+
+def offloadable(
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    storages: Sequence[Sequence[Storage]],
+    links: HostLinks | None = None,
+) -> Offloadable:
+    """The times of a plan's orders without copies, for the choice of what leaves.
+
+    Args:
+        plan: its orders, and its stages that recompute.
+        costs: per stage.
+        cluster: the machine, in its own order.
+        storages: per stage those that may leave (``core/offload/storages``).
+        links: between devices and hosts, if known.
+    """
+    machine = plan.mesh.arrange(cluster)
+    recompute = plan.memory.recompute
+    result = evaluate(
+        plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=machine.transfer_s, recompute=recompute
+    )
+    times = latest_times(
+        plan.device_actions, plan.placement, costs, result, edges=plan.edges, hop_s=machine.transfer_s,
+        recompute=recompute,
+    )  # fmt: skip
+    return Offloadable(
+        plan.device_actions, times, costs, storages, links or host_links(plan, machine), recompute,
+        plan.memory.host_copy_queues,
+    )  # fmt: skip
+
+
+def with_offload(plan: Plan, task: Offloadable, pick: Picks, *, turns: bool = True) -> Plan:
+    """The plan with offload, without its prediction; the same plan if nothing leaves.
+
+    Args:
+        plan: a plan.
+        task: see :func:`offloadable`.
+        pick: what leaves each device.
+        turns: whether devices that share a link to a host take turns.
+    """
+    offload = choose_offload(task, pick, turns=turns)
+    if offload == plan.memory.offload:
+        return plan
+    return evolve(plan, memory=evolve(plan.memory, offload=offload), prediction=None)
+
+
+def picks_of(wanted: OffloadRequest, stages: int) -> Picks:
+    """What leaves by a request other than ``auto``, which needs limits.
+
+    Raises:
+        RequestError: see :func:`check_offload_request`.
+    """
+    check_offload_request(wanted, stages)
+    if wanted == "all":
+        return everything
+    assert not isinstance(wanted, str) or wanted == "none"
+    return of_stages({} if isinstance(wanted, str) else wanted)

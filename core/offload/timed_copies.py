@@ -1,0 +1,43 @@
+"""Copies with the positions and times that evaluation reads."""
+
+from collections.abc import Sequence
+
+from ..actions import Action, Kind
+from ..evaluate.host_queue import TimedCopy
+from ..plan.offload import StageOffload
+from .host_links import HostLinks
+
+
+def timed_copies(
+    orders: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    offload: Sequence[StageOffload],
+    links: HostLinks,
+) -> list[list[TimedCopy]]:
+    """Per device its copies.
+
+    Args:
+        orders: per device its compute order.
+        placement: device of every stage.
+        offload: what leaves of the stages.
+        links: between the devices and their hosts; a device that offloads has one.
+    """
+    found: list[list[TimedCopy]] = [[] for _ in orders]
+    at: dict[int, dict[Action, int]] = {}
+    for each in offload:
+        device = placement[each.stage]
+        if device not in at:
+            at[device] = {action: position for position, action in enumerate(orders[device])}
+        link = links.links[device]
+        assert link is not None
+        times = link.out_s(each.bytes), link.back_s(each.bytes)
+        for copy in each.copies:
+            forward, backward, inputs = (Action(each.stage, kind, copy.microbatch) for kind in (Kind.F, Kind.B, Kind.I))
+            reader = at[device].get(backward)
+            found[device].append(
+                TimedCopy(
+                    at[device][forward], at[device][copy.freed_at], at[device][copy.reload_after],
+                    at[device][inputs] if reader is None else reader, *times, each.bytes,
+                )
+            )  # fmt: skip
+    return found

@@ -1,0 +1,240 @@
+"""Plans that offload: searched with more memory than there is, then brought within it by copies to the host.
+
+The order search knows nothing of copies: it is told that saved tensors may take more memory. For each of its best
+orders, fast ones and such that hold little, the choice of what leaves (``core/offload``) finds the least with which
+every device fits, and the oracle scores the result. So an order that holds little, stages that recompute and copies to
+the host compete under one limit. Where no order is short of memory nothing leaves, and nothing further is searched.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ..costs.costs import StageCosts
+from ..errors import RequestError
+from ..offload.choice import Offloadable, Picks, of_stages, within
+from ..offload.plan_offload import offloadable, picks_of, with_offload
+from ..offload.request import OffloadRequest
+from ..offload.storages import graph_storages
+from ..plan.plan import Plan
+from .annealing.initial_walks import InitialWalks
+from .annealing.search import search
+from .annealing.walk import Walk, best_by_placement, frontier
+from .confirm import SearchResult, confirmed, result_of
+from .finalize import Candidate, candidate_of, draft, limits_of
+from .problem.meter import Meter
+from .problem.score import Oracle
+from .problem.search_space import SearchSpace
+from .problem.setting import Setting
+from .suggestions.infeasible import NothingFits
+from .suggestions.unlimited_memory import holds_all
+
+INFINITY = float("inf")
+SHARE = 0.3
+"""Share of the budget for each further search."""
+LEAVING = (0.8, 0.4)
+"""Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
+FASTEST = 6
+"""Walks of each search to which copies are added because they are fast; in addition to those that hold little."""
+TIGHTER = 3
+"""How often the limits are lowered by what the oracle counts in addition."""
+GAIN = 0.005
+"""Share of a step that offload must gain over a plan without it."""
+
+
+@frozen
+class OffloadSearch:
+    """The arguments of a search with offload; further ones as in ``confirmed``.
+
+    Args:
+        wanted: what is to be offloaded.
+    """
+
+    wanted: OffloadRequest
+    settings: Sequence[Setting]
+    space: SearchSpace
+    meter: Meter
+    oracle: Oracle
+    seed: int
+    alternatives: bool
+
+    def result(self) -> SearchResult:
+        """The plans found; errors as in ``confirmed``."""
+        return self._automatic() if self.wanted == "auto" else self._as_asked()
+
+    def _as_asked(self) -> SearchResult:
+        """Plans in which everything, or the given shares, or what the schedule says, leaves."""
+        for device in (device for replica in self.settings[0].replicas for device in replica):
+            self.settings[0].cluster.host_path(device)  # refused if there is none
+        found: list[Candidate] = []
+        refused: RequestError | None = None
+        walks, stopped = self._searched(self.space, INFINITY, 1.0)
+        for walk in _chosen(walks):
+            base = _Base.of(walk)
+            try:
+                pick = of_stages(dict(walk.offload)) if self.wanted == "none" else picks_of(self.wanted, base.stages)
+            except RequestError as error:  # it has fewer stages than were named
+                refused = error
+                continue
+            found.append(base.scored(pick, self.oracle))
+        if refused is not None and not found:
+            raise refused
+        return result_of(self._wanted_of(found), self.meter.spent, stopped)
+
+    def _automatic(self) -> SearchResult:
+        """Without offload, and where memory is short also with it; offload only where it gains something."""
+        resident = evolve(self.space, families=tuple(each for each in self.space.families if not each.offloads))
+        plain: SearchResult | None = None
+        nothing: NothingFits | None = None
+        try:
+            plain = confirmed(self.settings, resident, self.meter, self.oracle, self.seed, self.alternatives)
+        except NothingFits as error:
+            nothing = error
+        if plain is not None and (plain.stopped or not self._short_of_memory(plain.best)):
+            return plain
+        if nothing is not None and all(_load(setting) == INFINITY for setting in self.settings):
+            raise nothing
+        candidates: list[Candidate] = []
+        stopped, enough_s = False, INFINITY if plain is None else (1 - GAIN) * plain.best.predicted.step_s
+        for leaving in LEAVING:
+            walks, stopped = self._searched(self.space, leaving, SHARE)
+            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+                if walk.step_s >= enough_s:
+                    break
+                candidates += self._within_limits(walk)
+                if candidates[-1].rank[0] <= 0:
+                    enough_s = min(enough_s, candidates[-1].score.step_s)
+            if stopped:
+                break
+        best = min((each for each in candidates if each.rank[0] <= 0), key=lambda each: each.rank, default=None)
+        if best is None:
+            if nothing is not None:
+                raise nothing
+            assert plain is not None
+            return evolve(plain, evaluations=self.meter.spent)
+        if plain is not None and best.score.step_s > (1 - GAIN) * plain.best.predicted.step_s:
+            return evolve(plain, evaluations=self.meter.spent)
+        return result_of(self._wanted_of(candidates), self.meter.spent, stopped)
+
+    def _wanted_of(self, found: Sequence[Candidate]) -> Sequence[Candidate]:
+        """All candidates, or without alternatives the best one."""
+        return found if self.alternatives else [min(found, key=lambda each: each.rank)]
+
+    def _short_of_memory(self, best: Plan) -> bool:
+        """Whether more memory could make the step shorter: a known schedule is faster that does not fit."""
+        limits = limits_of(self.settings[0], best)
+        if best.memory.recompute:
+            return True
+        if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
+            return False
+        settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
+        walks = InitialWalks(settings, evolve(self.space, anneal=False)).published()
+        return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in walks)
+
+    def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
+        """Walks of a search in which saved tensors may take more memory.
+
+        Args:
+            space: the schedules.
+            leaving: share of what the links carry that is assumed to leave; infinite for any amount.
+            share: of the budget.
+        """
+        meter = self.meter
+        further = evolve(meter, spent=0, budget=max(int(share * meter.budget), 1))
+        settings = [_with_more_memory(setting, leaving) for setting in self.settings]
+        walks, stopped = search(settings, space, further, self.seed)
+        meter.spent += further.spent
+        if not walks:
+            raise RequestError(
+                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
+                "microbatches: give other families or another number of microbatches"
+            )
+        for walk in walks[:1]:
+            walk.join_backwards()
+        return walks, stopped
+
+    def _within_limits(self, walk: Walk) -> Iterator[Candidate]:
+        """A walk with the copies with which it fits; nothing if it fits without."""
+        base = _Base.of(walk)
+        limits = [
+            limit - sum(base.costs[stage.index].state_bytes for stage in base.plan.stages_on(device))
+            for device, limit in enumerate(base.limits)
+        ]
+        for _ in range(TIGHTER):
+            found = base.scored(within(limits), self.oracle)
+            yield found
+            if found.rank[0] <= 0:
+                return
+            peaks = zip(found.score.peak_memory_bytes, base.limits, strict=True)
+            limits = [limit - 1.02 * max(peak - most, 0.0) for limit, (peak, most) in zip(limits, peaks, strict=True)]
+
+
+@frozen
+class _Base:
+    """A walk's plan without offload, and the times of its orders."""
+
+    setting: Setting
+    plan: Plan
+    costs: tuple[StageCosts, ...]
+    limits: tuple[float, ...]
+    task: Offloadable
+
+    @classmethod
+    def of(cls, walk: Walk) -> "_Base":
+        plan, costs = draft(walk)
+        setting = walk.setting
+        storages = graph_storages(setting.graph, [stage.nodes for stage in plan.stages], costs)
+        return cls(setting, plan, costs, limits_of(setting, plan), offloadable(plan, costs, setting.cluster, storages))
+
+    @property
+    def stages(self) -> int:
+        """How many stages the plan has."""
+        return len(self.plan.stages)
+
+    def scored(self, pick: Picks, oracle: Oracle) -> Candidate:
+        """With what is picked, by the oracle; of the ways in which devices share links the faster one."""
+        plans = [with_offload(self.plan, self.task, pick)]
+        if any(len(devices) > 1 for devices, _ in self.task.links.groups):
+            plans.append(with_offload(self.plan, self.task, pick, turns=False))
+        found = [candidate_of(self.setting, plan, self.costs, oracle) for plan in plans]
+        return min(found, key=lambda each: each.rank)
+
+
+def _chosen(walks: Sequence[Walk]) -> list[Walk]:
+    """The walks to which copies are added: fast ones, the fastest of each schedule that offloads, and the frontier of
+    time and memory."""
+    offloading: dict[tuple[str, int], Walk] = {}
+    for walk in walks:
+        if walk.offload:
+            offloading.setdefault((walk.name, id(walk.setting)), walk)
+    found = [*best_by_placement(list(walks), FASTEST, 2), *offloading.values(), *frontier(list(walks))]
+    return list({id(walk): walk for walk in found}.values())
+
+
+def _with_more_memory(setting: Setting, leaving: float) -> Setting:
+    """The setting with memory for the saved tensors that are assumed to leave.
+
+    Of what a device may hold, ``1 − s`` stays if the share s leaves: so s/(1 − s) of it more may be saved.
+    """
+    saved = sum(node.saved_bytes for node in setting.graph.nodes)
+    everything = setting.microbatches * float(saved)
+    share = leaving if leaving == INFINITY else min(leaving / max(_load(setting), 1e-9), leaving)
+    more = everything if share >= 1 else share / (1 - share) * max(setting.memory)
+    more = min(more, everything)
+    return evolve(setting, reserved=tuple(-more for _ in setting.memory))
+
+
+def _load(setting: Setting) -> float:
+    """k of PipeOffload: the time of a round trip of all saved tensors ÷ the time of the work that they are saved for.
+
+    Of the slowest link; infinite where a device reaches no host.
+    """
+    nodes = setting.graph.nodes
+    work = sum(node.forward_s + node.backward_input_s + node.backward_weight_s for node in nodes)
+    saved = sum(node.saved_bytes for node in nodes)
+    devices = {device for replica in setting.replicas for device in replica}
+    try:
+        rate = min(link.bytes_per_s for device in devices for link, _ in setting.cluster.host_path(device))
+    except RequestError:
+        return INFINITY
+    return 2 * saved / rate / work if work else INFINITY

@@ -1,0 +1,116 @@
+"""Which storages leave: longest stay first, as little as the limit needs, as much as the link carries."""
+
+import pytest
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.evaluate.latest import latest_times
+from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.offload.choice import Offloadable, choose_offload, everything, of_stages, within
+from panpipe.core.offload.host_links import HostLink, HostLinks, same_links
+from panpipe.core.offload.timed_copies import timed_copies
+from panpipe.core.plan.offload import Storage
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+
+PARTS = tuple(Storage(f"part{number}", 10 - number) for number in range(5))  # 40 bytes
+
+
+def task(name="interleaved-1f1b", devices=4, count=8, chunks=2, k=1.0, links=None, storages=PARTS, **more):
+    schedule = find_family(name).build(ScheduleProblem(devices, count, chunks))
+    size = sum(storage.bytes for storage in storages)
+    costs = [StageCosts(1, 1, 1, saved_bytes=size)] * (devices * chunks)
+    edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(costs) - 1)]
+    result = evaluate(schedule.device_actions, schedule.placement, costs, edges=edges)
+    rate = 2 * size / (3 * k)
+    links = links or same_links(devices, HostLink(rate, rate))
+    times = latest_times(schedule.device_actions, schedule.placement, costs, result, edges=edges)
+    return schedule, Offloadable(schedule.device_actions, times, costs, [storages] * len(costs), links, **more)
+
+
+def run(schedule, given, offload):
+    copies = timed_copies(schedule.device_actions, schedule.placement, offload, given.links)
+    return evaluate(
+        schedule.device_actions, schedule.placement, given.costs, copies=copies, host_queues=given.queues
+    )  # fmt: skip
+
+
+def test_nothing_leaves_where_everything_fits():
+    _, given = task()
+    assert choose_offload(given, within([1e9] * 4)) == ()
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.4])
+@pytest.mark.parametrize("queues", [1, 2])
+def test_devices_keep_their_limits_and_the_step_its_time(share, queues):
+    schedule, given = task(k=0.7, queues=queues)
+    before = run(schedule, given, ())
+    limits = [share * max(before.peak_memory)] * 4
+    found = run(schedule, given, choose_offload(given, within(limits)))
+    assert max(found.peak_memory) <= limits[0]
+    assert found.makespan <= before.makespan * 1.005
+
+
+def test_stage_that_stays_longest_leaves_first():
+    schedule, given = task(k=0.3)
+    before = run(schedule, given, ())
+    offload = choose_offload(given, within([0.7 * peak for peak in before.peak_memory]))
+    assert {each.stage for each in offload} <= {0, 1, 2, 3}
+
+
+def test_less_memory_takes_more_bytes():
+    schedule, given = task(k=0.3)
+    peak = max(run(schedule, given, ()).peak_memory)
+    moved = [
+        sum(each.bytes * len(each.copies) for each in choose_offload(given, within([share * peak] * 4)))
+        for share in (0.9, 0.7, 0.5, 0.35)
+    ]
+    assert moved == sorted(moved)
+    assert moved[0] < moved[-1]
+
+
+@pytest.mark.parametrize("k", [0.2, 1.0, 1.5, 2.0, 3.0, 4.0, 20.0])
+def test_everything_that_the_link_carries_leaves_and_costs_at_most_two_percent(k):
+    schedule, given = task("po-f", devices=4, count=16, k=k)
+    before = run(schedule, given, ())
+    found = run(schedule, given, choose_offload(given, everything))
+    assert found.makespan <= 1.02 * before.makespan
+    assert max(found.peak_memory) <= max(before.peak_memory)
+    if k <= 4:
+        assert max(found.peak_memory) < 0.9 * max(before.peak_memory)
+
+
+def test_shares_take_the_largest_storages_first():
+    _, given = task(k=0.3)
+    (found,) = choose_offload(given, of_stages({1: 0.5}))
+    assert (found.stage, [storage.name for storage in found.storages]) == (1, ["part0", "part1"])
+
+
+def test_coarse_storages_are_shared_out_by_microbatch():
+    _, given = task(k=0.3, storages=(Storage("all", 40),))
+    (found,) = choose_offload(given, of_stages({0: 0.5}))
+    assert [copy.microbatch for copy in found.copies] == [1, 3, 5, 7]
+
+
+def test_stages_that_recompute_keep_nothing_that_could_leave():
+    _, given = task(k=0.3, recompute=(0, 1))
+    assert {each.stage for each in choose_offload(given, everything)}.isdisjoint({0, 1})
+
+
+def test_devices_without_a_host_offload_nothing():
+    links = HostLinks((HostLink(1e9, 1e9), None, None, None), tuple(((d,), float("inf")) for d in range(4)))
+    _, given = task(links=links)
+    assert {each.stage % 4 for each in choose_offload(given, everything)} == {0}
+
+
+def test_links_too_slow_for_any_gap_offload_nothing():
+    _, given = task(k=1e6)
+    assert choose_offload(given, everything) == ()
+    assert choose_offload(given, within([1.0] * 4)) == ()
+    assert choose_offload(given, of_stages({0: 1.0})) == ()
+
+
+def test_rates_of_the_two_directions_may_differ():
+    links = same_links(4, HostLink(80.0, 27.0))
+    schedule, given = task(links=links, queues=2)
+    before = run(schedule, given, ())
+    found = run(schedule, given, choose_offload(given, within([0.5 * max(before.peak_memory)] * 4)))
+    assert found.makespan <= 1.02 * before.makespan

@@ -1,0 +1,110 @@
+"""Plans with offload: what is asked for, and under one memory limit the fastest of everything."""
+
+import pytest
+from attrs import evolve
+from panpipe.core.costs.graph import OpGraph
+from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.plan.plan import plan_json
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.schedules.registry import find_family, resident_families
+from panpipe.core.search.choose import plan
+from panpipe.core.search.search_options import SearchOptions
+from panpipe.simulators.oracle import simulated
+
+from ...support.offload_clusters import SAVED, cluster_with_hosts, uniform_graph
+
+DEVICES, MICROBATCHES = 4, 8
+ALL = tuple(map(find_family, ("1f1b", "interleaved-1f1b", "gis-h", "po-h", "po-f")))
+RESIDENT = tuple(family for family in ALL if not family.offloads)
+ONE_F_ONE_B = 2 * DEVICES * SAVED
+"""Saved tensors that 1F1B holds of eight layers on four devices."""
+STATE = (8 << 20) + (1 << 20)
+
+
+def planned(k, offload, limit=None, families=ALL, **more):
+    options = {"budget": 300, "recompute": "none", **more}
+    wanted = RESIDENT if offload == "none" and families is ALL else families
+    options = SearchOptions(families=wanted, offload=offload, memory_limit=limit, **options)
+    return plan(uniform_graph(8, k), cluster_with_hosts(DEVICES), MICROBATCHES, options)
+
+
+def test_nothing_leaves_where_everything_fits():
+    resident = planned(1.0, "none")
+    assert planned(1.0, "auto").memory.offload == ()
+    assert plan_json(planned(1.0, "auto")) == plan_json(resident)
+
+
+@pytest.mark.parametrize("k", [0.3, 1.0, 3.0])
+def test_auto_fits_and_is_never_slower_than_without_offload(k):
+    limit = STATE + ONE_F_ONE_B / 2
+    resident, found = planned(k, "none", limit), planned(k, "auto", limit)
+    assert found.predicted.step_s <= resident.predicted.step_s
+    assert max(found.predicted.peak_memory_bytes) <= limit
+    validate(found)
+    if k <= 1:
+        assert found.memory.offload
+        assert found.predicted.step_s < 0.95 * resident.predicted.step_s
+
+
+def test_simulator_confirms_the_step_and_the_peaks():
+    found = planned(0.5, "auto", STATE + ONE_F_ONE_B / 2)
+    score = simulated(found, found.predicted.costs, found.predicted.cluster)
+    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
+    assert score.peak_saved_bytes == found.predicted.peak_saved_bytes
+
+
+@pytest.mark.parametrize("name", ["po-h", "po-f"])
+def test_schedules_that_offload_do_so_when_they_are_named(name):
+    found = planned(0.5, "none", families=(find_family(name),), anneal=False)
+    assert found.schedule.startswith(name)
+    stages = {each.stage for each in found.memory.offload}
+    assert stages <= set(range(len(found.stages) // (2 if name == "po-h" else 1)))
+    assert len(stages) >= len(found.stages) // 4
+
+
+def test_all_leaves_where_the_link_carries_it():
+    found = planned(0.5, "all", families=(find_family("po-f"),), anneal=False)
+    moved = sum(len(each.copies) for each in found.memory.offload)
+    assert moved >= 0.7 * len(found.stages) * MICROBATCHES
+    assert all(each.bytes == SAVED * 8 // len(found.stages) for each in found.memory.offload)
+
+
+def test_shares_of_stages_leave():
+    found = planned(0.5, {0: 1.0, 1: 0.5}, families=(find_family("1f1b"),), anneal=False)
+    assert {each.stage: each.bytes for each in found.memory.offload} == {0: 2 * SAVED, 1: SAVED}
+
+
+def test_stage_that_does_not_exist_is_refused():
+    with pytest.raises(RequestError, match="offload names stage 99, and the plan has stages 0 to"):
+        planned(0.5, {99: 1.0}, families=(find_family("1f1b"),), anneal=False, max_chunks=1)
+
+
+def test_device_without_a_host_is_refused_where_everything_should_leave():
+    cluster = cluster_with_hosts(DEVICES)
+    alone = evolve(cluster, hubs=cluster.hubs[:1], links=tuple(link for link in cluster.links if "host" not in link.b))
+    options = SearchOptions(families=RESIDENT, offload="all", budget=50)
+    with pytest.raises(RequestError, match=r"device 0 \('gpu0'\) reaches no hub of kind host"):
+        plan(uniform_graph(8, 1.0), alone, MICROBATCHES, options)
+    automatic = evolve(options, offload="auto")
+    assert plan(uniform_graph(8, 1.0), alone, MICROBATCHES, automatic).memory.offload == ()
+
+
+def test_memory_that_not_even_offload_fits_is_infeasible():
+    with pytest.raises(InfeasibleError, match="needs"):
+        planned(0.5, "auto", STATE + SAVED / 2, budget=50)
+
+
+def test_storages_below_a_megabyte_stay():
+    graph = uniform_graph(8, 1.0)
+    small = OpGraph(tuple(evolve(node, saved_bytes=900_000) for node in graph.nodes), graph.edges)
+    options = SearchOptions(families=RESIDENT, offload="all", budget=50, anneal=False)
+    assert plan(small, cluster_with_hosts(DEVICES), MICROBATCHES, options).memory.offload == ()
+
+
+def test_stages_recompute_or_offload():
+    found = planned(0.5, "auto", STATE + ONE_F_ONE_B / 4, recompute=None)
+    assert not {each.stage for each in found.memory.offload} & set(found.memory.recompute)
+
+
+def test_searches_without_offload_have_no_families_that_do():
+    assert not any(family.offloads for family in resident_families())
