@@ -38,6 +38,8 @@ class DeviceType:
         host_copy: the catalogue's link whose effective rate copies to and from host memory reach.
         sources: by the name of each number; for a rate or efficiency ``field.key``, as in ``efficiency.matmul``.
         gpu_link: the catalogue's link to other devices of this type; None if only the host connects them.
+        host_copy_queues: in-order queues for copies to and from the host: 1 for both directions, or 2, one for each;
+            None, if nobody measured which is better, means 1 (see ``Plan.memory``).
         aliases: other names.
 
     Raises:
@@ -59,6 +61,7 @@ class DeviceType:
     sources: Mapping[str, Source] = field(hash=False)
     gpu_link: str | None = None
     aliases: tuple[str, ...] = ()
+    host_copy_queues: int | None = None
 
     def __attrs_post_init__(self) -> None:
         for path, value in self.numbers():
@@ -81,6 +84,11 @@ class DeviceType:
                 "most 1"
             )
         self._check_rates()
+        if self.host_copy_queues not in (None, 1, 2):
+            raise RequestError(
+                f"host_copy_queues of device '{self.name}' is {self.host_copy_queues}: give 1 for both directions, or "
+                "2, one for each"
+            )
         if self.usable_bytes <= 0:
             raise RequestError(
                 f"device '{self.name}' reserves {self.reserve_bytes} of its {self.memory_bytes} bytes: leave some"
@@ -119,6 +127,8 @@ class DeviceType:
             yield name, getattr(self, name)
         yield from ((f"efficiency.{kind}", value) for kind, value in self.efficiency.items())
         yield "launch_overhead_s", self.launch_overhead_s
+        if self.host_copy_queues is not None:
+            yield "host_copy_queues", self.host_copy_queues
 
 
 def _read(value: Any, _: type) -> DeviceType:

@@ -172,3 +172,14 @@ def test_plugins_add_devices_and_broken_ones_are_named(plugged, tmp_path):
     )
     for message, parts in zip(told, expected, strict=True):
         assert all(part in message for part in parts), message
+
+
+def test_host_copy_queues_are_one_for_both_directions_or_one_for_each():
+    assert find_device("A100-80GB").host_copy_queues == 1
+    h100 = find_device("H100")
+    assert h100.host_copy_queues is None
+    source = h100.sources["launch_overhead_s"]
+    two = evolve(h100, host_copy_queues=2, sources={**h100.sources, "host_copy_queues": source})
+    assert two.host_copy_queues == 2
+    with pytest.raises(RequestError, match="host_copy_queues of device 'H100' is 3: give 1 for both directions, or 2"):
+        evolve(two, host_copy_queues=3)
