@@ -128,7 +128,7 @@ def simulate(
         from ..core.report.facts import ReportFacts
         from ..core.report.page import report_html
 
-        facts = ReportFacts(idle=idle_of(result))
+        facts = ReportFacts(idle=idle_of(result), kept=result.kept)
         write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))
         note(f"written to {report}")
     if json:
@@ -196,6 +196,7 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
             }
             for use in result.hosts
         ],
+        "kept": as_plain(result.kept),
         "host_copies": [{**as_plain(use), "bytes_per_s": use.bytes_per_s} for use in result.host_copies],
         "idle": idle_answer(idle_of(result)),
     }
@@ -258,6 +259,10 @@ def _print_hosts(result: "SimulationResult") -> None:
         for use in result.host_copies
     ]
     print_table("Copies between devices and hosts", ("device", "copies", "moved", "busy", "rate"), copies)
+    stays = [(kept.stage, kept.microbatches, bytes_text(kept.bytes), kept.reason) for kept in result.kept]
+    if stays:
+        columns = ("stage", "microbatches", "of each", "why")
+        print_table("Saved tensors that stay on the device", columns, stays, texts=("why",))
 
 
 def _print_links(result: "SimulationResult") -> None:

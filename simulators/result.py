@@ -8,6 +8,7 @@ from attrs import frozen
 from ..core.actions import WORK_KINDS, Action
 from ..core.cluster.cluster import Cluster, Device
 from ..core.costs.costs import StageCosts
+from ..core.evaluate.kept import Kept, kept_tensors
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
@@ -144,6 +145,16 @@ class SimulationResult:
     def host_copies(self) -> tuple[CopyUse, ...]:
         """Copies between devices and hosts, per device and direction."""
         return copy_uses(self.tasks)
+
+    @cached_property
+    def kept(self) -> tuple[Kept, ...]:
+        """What stays on the devices of a plan that offloads, with the reasons."""
+        spans = {
+            action: span
+            for actions, times in zip(self.queues.compute[: self.plan.devices], self.operation_times, strict=False)
+            for action, *span in zip(actions, *times, strict=True)
+        }
+        return kept_tensors(self.plan, self.costs, self.cluster, spans) if self.plan.memory.offload else ()
 
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:

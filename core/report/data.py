@@ -47,6 +47,7 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
         "hosts": _hosts(plan, traces),
+        "kept": [as_plain(kept) for kept in facts.kept],
         "comparison": None if comparison is None else _comparison(comparison),
         "idle": None if facts.idle is None else _idle(facts.idle),
         "links": [_link(link) for link in predicted.links],

@@ -5,6 +5,7 @@ from enum import StrEnum
 from attrs import field, frozen
 
 from ..evaluate.idle import IdleTime
+from ..evaluate.kept import Kept
 
 
 class Checked(StrEnum):
@@ -58,6 +59,7 @@ class ReportFacts:
         checks: checks with their outcomes.
         notes: sentences for the end of the page.
         idle: the idle time of the predicted step by cause.
+        kept: saved tensors that stay on the devices of a plan that offloads.
     """
 
     title: str | None = None
@@ -70,3 +72,4 @@ class ReportFacts:
     checks: tuple[Check, ...] = field(default=(), converter=tuple)
     notes: tuple[str, ...] = field(default=(), converter=tuple)
     idle: IdleTime | None = None
+    kept: tuple[Kept, ...] = field(default=(), converter=tuple)

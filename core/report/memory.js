@@ -26,6 +26,12 @@ function memoryCharts() {
   DATA.queues.forEach((_, device) => memoryRow(DEVICES, device, drawn));
   const offloading = DATA.traces.filter((trace) => trace.host.kinds.length > 0);
   DATA.hosts.forEach((_, host) => memoryRow(HOSTS, host, offloading));
+  for (const kept of DATA.kept) byId("memory-kept").append(element("li", {}, keptLine(kept)));
+}
+
+function keptLine({ stage, microbatches, bytes: size, reason, waits_s: waits, copies_s: copies }) {
+  const times = waits === null ? "" : ` (${seconds(waits[0], 3)} to ${seconds(waits[1], 3)}; ${seconds(copies, 3)})`;
+  return `Stage ${stage} keeps ${bytes(size)} of ${microbatches} microbatches on the device: ${reason}${times}.`;
 }
 
 function memoryRow(owners, row, drawn) {

@@ -16,7 +16,7 @@ from panpipe.simulators.run import simulate
 
 from ..support.browser import Page
 from ..support.chrome import check_chrome
-from ..support.plans import scheduled
+from ..support.plans import hosted, leaves, scheduled
 
 PLAN = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 10**9, 100.0, 0.5))
 
@@ -248,3 +248,28 @@ def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
 def test_forwards_alone_step_no_optimizer(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
     assert "--optimizer barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
+
+
+def test_plan_that_offloads(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cluster = hosted(fully_connected(2, 10**9, 100.0, 0.0), 100.0)
+    plan = scheduled("1f1b", 2, 4, cluster=cluster, offload=[leaves(0, 80, "1: 0B0 0B0")])
+    path, trace, report = tmp_path / "plan.json", tmp_path / "trace.json", tmp_path / "report.html"
+    path.write_text(plan_json(plan), encoding="utf-8")
+    assert main(["simulate", str(path), "--trace", str(trace), "--report", str(report)]) == 0
+    out = capsys.readouterr().out
+    for word in (" copy ", "Offloaded tensors in host memory", "0 from host", "100 B/s", "stay on the device"):
+        assert word in out
+    assert [str(e.action) for e in read_trace(trace).events if e.queue == "host copies"] == ["0OFFLOAD1", "0RELOAD1"]
+    page = report.read_text(encoding="utf-8")
+    assert '"hosts":[{"name":"host","limit":null,"arena":128}]' in page
+    assert '"kept":[{"stage":0,"microbatches":1,"bytes":20' in page
+    assert main(["simulate", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["hosts"] == [
+        {"host": "host", "devices": [0], "limit_bytes": None, "arena_bytes": 128, "peak_bytes": 80}
+    ]
+    assert [(use["direction"], use["seconds"]) for use in answer["host_copies"]] == [
+        ("from host", pytest.approx(0.8)), ("to host", pytest.approx(0.8))
+    ]  # fmt: skip
+    assert [use["cause"] for use in answer["idle"]["causes"] if use["cause"] == "host copies"] == ["host copies"]

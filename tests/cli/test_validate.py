@@ -9,10 +9,13 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.schedules.schedule_csv import lowered_csv, schedule_csv
 
-from ..support.plans import orders, plan_of, scheduled
+from ..support.plans import hosted, leaves, orders, plan_of, scheduled
 
 PLAN = scheduled("1f1b", 2, 4)
 TOO_LARGE = scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 1.0, 0.0))
+OFFLOADS = scheduled(
+    "1f1b", 2, 4, cluster=hosted(fully_connected(2, 10**9, 100.0, 0.0), 100.0), offload=[leaves(0, 80, "1: 0B0 0B0")]
+)
 DEADLOCK = plan_of(orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), (0, 1))
 
 
@@ -79,3 +82,26 @@ def test_what_is_refused(file, status, message, write, capsys):
     assert message in captured.err
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_plan_that_offloads_shows_its_host_arenas(write, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write("plan.json", plan_json(OFFLOADS))
+    assert main(["validate", path]) == 0
+    assert "on the host" in capsys.readouterr().out
+    assert main(["validate", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["host_bytes"] == [128, 0]
+
+
+def test_hand_edited_offload_is_refused_with_the_action(write, capsys):
+    path = write("plan.json", plan_json(OFFLOADS).replace('"reload_after": "0B0"', '"reload_after": "0B1"'))
+    assert main(["validate", path]) == 2
+    assert "reload_after is 0B1, and 0B1 reads the saved tensors" in capsys.readouterr().err
+
+
+def test_host_that_is_too_small_exits_3_with_what_would_fit(write, capsys):
+    text = plan_json(OFFLOADS).replace('"kind": "host"', '"kind": "host", "memory_bytes": 100')
+    assert main(["validate", write("plan.json", text)]) == 3
+    said = capsys.readouterr().err
+    assert "host 'host' holds 128 bytes of offloaded tensors of device 0 and has 100: 28 too many" in said
+    assert "keep stage 0 on the device (nothing else leaves then)" in said

@@ -1,0 +1,88 @@
+"""Why saved tensors stay on the device in a plan that offloads.
+
+A microbatch's tensors wait from the end of F to the start of B or I. Where that is shorter than their copies there and
+back take on free links, they cannot leave; all others stay because the plan keeps them: they are not needed elsewhere,
+or the link carries no more.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from ..actions import Action, Kind
+from ..cluster.cluster import Cluster
+from ..cluster.routing import path_latency_s, path_rate, reverse
+from ..costs.costs import StageCosts
+from ..plan.plan import Plan
+
+RECOMPUTES = "the stage recomputes them"
+TOO_SHORT = "they wait for a shorter time than the copies there and back take"
+NOT_CHOSEN = "the plan keeps them"
+REST = "they are not among the storages that leave"
+
+
+@frozen
+class Kept:
+    """Saved tensors of one stage that stay on the device.
+
+    Args:
+        stage: the stage.
+        microbatches: how many.
+        bytes: of each of them.
+        reason: why, for people.
+        waits_s: the shortest and the longest time that they wait for their backward; None if that is not the reason.
+        copies_s: time of their copies there and back on free links; None if that is not the reason.
+    """
+
+    stage: int
+    microbatches: int
+    bytes: float
+    reason: str
+    waits_s: tuple[float, float] | None = None
+    copies_s: float | None = None
+
+
+def kept_tensors(
+    plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, spans: Mapping[Action, tuple[float, float]]
+) -> tuple[Kept, ...]:
+    """What stays of every stage, with the reason; empty for a plan that offloads nothing.
+
+    Args:
+        plan: the plan.
+        costs: per stage.
+        cluster: its devices in the order of ranks.
+        spans: start and end of the compute actions of the first replica, in seconds.
+    """
+    result: list[Kept] = []
+    leaving = {each.stage: each for each in plan.memory.offload}
+    for stage, cost in enumerate(costs if leaving else ()):
+        own = leaving.get(stage)
+        gone = {copy.microbatch for copy in own.copies} if own is not None else set()
+        stays = [microbatch for microbatch in range(plan.microbatches) if microbatch not in gone]
+        if stage in plan.memory.recompute:
+            result.append(Kept(stage, plan.microbatches, cost.saved_bytes, RECOMPUTES))
+            continue
+        if own is not None and cost.saved_bytes > own.bytes:
+            result.append(Kept(stage, len(gone), cost.saved_bytes - own.bytes, REST))
+        if cost.saved_bytes:
+            size = cost.saved_bytes if own is None else own.bytes
+            copies_s = _copies_s(cluster, plan.placement[stage], size)
+            waits = [_wait_s(spans, stage, microbatch) for microbatch in stays]
+            short = [wait for wait in waits if wait < copies_s]
+            if short:
+                result.append(Kept(stage, len(short), size, TOO_SHORT, (min(short), max(short)), copies_s))
+            if len(waits) > len(short):
+                result.append(Kept(stage, len(waits) - len(short), cost.saved_bytes, NOT_CHOSEN))
+    return tuple(result)
+
+
+def _copies_s(cluster: Cluster, device: int, size: float) -> float:
+    path = cluster.host_path(device)
+    return 2 * path_latency_s(path) + size / path_rate(path) + size / path_rate(reverse(path))
+
+
+def _wait_s(spans: Mapping[Action, tuple[float, float]], stage: int, microbatch: int) -> float:
+    """Seconds from the end of F to the start of the backward."""
+    end = spans[Action(stage, Kind.F, microbatch)][1]
+    backward = next(action for kind in (Kind.B, Kind.I) if (action := Action(stage, kind, microbatch)) in spans)
+    return spans[backward][0] - end
