@@ -32,7 +32,7 @@ def hosts_of(plan: Plan | None, traces: Sequence[Trace]) -> tuple[Host, ...]:
     Without a plan that has a cluster nobody knows which devices share a host: each device has one of its own here.
     """
     devices = sorted({sample.device for trace in traces for sample in trace.memory if sample.kind == HOST_MEMORY})
-    if plan is None or plan.prediction is None:
+    if not devices or plan is None or plan.prediction is None:
         return tuple(Host(f"host of device {device}", (device,)) for device in devices)
     cluster = plan.mesh.arrange(plan.prediction.cluster)
     found: dict[str, list[int]] = {}
