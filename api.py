@@ -19,6 +19,7 @@ from .runtimes.build import build_pipeline
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import Progress, shown
+from .runtimes.offload.tier import HOST, OffloadTier
 from .runtimes.optimizer.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.optimizer.training import Training
 from .runtimes.options import DeviceOptions, PipelineOptions
@@ -49,6 +50,8 @@ def pipeline(
     max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None,
+    offload_to: str | Path = HOST,
+    host_memory: int | None = None,
     devices: Names | None = None,
     share_devices: bool = False,
     clip_norm: float | None = None,
@@ -112,6 +115,11 @@ def pipeline(
             meta or not, one tensor at a time.
         recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, before
             the backward, instead of holding its saved tensors. By default as in the plan, or chosen by the planner.
+        offload_to: where saved tensors go that leave their device between forward and backward (``memory.offload`` of
+            the plan): ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in the folder for temporary
+            files; or the folder of that file. For devices on the CPU the host's memory is their own, and only a file
+            makes room. The file has no name and ends with the process.
+        host_memory: bytes that these tensors may occupy there, over all devices of a host; by default what is free.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; under ``torchrun`` of every rank, on the rank's own host. The model's tensors are moved there, as by
             ``Module.to``. By default the model's device; threads on GPUs use one GPU each. Random numbers of a GPU
@@ -182,6 +190,7 @@ def pipeline(
         compile=compile,
         max_shapes=max_shapes,
         batch_dims=batch_dims,
+        tier=OffloadTier(offload_to, host_memory),
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

@@ -17,6 +17,7 @@ from ..core.plan.plan import Plan, read_plan
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
+from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
@@ -98,6 +99,7 @@ class PipelineOptions:
         compile: what compiles stage programs; None runs operators one by one.
         max_shapes: for how many shapes of microbatches programs are kept.
         batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
+        tier: where saved tensors go that leave their device.
 
     Raises:
         RequestError: an argument has a value that it cannot have, or two of them contradict each other.
@@ -115,6 +117,7 @@ class PipelineOptions:
     compile: CompilerChoice | None = field(default=None, converter=_compiler)
     max_shapes: int = MAX_SHAPES
     batch_dims: Any = FIND
+    tier: OffloadTier = field(factory=OffloadTier)
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:

@@ -20,6 +20,7 @@ from .checkpoint.checkpoints import Checkpoints
 from .engine.clocked import Clock
 from .engine.step_data import StepOptions
 from .launch.team import Team
+from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .optimizer.update import Ending
 from .planning.rehearsed import Rehearsal
@@ -41,6 +42,7 @@ class Pipeline:
         training: optimizer, clipping, scaling and seed.
         programs: how stage programs are derived.
         clock: runs simulated devices; None for real ones.
+        offload: where saved tensors go that leave their device; None for the host's memory.
 
     Attributes:
         model: the user's module.
@@ -57,10 +59,11 @@ class Pipeline:
         training: Training | None = None,
         programs: ProgramOptions | None = None,
         clock: Clock | None = None,
+        offload: OffloadTier | None = None,
     ) -> None:
         training = training or Training()
         self.model, self.scaler = example.model, training.scaler
-        self._trainer = trainer = Trainer(example, plan, team, training, programs or ProgramOptions(), clock)
+        self._trainer = trainer = Trainer(example, plan, team, training, programs or ProgramOptions(), clock, offload)
         self.checkpoints = Checkpoints(
             trainer.stages, trainer.runner, trainer.evaluator, trainer.counts, trainer.averages, self.scaler, team
         )

@@ -122,14 +122,7 @@ def model_work(operators: Operators) -> ModelWork:
     Raises:
         RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
     """
-    lone = [LoneOperator(operators, node.name) for node in operators.graph.nodes]
-    known: dict[Hashable, Work] = {}
-    works = []
-    for operator in lone:
-        key = operator.key
-        if key not in known:
-            known[key] = work_of(operator)
-        works.append(known[key])
+    lone, works = _works(operators)
     saved, kept = _saved(lone, works)
     workspace = _workspace(operators, lone, works, kept)
     seen: set[str] = set()
@@ -147,22 +140,53 @@ def model_work(operators: Operators) -> ModelWork:
     return ModelWork(operators.graph, tuple(found))
 
 
-def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[str]]:
-    """Per operator the bytes that it is the first to save, and the nodes whose storages are saved."""
+def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
+    """Per operator the values that it is the first to save, by the nodes that allocate them: what its ``saved_bytes``
+    counts. None for what it computes inside and returns to no other operator.
+
+    Raises:
+        RequestError: as of `model_work`.
+    """
+    lone, works = _works(operators)
+    return {
+        operator.name: tuple(name for name, _ in found)
+        for operator, found in zip(lone, _first_saved(lone, works), strict=True)
+    }
+
+
+def _works(operators: Operators) -> tuple[list[LoneOperator], list[Work]]:
+    """Every operator by itself, and its work; equal operators are traced once."""
+    lone = [LoneOperator(operators, node.name) for node in operators.graph.nodes]
+    known: dict[Hashable, Work] = {}
+    for operator in lone:
+        if operator.key not in known:
+            known[operator.key] = work_of(operator)
+    return lone, [known[operator.key] for operator in lone]
+
+
+def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple[str | None, int]]]:
+    """Per operator what it saves and no earlier operator does: the node that allocates it, and its bytes."""
     kept: set[str] = set()
     found = []
     for operator, work in zip(lone, works, strict=True):
-        size = 0
+        own: list[tuple[str | None, int]] = []
         for tensor in work.kept:
             node = operator.given[tensor.given] if tensor.given is not None else None
             node = operator.returned[tensor.returned] if tensor.returned is not None else node
-            if node is None:
-                size += tensor.bytes
-            elif (name := root_of(node).name) not in kept:
+            name = None if node is None else root_of(node).name
+            if name is None or name not in kept:
+                own.append((name, tensor.bytes))
+            if name is not None:
                 kept.add(name)
-                size += tensor.bytes
-        found.append(size)
-    return found, kept
+        found.append(own)
+    return found
+
+
+def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[str]]:
+    """Per operator the bytes that it is the first to save, and the nodes whose storages are saved."""
+    found = _first_saved(lone, works)
+    names = {name for own in found for name, _ in own if name is not None}
+    return [sum(size for _, size in own) for own in found], names
 
 
 def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work], kept: set[str]) -> list[int]:

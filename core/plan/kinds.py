@@ -61,7 +61,6 @@ class TaskKind:
         changes: memory changes by kind, at fixed positions of the compute order, so that the memory of an order does
             not depend on the duration of tasks: the start is when an action is issued, the end is when its reader on
             the same device starts.
-        fence: kinds of the compute queue whose action of the same stage and microbatch waits for its end.
         joins_replicas: whether the same items of all replicas take part in one task.
     """
 
@@ -72,7 +71,6 @@ class TaskKind:
     seconds: Seconds | None = None
     seconds_alone: Callable[[Plan, Task, Cluster], float] | None = None
     changes: Mapping[Kind, Sequence[Change]] = field(factory=dict)
-    fence: Collection[Kind] = ()
     joins_replicas: bool = False
 
 
@@ -166,7 +164,7 @@ def own_queue(
             device, action = min(wanted, key=lambda missing: (missing[0], str(missing[1])))
             raise RequestError(f"device {device} issues no {action}, which the plan needs: add it")
 
-    return TaskKind((kind,), queue, insert, tasks, seconds, changes={kind: changes}, fence=fence)
+    return TaskKind((kind,), queue, insert, tasks, seconds, changes={kind: changes})
 
 
 def _check_between(item: Item, compute: Sequence[Action], after: int | None, reader: int | None) -> None:

@@ -171,11 +171,6 @@ def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) ->
         yield Task(Kind.SYNC, name, reason, tuple(joins), tuple(readers))
 
 
-_FENCE = (Kind.STEP,)
-declare(
-    TaskKind(
-        (Kind.REDUCE_GRAD,), COLLECTIVE_QUEUE, _insert_gradients, _gradient_tasks, fence=_FENCE, joins_replicas=True
-    )
-)
-declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks, fence=_FENCE))
-declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, fence=_FENCE, joins_replicas=True))
+declare(TaskKind((Kind.REDUCE_GRAD,), COLLECTIVE_QUEUE, _insert_gradients, _gradient_tasks, joins_replicas=True))
+declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks))
+declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, joins_replicas=True))

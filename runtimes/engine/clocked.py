@@ -5,12 +5,13 @@ are those that threads and ranks run, on tensors of the host::
 
     ISSUE     send, receive: the instruction runs
     ARRIVAL   the message is copied, and the sender frees it
-    START     F, RECOMPUTE run: saved tensors are alive from the start of the action
+    START     F, RECOMPUTE run: saved tensors are alive from the start of the action; B, I, W wait for their inputs
     END       B, I, W run: saved tensors are alive until its end
 
 Reductions and optimizer steps run after the clock has stopped.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
@@ -73,7 +74,7 @@ class ClockedStep:
         self.exchange = ClockedExchange()
         self.now_s = 0.0
         self._placement = plan.placement
-        self._left = {device: iter(each.compute) for device, each in bound.items()}
+        self._left = {device: deque(each.compute) for device, each in bound.items()}
         self._known = {device: {one.action for one in each.compute} for device, each in bound.items()}
         self._sent: dict[Action, Message] = {
             one.action: one.message
@@ -92,23 +93,24 @@ class ClockedStep:
             assert action.peer is not None
             self.exchange.deliver(self._placement[action.peer], device)
             self._sent[action.counterpart].finish_send()
-        elif moment is Moment.ISSUE or (moment is Moment.START) == (action.kind in _AT_START):
-            self._run(device, action)
+        elif moment is not Moment.END or action.kind not in _AT_START:
+            self._perform_next(moment, device, action)
 
-    def _run(self, device: int, action: Action) -> None:
-        found, wait, run, *_ = next(self._left[device])
+    def _perform_next(self, moment: Moment, device: int, action: Action) -> None:
+        found, wait, run, *_ = self._left[device][0]
         if found != action:
             raise RuntimeError(f"the clock runs {action} on device {device}, whose next instruction is {found}")
-        if wait is not None:
+        if wait is not None and moment is not Moment.END:
             wait()
-        run()
+        if moment is not Moment.START or action.kind in _AT_START:
+            self._left[device].popleft()
+            run()
 
     def check_done(self) -> None:
         """Raise an error if an instruction has not run."""
         for device, left in self._left.items():
-            one = next(left, None)
-            if one is not None:
-                raise RuntimeError(f"the clock stopped before {one.action} on device {device}")
+            if left:
+                raise RuntimeError(f"the clock stopped before {left[0].action} on device {device}")
 
 
 @contextmanager

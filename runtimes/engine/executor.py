@@ -21,18 +21,23 @@ from attrs import define
 from ...backends.contract import Backend
 from ...core.actions import WORK_KINDS, Action, Kind
 from ...core.capture.graph.storages import StorageMeter
-from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
-from ...core.plan.validation.progress import AheadLimit
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
+from ..offload.device_offload import DeviceOffload
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
 from ..programs.linked_stage import LinkedStage
-from . import compute_instructions, message_instructions, step_end_instructions  # noqa: F401 - they register theirs
+from . import (  # noqa: F401 - they register theirs
+    compute_instructions,
+    message_instructions,
+    offload_instructions,
+    step_end_instructions,
+)
 from .frame import Frame
 from .instructions import Binder, Instruction
+from .lowered_plan import LoweredPlan
 from .messages import Transport
 from .step_data import StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
@@ -72,6 +77,7 @@ class Executor:
         tied: reduces the gradients of tied weights.
         update: this device's part of the update.
         replicas: this device's end of the transport to its replicas; None for one replica.
+        offload: copies saved tensors to the host and back; None if the plan has no such copies.
     """
 
     def __init__(
@@ -82,7 +88,9 @@ class Executor:
         tied: TiedReduction,
         update: Update,
         replicas: Backend | None = None,
+        offload: DeviceOffload | None = None,
     ) -> None:
+        self._offload = offload
         self.device = backend.device
         self.backend = backend
         self._queue = queue
@@ -92,23 +100,21 @@ class Executor:
 
     def bind(
         self,
-        plan: Plan,
-        lowered: Lowered,
+        lowered: LoweredPlan,
         runs: Sequence[Mapping[int, LinkedStage]],
-        ahead_limit: AheadLimit | None = None,
     ) -> Bound:
         """Bind a plan's actions to the tensors that they read and write.
 
         Args:
-            plan: the plan.
-            lowered: the lowered actions of all devices.
+            lowered: the plan and its lowered actions.
             runs: for each microbatch, this device's stages by index.
-            ahead_limit: how far stages may run ahead of their readers; None for no limit.
 
         Raises:
-            RequestError: no runtime knows a kind of action, or a stage cannot run one.
+            RequestError: no runtime knows a kind of action, a stage cannot run one, or the host has no space for the
+                saved tensors that leave.
         """
-        found = Binder(plan, lowered, self.device, runs, self._tied, self._frame, ahead_limit).instructions
+        offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
+        found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions
         update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
@@ -149,6 +155,7 @@ class Executor:
             record.events = [(action, where, at(begin), at(end), size) for action, where, begin, end, size in events]
             record.memory = [(at(when), alive) for when, alive in record.memory]
             record.arrivals = {action: at(mark) for action, mark in frame.arrivals.items()}
+            record.started = {action: at(mark) for action, mark in frame.started.items()}
             spans = {action: getattr(handle, "span", None) for action, handle in frame.traced_sends.items()}
             record.spans = {a: (at(span[0]), at(span[1])) for a, span in spans.items() if span is not None}
             frame.traced_sends = {}
@@ -173,7 +180,7 @@ class Executor:
         frame.keys, frame.weights = inputs.keys, inputs.weights
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
         frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
-        frame.results, frame.arrivals, frame.traced_sends = {}, {}, {}
+        frame.results, frame.arrivals, frame.started, frame.traced_sends = {}, {}, {}, {}
         frame.store_result = inputs.store_result
         record = StepRecord(frame.results)
         frame.traced = False

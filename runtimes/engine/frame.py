@@ -37,6 +37,7 @@ class Frame:
         traced: whether the step is traced.
         arrivals: if the step is traced: receive → mark at which its reader had waited for it; pending action → mark at
             which it ended, or at which it was waited for if its handle does not report the end.
+        started: pending action → mark at which it started, if its handle reports that and the step is traced.
         traced_sends: send → handle of its transfer, if the step is traced.
         meter: of the saved tensors; None if they are not watched.
         tied_reduced: whether the gradients of tied weights were exchanged.
@@ -58,6 +59,7 @@ class Frame:
     store_result: Callable[[str, int, Tensor], bool] | None = None
     traced: bool = False
     arrivals: dict[Action, Any] = field(factory=dict)
+    started: dict[Action, Any] = field(factory=dict)
     traced_sends: dict[Action, Handle] = field(factory=dict)
     meter: StorageMeter | None = None
     tied_reduced: bool = False
@@ -73,6 +75,9 @@ class Frame:
                 if self.traced:
                     ended = getattr(handle, "ended_ns", None)
                     self.arrivals[action] = self.queue.mark() if ended is None else ended
+                    started = getattr(handle, "started_ns", None)
+                    if started is not None:
+                        self.started[action] = started
 
     def leaves_of(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch; what the caller issues from now on runs after their load."""

@@ -5,23 +5,22 @@ action, the other runs the action. Actions pass tensors to each other in a `Mess
 
     RECV_F ──buffers, handle──▶ Message ──wait──▶ F ──tensors──▶ Message ──▶ SEND_F        Message ──▶ F of a stage here
 
-The function that binds a kind is registered with ``executes``. An action of a queue of its own may store a handle in
-``Frame.pending``; its fence (``core/plan/kinds.py``) waits for it.
+The function that binds a kind is registered with ``executes``. An action of another queue than compute may store a
+handle in ``Frame.pending``; the compute actions that read its task (``core/plan/items.py``) wait for it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ...core.actions import Action, Kind
 from ...core.errors import RequestError
-from ...core.plan.kinds import task_kinds
-from ...core.plan.plan import Plan
-from ...core.plan.validation.progress import AheadLimit
 from ...core.trace.trace import COMPUTE_QUEUE
+from ..offload.device_offload import BoundOffload
 from ..programs.linked_stage import CapturedStage, LinkedStage
 from .finished_sends import finished_sends
 from .frame import Frame
+from .lowered_plan import LoweredPlan
 from .messages import Message, MessageKey
 from .tied import TiedReduction
 
@@ -52,32 +51,30 @@ class Binder:
     """Binds the actions of one device for microbatches of given shapes.
 
     Args:
-        plan: the plan.
-        lowered: the lowered actions of all devices.
+        lowered: the plan and its lowered actions.
         device: this device.
         runs: for each microbatch, this device's stages by index.
         tied: reduces the gradients of tied weights.
         frame: the state of the current step.
-        ahead_limit: how far stages may run ahead of their readers; None for no limit.
+        offload: copies saved tensors to the host and back; None if the plan has no such copies.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        lowered: Sequence[Sequence[Action]],
+        lowered: LoweredPlan,
         device: int,
         runs: Sequence[Mapping[int, LinkedStage]],
         tied: TiedReduction,
         frame: Frame,
-        ahead_limit: AheadLimit | None = None,
+        offload: BoundOffload | None = None,
     ) -> None:
-        self.placement = plan.placement
+        self.placement, self.ahead_limit = lowered.plan.placement, lowered.ahead_limit
         self.device, self.runs, self.tied, self.frame = device, runs, tied, frame
-        self.ahead_limit = ahead_limit
+        self.offload, self.host_copy_queues = offload, lowered.plan.memory.host_copy_queues
         self._messages: dict[MessageKey, Message] = {}
-        self.finished = finished_sends(plan, lowered, device)
-        issued = frozenset(action for action in lowered[device] if action.kind in task_kinds())
-        self.instructions = [self._bind(action, issued) for action in lowered[device]]
+        self.finished = finished_sends(lowered.plan, lowered.lowered, device)
+        self._fences = lowered.fences[device]
+        self.instructions = [self._bind(action) for action in lowered.lowered[device]]
 
     def run_of(self, action: Action) -> LinkedStage:
         """The stage of an action, bound for its microbatch; for the first microbatch if the action has none."""
@@ -100,17 +97,11 @@ class Binder:
         """The message from one stage to another, at this device."""
         return self._messages.setdefault((sender, reader, microbatch), Message())
 
-    def _bind(self, action: Action, issued: Collection[Action]) -> Instruction:
+    def _bind(self, action: Action) -> Instruction:
         """The instruction of an action; it also waits for the actions that it is the fence of."""
         if action.kind not in INSTRUCTIONS:
             raise RequestError(f"the plan issues {action}, and no runtime knows how to do a {action.kind}: remove it")
-        bound = INSTRUCTIONS[action.kind](self, action)
-        fenced = (
-            Action(action.stage, kind, action.microbatch)
-            for kind, declared in task_kinds().items()
-            if action.kind in declared.fence
-        )
-        awaited = tuple(each for each in fenced if each in issued)
+        bound, awaited = INSTRUCTIONS[action.kind](self, action), self._fences.get(action)
         return bound._replace(wait=_both(partial(self.frame.wait_pending, *awaited), bound.wait)) if awaited else bound
 
 

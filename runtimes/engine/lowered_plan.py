@@ -6,16 +6,18 @@
    of the remaining actions is valid, because each waits for a subset of what it waited for before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ...core.actions import Action, Kind
 from ...core.costs.costs import StageEdge
 from ...core.plan.derive import first_microbatches, reordered, with_edges
+from ...core.plan.kinds import task_kinds
 from ...core.plan.lowering import Lowered, lower
 from ...core.plan.plan import Plan
+from ...core.plan.queues import queues_of
 from ...core.plan.validation.backpressure import choose_ahead_limit
 from ...core.plan.validation.progress import AheadLimit
 from ...core.plan.validation.validate import validate
@@ -23,6 +25,7 @@ from ..programs.linked_stage import Layout
 
 MessagePairs = frozenset[tuple[int, int, bool]]
 """(sending stage, reading stage, whether a gradient is sent back) of every message of a microbatch."""
+Fences = Mapping[Action, Sequence[Action]]
 
 
 def message_pairs(layout: Layout) -> MessagePairs:
@@ -38,11 +41,37 @@ class LoweredPlan:
         plan: with their messages.
         lowered: the lowered actions of each device, without those that move nothing for these microbatches.
         ahead_limit: how far stages may run ahead of their readers; None for no limit.
+        fences: per device, compute action → the actions of its other queues that it waits for.
     """
 
     plan: Plan
     lowered: Lowered
-    ahead_limit: AheadLimit | None
+    ahead_limit: AheadLimit | None = None
+    fences: Sequence[Fences] = field()
+
+    @fences.default
+    def _of_the_plan(self) -> Sequence[Fences]:
+        return find_fences(self.plan, self.lowered)
+
+
+def find_fences(plan: Plan, lowered: Lowered) -> Sequence[Fences]:
+    """Per device, compute action → the actions of its other queues that it waits for.
+
+    Args:
+        plan: a valid plan.
+        lowered: all of its actions, also those that move nothing.
+    """
+    found: list[dict[Action, tuple[Action, ...]]] = [{} for _ in lowered]
+    if not any(action.kind in task_kinds() for actions in lowered for action in actions):
+        return found
+    queues = queues_of(plan, lowered)
+    for task in queues.tasks:
+        own = {item.device: item.action for item in task.items}
+        for device, position in task.readers:
+            if device in own:
+                reader = queues.compute[device][position]
+                found[device][reader] = (*found[device].get(reader, ()), own[device])
+    return found
 
 
 def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
@@ -65,7 +94,8 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
         validate(wanted, lowered=lowered)
     pairs = [message_pairs(layout) for layout in layouts]
     moving = tuple(tuple(a for a in actions if _moves_something(a, pairs)) for actions in lowered)
-    return LoweredPlan(wanted, moving, choose_ahead_limit(wanted, lowered) if wanted.forward_only else None)
+    limit = choose_ahead_limit(wanted, lowered) if wanted.forward_only else None
+    return LoweredPlan(wanted, moving, limit, find_fences(wanted, lowered))
 
 
 def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:

@@ -16,13 +16,12 @@ from torch import nn
 
 from ...core.capture.graph.outputs import StepOutputs
 from ...core.capture.graph.randomness import random_key
-from ...core.plan.lowering import Lowered
 from ...core.plan.plan import Plan
-from ...core.plan.validation.progress import AheadLimit
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
+from ..offload.leaving import leaving
 from ..optimizer.state import StageState
 from ..programs.compiled import Compiled
 from ..programs.stage_run import StageRun
@@ -36,23 +35,24 @@ class Prepared:
     """A step that is ready to run.
 
     Args:
-        plan: for its microbatches and messages.
-        lowered: the lowered actions of each device.
+        lowered: the plan for its microbatches and messages, and its lowered actions.
         compiled: the programs of each microbatch.
         runs: device → for each microbatch its stages by index.
         parts: for each microbatch loss, weight, metrics, and numbers in printed text, padded with zeros to the longest;
             None for a weight that is the microbatch's share.
-        ahead_limit: how far stages may run ahead of their readers; None for no limit.
         bound: device → its instructions; each device adds its own.
     """
 
-    plan: Plan
-    lowered: Lowered
+    lowered: LoweredPlan
     compiled: Sequence[Compiled]
     runs: Mapping[int, Sequence[Mapping[int, StageRun]]]
     parts: Sequence[Sequence[Part | None]]
-    ahead_limit: AheadLimit | None = None
     bound: dict[int, Bound] = field(factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan for its microbatches and messages."""
+        return self.lowered.plan
 
     @cached_property
     def random(self) -> bool:
@@ -180,7 +180,7 @@ class PreparedSteps:
         parts = {id(each): parts_of(each, place) for each in compiled}
         longest = max(map(len, parts.values()))
         rows = [parts[id(each)] + [0.0] * (longest - len(parts[id(each)])) for each in compiled]
-        return Prepared(lowered.plan, lowered.lowered, compiled, runs, rows, lowered.ahead_limit)
+        return Prepared(lowered, compiled, runs, rows)
 
     def _drop_evicted_shapes(self) -> None:
         gone = [shape for shape in self._runs if shape not in self._shapes]
@@ -210,7 +210,10 @@ class PreparedSteps:
             again = self._plan.memory.recompute
             constants, loss = step.constants, step.outputs.home
             self._runs[shape] = {
-                i: StageRun(i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients)
+                i: StageRun(
+                    i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
+                    leaving(self._plan, i, compiled),
+                )
                 for i, programs in compiled.programs.items()
-            }
+            }  # fmt: skip
         return self._runs[shape]

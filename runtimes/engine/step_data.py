@@ -68,6 +68,7 @@ class StepRecord:
         events: (action, queue, start, end, bytes) in order; a communication starts when it is posted.
         arrivals: receive → when its reader had waited for it; reduction over replicas → when it ended, or when it was
             waited for if the transport does not report its end.
+        started: copy to the host or back → when it started.
         spans: send → start and end of its transfer, if the transport reports them.
         memory: samples (time, bytes) of the saved tensors alive, from their finalizers, if they are watched.
         peak_saved: the largest sample, in bytes.
@@ -78,6 +79,7 @@ class StepRecord:
     end_ns: int = 0
     events: list[tuple[Action, str, int, int, int]] = field(factory=list)
     arrivals: dict[Action, int] = field(factory=dict)
+    started: dict[Action, int] = field(factory=dict)
     spans: dict[Action, tuple[int, int]] = field(factory=dict)
     memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0

@@ -17,7 +17,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     If the transport does not report when a transfer ran, its two ends determine it: it starts when send and receive are
     both posted, and ends when the reader has waited for it, which is the earliest time known. A reduction over replicas
     starts when all of them have issued it. On each it ends when gloo reports the end; with another transport, when it
-    was waited for, which may be much later.
+    was waited for, which may be much later. A copy to the host or back reports its own start and end.
 
     Args:
         plan: the plan that ran.
@@ -51,7 +51,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                     peer = first + plan.placement[action.counterpart.stage]
                     where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
                 elif action in record.arrivals:
-                    start = last_issued.get(action, issued)
+                    start = record.started.get(action, last_issued.get(action, issued))
                     end = max(record.arrivals[action], start)
                 events.append(TraceEvent(device, where, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]

@@ -11,6 +11,7 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue
 from ..launch.team import Team
+from ..offload.device_offload import DeviceOffload
 from ..optimizer.state import StageState
 from ..optimizer.training import Training
 from ..optimizer.update import NormParameters, Update
@@ -32,6 +33,7 @@ class Workers:
         training: what an update does in addition to the optimizers' steps.
         norm_parameters: the parameters of the global norm.
         clock: runs virtual devices, all of them in this process; None for real ones.
+        offload: device of this process → its copies of saved tensors to the host; none if the plan has no such copies.
 
     Attributes:
         queues: device of this process → its compute queue.
@@ -46,7 +48,9 @@ class Workers:
         training: Training,
         norm_parameters: NormParameters,
         clock: Clock | None = None,
+        offload: Mapping[int, DeviceOffload] | None = None,
     ) -> None:
+        self._offload = {} if offload is None else offload
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
         self._training, self._norm_parameters = training, norm_parameters
         self.queues = {local: compute_queue(where[local], local) for local in team.local}
@@ -127,10 +131,8 @@ class Workers:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
             # A clock frees a sent message when it arrives, so its devices need no limit on running ahead.
-            ahead_limit = prepared.ahead_limit if self._clock is None else None
-            prepared.bound[device] = self.executor(device).bind(
-                prepared.plan, prepared.lowered, prepared.runs[device], ahead_limit
-            )
+            lowered = prepared.lowered if self._clock is None else evolve(prepared.lowered, ahead_limit=None)
+            prepared.bound[device] = self.executor(device).bind(lowered, prepared.runs[device])
         return prepared.bound[device]
 
     def update(self, device: int) -> Update:
@@ -151,7 +153,8 @@ class Workers:
                 self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device
             )
             self._executors[device] = Executor(
-                self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device)
-            )
+                self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
+                self._offload.get(device),
+            )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

@@ -1,9 +1,9 @@
 """The interface between instructions and a stage: the messages that it exchanges with other stages, and its calls.
 
     LinkedStage       F and B: all that a stage of ``torch.compile`` has (``torch_compile/graph_stage``)
-    CapturedStage     also I, W and RECOMPUTE (`stage_run`)
+    CapturedStage     also I, W, RECOMPUTE, OFFLOAD and RELOAD (`stage_run`)
 
-The executor needs F and B; a plan with I, W or RECOMPUTE needs captured stages.
+The executor needs F and B; a plan with any of the others needs captured stages.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage import Boundary
 from ..optimizer.state import StageState
 
@@ -39,7 +40,10 @@ class LinkedStage(ABC):
         tangents: position of an output → readers that send its gradient, and its position in their messages.
         receivers: stages that send to B.
         returned: stage that B sends to → positions of its message's tensors in the boundary.
+        leaving: the storages of the saved tensors that leave the device between F and the backward.
     """
+
+    leaving: Sequence[SavedStorage] = ()
 
     def __init__(
         self,
@@ -134,3 +138,7 @@ class CapturedStage(LinkedStage):
     @abstractmethod
     def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
         """RECOMPUTE. Computes the saved tensors from the inputs that F kept."""
+
+    @abstractmethod
+    def saved(self, microbatch: int) -> list[Any]:
+        """The saved tensors of a microbatch; OFFLOAD and RELOAD replace them in this list."""

@@ -1,5 +1,6 @@
 """A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from ...core.capture.programs.code import no_sink
 from ...core.capture.programs.programs import StagePrograms
+from ...core.capture.programs.saved_storages import SavedStorage
 from ..optimizer.state import StageState
 from .bound import BoundBackward, zeros
 from .linked_stage import CapturedStage, Layout
@@ -27,6 +29,7 @@ class StageRun(CapturedStage):
         loss: name of the loss's node.
         recompute: whether saved tensors are recomputed before the backward instead of kept.
         gradients: whether a backward follows; otherwise nothing is held.
+        leaving: the storages of the saved tensors that leave the device.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class StageRun(CapturedStage):
         loss: str,
         recompute: bool = False,
         gradients: bool = True,
+        leaving: Sequence[SavedStorage] = (),
     ) -> None:
+        self.leaving = leaving
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
@@ -109,6 +114,9 @@ class StageRun(CapturedStage):
         if self._random:
             given.append(key)
         return given
+
+    def saved(self, microbatch: int) -> list[Any]:
+        return self._saved[microbatch]
 
     def held(self, microbatch: int) -> list[Any]:
         """The saved tensors of a microbatch, or the inputs kept to recompute them."""

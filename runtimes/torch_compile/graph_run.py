@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.actions import Kind
@@ -65,7 +65,7 @@ class _Devices:
         executor.backend = backend
         if (device, kinds) not in self._bound:
             half = tuple(tuple(a for a in actions if a.kind in kinds) for actions in self._lowered.lowered)
-            self._bound[device, kinds] = executor.bind(plan, half, self._runs[device], self._lowered.ahead_limit)
+            self._bound[device, kinds] = executor.bind(evolve(self._lowered, lowered=half), self._runs[device])
         return executor.run(self._bound[device, kinds], inputs, StepOptions(Ending.KEEP)).results
 
     def clear(self) -> None:

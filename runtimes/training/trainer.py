@@ -34,6 +34,8 @@ from ..engine.tracing import measured_trace, message_times
 from ..engine.transport import check_transport
 from ..engine.workers import Workers
 from ..launch.team import Team
+from ..offload.offloads import offloads
+from ..offload.tier import OffloadTier
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, NormParameters
 from ..planning.rehearsed import Rehearsal
@@ -60,6 +62,7 @@ class Trainer:
         training: optimizer, clipping, scaling and seed.
         programs: how stage programs are derived.
         clock: runs virtual devices; None for real ones.
+        offload: where saved tensors go that leave their device; None for the host's memory.
 
     Attributes:
         model, step, plan, team: as given.
@@ -68,6 +71,7 @@ class Trainer:
         runner: runs training steps.
         evaluator: runs forwards.
         averages: of the weights.
+        offloads: device of this process → its copies of saved tensors to the host.
         counts: steps and updates so far.
         metrics: the other parts of the step's result for the last batch.
         norm: the global norm of the last update's gradients; None without ``clip_norm``.
@@ -84,6 +88,7 @@ class Trainer:
         training: Training,
         programs: ProgramOptions,
         clock: Clock | None = None,
+        offload: OffloadTier | None = None,
     ) -> None:
         model, shape, operators = example.model, example.shape, example.operators
         self.model, self.step, self.plan, self.team = model, example.step, plan, team
@@ -112,7 +117,8 @@ class Trainer:
         self.variants.shapes.keep(shape, first)
         largest = shape.samples if team.replicas > 1 else 0
         norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
-        workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock)
+        self.offloads = offloads(plan, first, team, where, offload or OffloadTier())
+        workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, self.offloads)
         self.runner = StepRunner(stages, self.variants, workers, training, largest)
         self.evaluator = Evaluator(stages, cut, workers, training, programs, self._follow_model)
         self._modes = ModuleModes(model)
@@ -205,6 +211,8 @@ class Trainer:
     def close(self) -> None:
         """Close threads and connections."""
         self.closed = True
+        for each in self.offloads.values():
+            each.memory.close()
         self.team.close()
 
     def refuse_closed(self) -> None:

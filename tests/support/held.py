@@ -13,6 +13,8 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
 
+from .plans import hosted
+
 Held = list[list[tuple[str, float]]]
 """Per device each action that computes, and the bytes behind it."""
 
@@ -28,7 +30,7 @@ def costs_of(memory: StageMemory) -> StageCosts:
 def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
     """The plan's step, on links of its own, with the memory of the pipeline's programs."""
     costs = [costs_of(pipe.programs[stage.index].memory) for stage in plan.stages]
-    return simulate(plan, costs, fully_connected(plan.devices, 10**9, 1e9, 0.25))
+    return simulate(plan, costs, hosted(fully_connected(plan.devices, 10**9, 1e9, 0.25), 1e9))
 
 
 def predicted(result: SimulationResult, passed: bool = False) -> Held:

@@ -9,6 +9,7 @@ from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
 
 from .cuts import batch_on
@@ -50,12 +51,12 @@ class Distance:
 
 def build(
     team: Team, name: str, dtype: torch.dtype, rows: int, plan: Plan | None, microbatches: int, device: str = "cpu",
-    clock: Clock | None = None, compiler: StageCompiler | None = None, **options,
+    clock: Clock | None = None, compiler: StageCompiler | None = None, offload: OffloadTier | None = None, **options,
 ):  # fmt: skip
     """A pipeline for a case, with an even plan unless one is given."""
     return pipeline_on(
         team, CASES[name], rows, microbatches, OPTIMIZER, dtype=dtype, device=device, plan=plan, plan_options=options,
-        clock=clock, compiler=compiler,
+        clock=clock, compiler=compiler, offload=offload,
     )  # fmt: skip
 
 

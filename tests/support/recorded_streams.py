@@ -64,6 +64,7 @@ class RecordedStreams(Streams):
         self._streams: list[Stream] = []
         self._memory: dict[int, _Memory] = {}
         self._freed: dict[int, list[_Memory]] = {}
+        self._divided: dict[int, dict[tuple[int, int], _Memory]] = {}
         self._thread = threading.local()
         self._default = self._made("default")
 
@@ -137,12 +138,13 @@ class RecordedStreams(Streams):
             stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
             now = stream.number, stream.clock[stream.number]
             for tensor in read:
-                memory = self._of(tensor)
-                self._behind(func, stream, "reads what is being written", memory.write)
+                memory, *others = self._parts(tensor)
+                for part in (memory, *others):
+                    self._behind(func, stream, "reads what is being written", part.write)
                 memory.reads[now[0]] = now[1]
             for tensor in written:
-                memory = self._of(tensor)
-                for use in memory.uses():
+                memory, *others = self._parts(tensor)
+                for use in (use for part in (memory, *others) for use in part.uses()):
                     self._behind(func, stream, "writes what is in use", use)
                 memory.write, memory.reads = now, {}
             for tensor in made:
@@ -155,6 +157,20 @@ class RecordedStreams(Streams):
     def _behind(self, func: Any, stream: Stream, what: str, use: Access | None) -> None:
         if use is not None and stream.clock.get(use[0], 0) < use[1]:
             self.problems.append(f"{func} on {stream.name} {what} on {self._streams[use[0]].name}")
+
+    def divide(self, tensor: Tensor) -> None:
+        """From now on the tensor's memory is checked by ranges of bytes: several slots of it may be in use at once."""
+        self._divided[tensor.untyped_storage()._cdata] = {}
+
+    def _parts(self, tensor: Tensor) -> list[_Memory]:
+        """The memory of a tensor, and what else of its storage overlaps with it."""
+        slots = self._divided.get(tensor.untyped_storage()._cdata)
+        if slots is None:
+            return [self._of(tensor)]
+        start = tensor.storage_offset() * tensor.itemsize
+        here = start, start + tensor.nbytes
+        own = slots.setdefault(here, _Memory(None))
+        return [own, *(slot for (a, b), slot in slots.items() if slot is not own and a < here[1] and here[0] < b)]
 
     def _of(self, tensor: Tensor, made_on: int | None = None) -> _Memory:
         storage = tensor.untyped_storage()

@@ -11,6 +11,7 @@ from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
@@ -28,7 +29,7 @@ def pipeline_on(
     team: Team, case: Case, rows: int, microbatches: int, optimizer: OptimizerFactory, *,
     dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
     plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
-    clock: Clock | None = None, **options: Any,
+    clock: Clock | None = None, offload: OffloadTier | None = None, **options: Any,
 ) -> Pipeline:  # fmt: skip
     """A pipeline that is ready to train.
 
@@ -45,6 +46,7 @@ def pipeline_on(
         model: the case's own by default.
         training: how it is trained.
         clock: of simulated devices.
+        offload: where saved tensors go that leave.
         options: of ``ProgramOptions``.
     """
     operators = captured_once(case, dtype, rows, microbatches, device)
@@ -57,6 +59,6 @@ def pipeline_on(
     batch = batch_on(case, rows, dtype, device)
     piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
     example = Example(model, case.step, piece, operators)
-    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock)
+    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload)
     pipe.load(weights_from(None, model, SEED))
     return pipe

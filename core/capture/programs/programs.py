@@ -12,6 +12,7 @@ from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
 from .code import Program, compile_program, no_sink
 from .fusing import Call, Fusion, Fusions
 from .joint import JointGraph, ancestors, at_hand, closed_over, forward_nodes, ordered, split_masked, trace_joint
+from .saved_storages import SavedStorage, python_reads, saved_storages
 from .stage import Boundary, StageGraph, StageInputs
 
 
@@ -88,6 +89,7 @@ class StagePrograms:
         backward: B, or None where nothing here is differentiable.
         backward_input, backward_weight: I and W, or None where the stage has no differentiable input.
         memory: what they hold.
+        storages: of the saved tensors.
     """
 
     inputs: StageInputs
@@ -101,6 +103,7 @@ class StagePrograms:
     backward_input: Backward | None
     backward_weight: Backward | None
     memory: StageMemory
+    storages: tuple[SavedStorage, ...] = ()
 
 
 def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
@@ -143,7 +146,9 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
         stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, make, saved, kept),
         tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
     )  # fmt: skip
-    programs = _measured(stage, joint, programs)
+    python = python_reads(ordered(joint.graph, in_forward))
+    shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
+    programs = _measured(stage, joint, programs, saved, shown)
     if fusions is not None and fuse is not None:
         fusions.bind(fuse)  # a compiled function takes no fake tensors
     return programs
@@ -230,8 +235,11 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     return first, second
 
 
-def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> StagePrograms:
-    """Run the programs over fake tensors: what they hold."""
+def _measured(
+    stage: StageGraph, joint: JointGraph, programs: StagePrograms, nodes: list[fx.Node], shown: Program
+) -> StagePrograms:
+    """Run the programs over fake tensors: what they hold. ``shown`` is F of these saved ``nodes``, followed by what
+    regions read."""
     fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
     kept = len(stage.inputs.boundary)
     returned = len(joint.outputs) + len(joint.mutations)
@@ -242,6 +250,12 @@ def _measured(stage: StageGraph, joint: JointGraph, programs: StagePrograms) -> 
         again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
         results, workspace = _run(programs.forward, list(inputs), persistent, returned)
         saved = results[returned:]
+        every = results if shown is programs.forward else shown(list(inputs), no_sink)
+        end = returned + len(nodes)
+        storages = saved_storages(
+            nodes, every[returned:end], stage.inputs, inputs, every[: len(joint.outputs)], every[end:]
+        )
+        programs = evolve(programs, storages=storages)
         held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
         tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
         backward = programs.backward

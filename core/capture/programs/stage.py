@@ -15,6 +15,7 @@ from ..graph.nodes import root_of
 from ..graph.randomness import KeyedRandom
 from ..regions.modes import ModalInterpreter
 from ..regions.regions import region_of, run_keyed
+from .origins import tagged
 
 KEY = "random_key"
 """Name of the input that carries the random key."""
@@ -291,6 +292,9 @@ class _KeyedInterpreter(ModalInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.running = n
+        return tagged(root_of(n).name, lambda: self._drawn(n))
+
+    def _drawn(self, n: fx.Node) -> Any:
         if n.name not in self._first_draw:
             return super().run_node(n)
         if region_of(n) is not None:

@@ -221,7 +221,12 @@ def call_region(region: Region, given: list[Tensor]) -> list[Tensor]:
 
 def region_of(node: fx.Node) -> Region | None:
     """The region that a node runs, or None for an ordinary operator."""
-    return _regions[node.args[1]] if node.target is _RUN else None  # type: ignore[index]
+    return _regions[node.args[1]] if runs_region(node) else None  # type: ignore[index]
+
+
+def runs_region(node: fx.Node) -> bool:
+    """Whether a node of a captured or traced graph runs a region."""
+    return node.target is _RUN
 
 
 def run_keyed(given: list[Tensor], number: int, key: Tensor | None, ordinal: int) -> list[Tensor]:

@@ -9,6 +9,7 @@ from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is b
 from panpipe.runtimes.engine.compute_instructions import _total
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.messages import Message
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
@@ -41,7 +42,9 @@ class Bound:
         self.frame.keys, self.frame.weights = [KEY] * 2, [None] * 2
         self.frame.seeds = [torch.tensor(0.5)] * 2
         runs = stages.on(plan, device)
-        self.binder = Binder(plan, lower(plan), device, runs, TiedReduction(plan, {}), self.frame, ahead_limit)
+        self.binder = Binder(
+            LoweredPlan(plan, lower(plan), ahead_limit), device, runs, TiedReduction(plan, {}), self.frame
+        )
         self.by_name = {str(one.action): one for one in self.binder.instructions}
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.executor import Bound, Executor
+from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.optimizer.update import Ending
 
@@ -21,7 +22,7 @@ TWO_DEVICES = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 
 
 def bound_on(stages: TwoStages, plan: Plan, executor: Executor) -> Bound:
-    return executor.bind(plan, lower(plan), stages.on(plan, executor.device))
+    return executor.bind(LoweredPlan(plan, lower(plan)), stages.on(plan, executor.device))
 
 
 def alone(stages: TwoStages, plan: Plan = ONE_DEVICE, queue: HostQueue | None = None) -> tuple[Executor, Bound]:

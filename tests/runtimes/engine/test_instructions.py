@@ -9,6 +9,7 @@ from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import INSTRUCTIONS, Binder, Instruction, executes
+from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.optimizer.update import NormParameters, Update
@@ -28,7 +29,9 @@ def frame_of(stages, plan, device):
 def binder_of(plan, device, lowered=None):
     stages = TwoStages()
     frame = frame_of(stages, plan, device)
-    return Binder(plan, lowered or lower(plan), device, stages.on(plan, device), TiedReduction(plan, {}), frame)
+    return Binder(
+        LoweredPlan(plan, lowered or lower(plan)), device, stages.on(plan, device), TiedReduction(plan, {}), frame
+    )
 
 
 class Pending:
@@ -93,7 +96,7 @@ def test_binder_refuses_an_action_that_its_stage_does_not_have(order, recompute,
     stage = ForwardAndBackward()
     frame = Frame(None, None, HostQueue(), Update(plan, {0: stage.state}, NormParameters(()), None, None))
     with pytest.raises(RequestError, match=f"the plan issues {action}, and stage 0 has F and B only: plan it with B"):
-        Binder(plan, lower(plan), 0, [{0: stage}], TiedReduction(plan, {}), frame)
+        Binder(LoweredPlan(plan, lower(plan)), 0, [{0: stage}], TiedReduction(plan, {}), frame)
 
 
 def test_executes_registers_a_function_for_several_kinds(monkeypatch):

@@ -9,6 +9,7 @@ from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
@@ -40,7 +41,7 @@ def bound():
     stages, transport = TwoStages(), Transport()
     update = Update(PLAN, {0: stages.states[0]}, NormParameters(()), None, None)
     frame = Frame(None, transport, HostQueue(), update)
-    binder = Binder(PLAN, lower(PLAN), 0, stages.on(PLAN, 0), TiedReduction(PLAN, {}), frame)
+    binder = Binder(LoweredPlan(PLAN, lower(PLAN)), 0, stages.on(PLAN, 0), TiedReduction(PLAN, {}), frame)
     return {one.action: one for one in binder.instructions}, binder, frame, transport
 
 

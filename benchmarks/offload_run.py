@@ -1,0 +1,196 @@
+"""A GPT-2 whose step needs more memory than its processes may have, trained with saved tensors in a file.
+
+python benchmarks/offload_run.py [--steps N] [--folder FOLDER] [--record FILE]
+
+Two ranks over gloo, GPipe: the saved tensors of every microbatch are alive at once. Each kind of run has new processes:
+
+- without a limit and without offload: resident memory and time of a step;
+- without a limit, with offload to a file: likewise, and the same losses to the bit;
+- under ``RLIMIT_DATA``, halfway between the two, without offload: the step does not fit;
+- under the same limit with offload: it trains.
+
+Resident memory is the operating system's peak of each rank (``VmHWM``) over the steps, without what was resident before
+the first of them.
+"""
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import panpipe
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from panpipe.cli.output import print_table
+from panpipe.core.actions import Action, Kind
+from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.plan.host_arena import host_slots
+from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
+from panpipe.core.plan.plan import Plan
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import even_plan
+from panpipe.runtimes.devices.available_memory import data_bytes
+from panpipe.runtimes.offload.leaving import movable
+from panpipe.runtimes.programs.compiled import compile_stages
+from recording import machine, record
+from torch import Tensor, nn
+
+LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 6, 256, 4, 512, 256
+ROWS, MICROBATCHES, RANKS = 64, 8, 2
+STACK = 8 << 20
+
+
+def model() -> nn.Module:
+    """A small GPT-2 of transformers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, use_cache=False
+    )
+    return GPT2LMHeadModel(config).train()
+
+
+def step(model: nn.Module, batch: Tensor) -> Tensor:
+    """The language model's loss."""
+    loss: Tensor = model(input_ids=batch, labels=batch).loss
+    return loss
+
+
+def batch() -> Tensor:
+    """Tokens, the same in every run."""
+    return torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def plans(operators: Operators) -> tuple[Plan, Plan]:
+    """The plan without offload, and with all that may leave away for as long as possible."""
+    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+    plan = even_plan(operators.graph, find_family("gpipe").build(ScheduleProblem(RANKS, MICROBATCHES, 1)), sizes)
+    compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(RANKS))
+    offload = []
+    for stage in range(RANKS):
+        storages = (Storage(each.name, each.bytes) for each in movable(stage, compiled, plan.placement))
+        actions = plan.device_actions[stage]
+        copies = []
+        for number in range(MICROBATCHES):
+            freed = actions[actions.index(Action(stage, Kind.F, number)) + 1]
+            back = actions[actions.index(Action(stage, Kind.B, number)) - 1]
+            if actions.index(freed) < actions.index(back):
+                copies.append(HostCopy(number, freed, back))
+        offload.append(StageOffload(stage, tuple(storages), tuple(copies)))
+    return plan, evolve(plan, memory=evolve(plan.memory, offload=tuple(offload)))
+
+
+def resident(name: str) -> int:
+    """``VmHWM`` or ``VmRSS`` of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) -> None:
+    """One rank of a run; what it found goes to a file."""
+    dist.init_process_group("gloo")
+    made, tokens = model(), batch()
+    operators = operators_of(capture_step(made, step, tokens[: ROWS // MICROBATCHES]))
+    plain, away = plans(operators)
+    plan = away if offload else plain
+    del operators
+    pipe = panpipe.pipeline(made, step, tokens, plan=plan, optimizer=torch.optim.SGD, offload_to=disk, progress=False)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM counts from here on
+    before, data = resident("VmRSS"), data_bytes()
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
+    found: dict[str, Any] = {"losses": [], "seconds": [], "failure": None}
+    peak_data = 0
+    try:
+        for _ in range(steps):
+            begun = time.perf_counter()
+            found["losses"].append(pipe.step(tokens).item())
+            found["seconds"].append(time.perf_counter() - begun)
+            peak_data = max(peak_data, data_bytes() - data)
+    except BaseException as error:
+        found["failure"] = f"{type(error).__name__}: {error}"
+    device = pipe.plan.stages[dist.get_rank()].device
+    found |= {"resident": resident("VmHWM") - before, "data": peak_data}
+    if offload:
+        found["planned"] = sum(each.bytes for each in away.memory.offload if each.stage == device)
+        found["arena"], found["slots"] = pipe._trainer.offloads[device].memory.bytes, host_slots(away, device).bytes
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
+    if found["failure"] is not None:
+        os._exit(0)  # the other rank has failed, too
+    pipe.close()
+    dist.destroy_process_group()
+
+
+def run(steps: int, disk: str, *, offload: bool, limit: int | None = None) -> list[dict[str, Any]]:
+    """Both ranks in processes of their own; what each found."""
+    with tempfile.TemporaryDirectory() as name:
+        words = [__file__, "--rank-of", name, "--steps", str(steps), "--folder", disk]
+        words += ["--offload"] * offload + (["--limit", str(limit)] if limit is not None else [])
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+        subprocess.run([*command, *words], check=True, stderr=subprocess.DEVNULL, timeout=900)
+        return [json.loads((Path(name) / f"{each}.json").read_text(encoding="utf-8")) for each in range(RANKS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--folder", default="disk", help="folder of the file; by default that for temporary files")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--offload", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.rank_of is not None:
+        rank(options.rank_of, options.steps, options.offload, options.limit, options.folder)
+        return
+    plain, away = (run(options.steps, options.folder, offload=offload) for offload in (False, True))
+    assert [each["losses"] for each in plain] == [each["losses"] for each in away], "offload changed a loss"
+    limit = (max(each["resident"] for each in plain) + max(each["resident"] for each in away)) // 2
+    refused = run(options.steps, options.folder, offload=False, limit=limit)
+    fits = run(options.steps, options.folder, offload=True, limit=limit)
+    assert any(each["failure"] for each in refused), "the limit is no limit"
+    assert fits[0]["losses"] == plain[0]["losses"], fits
+    rows = []
+    mib = 1 << 20
+    for number, (one, other) in enumerate(zip(plain, away, strict=True)):
+        planned = other["planned"]
+        fell = one["resident"] - other["resident"]
+        seconds = [statistics.median(each["seconds"][1:] or each["seconds"]) for each in (one, other)]
+        rows.append(
+            [
+                str(number), f"{one['resident'] / mib:.0f}", f"{other['resident'] / mib:.0f}", f"{fell / mib:.0f}",
+                f"{planned / mib:.0f}", f"{other['arena'] / mib:.1f}", f"{other['slots'] / mib:.1f}",
+                f"{seconds[0]:.2f}", f"{seconds[1]:.2f}",
+            ]
+        )  # fmt: skip
+    title = (
+        f"Offload to a file: GPT-2 of {LAYERS} layers, width {WIDTH}, {RANKS} gloo ranks, GPipe, {MICROBATCHES} "
+        f"microbatches; under RLIMIT_DATA of {limit / mib:.0f} MiB above what is there before the first step it trains "
+        f"with offload and not without ({refused[0]['failure'] or refused[1]['failure']})"
+    )
+    header = (
+        "rank", "resident MiB without", "with", "fell by", "planned of a microbatch", "arena", "arena of the plan",
+        "step s without", "with",
+    )  # fmt: skip
+    print_table(title, header, rows)
+    if options.record:
+        record(options.record, title, machine(), header, rows)
+
+
+if __name__ == "__main__":
+    main()

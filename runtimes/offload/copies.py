@@ -1,0 +1,245 @@
+"""The copies of a device: out to the arena and back, in order, next to compute.
+
+    OFFLOAD   1 the copy waits for what computed the storages
+              2 `wait`: compute waits for the copy; then the storages are freed
+    RELOAD    3 the new storages are allocated by the compute queue
+              4 the copy waits for its own OFFLOAD, and for what used their memory before
+              5 `wait`: compute waits for the copy; then views of them take the places of the saved tensors
+
+A slot of the arena is used again only by an OFFLOAD that compute issues after 5. A device on the CPU has a thread that
+copies (`ThreadCopies`); one with streams has a copy stream (`StreamCopies`), and no thread of the host waits.
+"""
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ...backends.streams import Streams
+from ...core.errors import WorkerError, in_a_line
+from .arena import Arena, chunks
+
+
+class Part(NamedTuple):
+    """A storage and its slot.
+
+    Args:
+        data: the storage's bytes, on the device.
+        offset: of the slot in the arena.
+    """
+
+    data: Tensor
+    offset: int
+
+
+class Copy(ABC):
+    """A copy that was issued.
+
+    Attributes:
+        started_ns, ended_ns: marks of the compute queue's clock, once it has ended; None where they are not known.
+    """
+
+    @property
+    @abstractmethod
+    def started_ns(self) -> Any: ...
+
+    @property
+    @abstractmethod
+    def ended_ns(self) -> Any: ...
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Order what compute does from now on after the copy.
+
+        Raises:
+            WorkerError: the copy failed.
+        """
+
+
+class Copies(ABC):
+    """The copies of one device."""
+
+    @abstractmethod
+    def out(self, parts: Sequence[Part]) -> Copy:
+        """Issue a copy from the device into the arena."""
+
+    @abstractmethod
+    def back(self, parts: Sequence[Part], own: Copy) -> Copy:
+        """Issue a copy from the arena to the device, after the one that brought the bytes there."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what they run on. Copies that were issued may be dropped."""
+
+
+@define(eq=False)
+class ThreadCopy(Copy):
+    """A copy that a thread runs."""
+
+    parts: Sequence[Part]
+    outward: bool
+    own: "ThreadCopy | None" = None
+    done: threading.Event = field(factory=threading.Event)
+    failure: BaseException | None = None
+    started: int = 0
+    ended: int = 0
+
+    @property
+    def started_ns(self) -> int:
+        return self.started
+
+    @property
+    def ended_ns(self) -> int:
+        return self.ended
+
+    def wait(self) -> None:
+        self.done.wait()
+        if self.failure is not None:
+            raise WorkerError(
+                f"{'offload' if self.outward else 'reload'} of saved tensors failed: {in_a_line(self.failure)}: give "
+                "offload_to more space, or offload less"
+            ) from self.failure
+
+
+_Jobs = queue.SimpleQueue[ThreadCopy | None]
+
+
+class ThreadCopies(Copies):
+    """Copies of a device on the CPU: a thread for both directions, or one for each. It runs them in the order of issue.
+
+    Args:
+        arena: where they go.
+        bytes_per_s: they take at least as long as at this rate; None for no such limit.
+        name: of the threads.
+        separate: whether each direction has a thread of its own.
+    """
+
+    def __init__(
+        self, arena: Arena, bytes_per_s: float | None = None, name: str = "panpipe copies", separate: bool = False
+    ) -> None:
+        self.arena, self._rate, self._closed = arena, bytes_per_s, False
+        queues: list[_Jobs] = [queue.SimpleQueue() for _ in range(1 + separate)]
+        self._out, self._back = queues[0], queues[-1]
+        self._threads = [threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True) for jobs in queues]
+        for thread in self._threads:
+            thread.start()
+
+    def out(self, parts: Sequence[Part]) -> ThreadCopy:
+        copy = ThreadCopy(parts, True)
+        self._out.put(copy)
+        return copy
+
+    def back(self, parts: Sequence[Part], own: Copy) -> ThreadCopy:
+        assert isinstance(own, ThreadCopy)
+        copy = ThreadCopy(parts, False, own)
+        self._back.put(copy)
+        return copy
+
+    def close(self) -> None:
+        self._closed = True
+        for jobs in dict.fromkeys((self._out, self._back)):
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, jobs: _Jobs) -> None:
+        while True:
+            copy = jobs.get()
+            if copy is None:
+                return
+            copy.started = time.perf_counter_ns()
+            try:
+                self._run(copy)
+            except BaseException as failure:  # the compute thread raises it
+                copy.failure = failure
+            copy.ended = time.perf_counter_ns()
+            copy.parts, copy.own = (), None
+            done = copy.done
+            del copy  # its storages are to be freed by the one that waits, and at once
+            done.set()
+
+    def _run(self, copy: ThreadCopy) -> None:
+        if copy.own is not None:
+            copy.own.wait()
+        begun, moved = time.perf_counter(), 0
+        move: Callable[[int, Tensor], None] = self.arena.write if copy.outward else self.arena.read
+        for data, offset in copy.parts:
+            for start, size in chunks(data.nbytes):
+                if self._closed:
+                    raise RuntimeError("the pipeline was closed")
+                move(offset + start, data[start : start + size])
+                moved += size
+                if self._rate is not None:
+                    time.sleep(max(0.0, begun + moved / self._rate - time.perf_counter()))
+
+
+@define(eq=False)
+class StreamCopy(Copy):
+    """A copy on a stream."""
+
+    streams: Streams
+    device: torch.device
+    start: Any
+    end: Any
+
+    @property
+    def started_ns(self) -> Any:
+        return self.start
+
+    @property
+    def ended_ns(self) -> Any:
+        return self.end
+
+    def wait(self) -> None:
+        self.streams.wait(self.streams.current(self.device), self.end)
+
+
+class StreamCopies(Copies):
+    """Copies of a device with streams, on one stream for both directions. No thread of the host waits for them.
+
+    Not run on a GPU yet; tests prove the order with streams that record it.
+
+    Args:
+        arena: bytes of the host, pinned where that is possible.
+        streams: creates and orders streams.
+        device: its GPU.
+        number: of the device along the pipeline.
+        separate: whether each direction has a stream of its own.
+    """
+
+    def __init__(
+        self, arena: Tensor, streams: Streams, device: torch.device, number: int, separate: bool = False
+    ) -> None:
+        self._arena, self._streams, self._device = arena, streams, device
+        self._out = streams.named(("copies", number), device)
+        self._back = streams.named(("copies back", number), device) if separate else self._out
+
+    def out(self, parts: Sequence[Part]) -> StreamCopy:
+        return self._copy(self._out, [(self._slot(part), part.data) for part in parts])
+
+    def back(self, parts: Sequence[Part], own: Copy) -> StreamCopy:
+        assert isinstance(own, StreamCopy)
+        self._streams.wait(self._back, own.end)
+        return self._copy(self._back, [(part.data, self._slot(part)) for part in parts])
+
+    def close(self) -> None:
+        """Streams are kept."""
+
+    def _slot(self, part: Part) -> Tensor:
+        return self._arena[part.offset : part.offset + part.data.nbytes]
+
+    def _copy(self, stream: Any, pairs: Sequence[tuple[Tensor, Tensor]]) -> StreamCopy:
+        streams = self._streams
+        # The source is computed, or the target's memory is no longer used, when compute has come this far.
+        streams.wait(stream, streams.record(streams.current(self._device)))
+        with streams.using(stream):
+            start = streams.record(stream, timed=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+        return StreamCopy(streams, self._device, start, streams.record(stream, timed=True))

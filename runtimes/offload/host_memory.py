@@ -1,0 +1,102 @@
+"""The memory on the host that the saved tensors of one device go to: its arena, and the copies to and from it."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...backends.streams import Streams, streams_of
+from .arena import Arena, FileArena, MemoryArena
+from .copies import Copies, StreamCopies, ThreadCopies
+from .tier import OffloadTier
+
+
+class HostMemory:
+    """The arena of one device.
+
+    Args:
+        tier: where it is.
+        device: the torch device whose saved tensors go there.
+        number: of the device along the pipeline.
+        separate: whether each direction of the copies has a queue of its own.
+
+    Attributes:
+        bytes: size of the arena.
+    """
+
+    def __init__(self, tier: OffloadTier, device: torch.device, number: int, separate: bool = False) -> None:
+        self._tier, self._device, self._number, self._separate = tier, device, number, separate
+        self.bytes = 0
+        self._copies: Copies | None = None
+        self._pinned: Tensor | None = None
+        self._arena: Arena | None = None
+
+    @property
+    def copies(self) -> Copies:
+        """The copies; there are some once an arena is reserved."""
+        assert self._copies is not None
+        return self._copies
+
+    def reserve(self, size: int) -> None:
+        """Have an arena of at least this many bytes; between steps.
+
+        Raises:
+            RequestError: there is no space for it.
+        """
+        if self._copies is not None and size <= self.bytes:
+            return
+        self.close()
+        streams = streams_of(self._device)
+        self._copies = self._threaded(size) if streams is None else self._streamed(size, streams)
+        self.bytes = size
+
+    def close(self) -> None:
+        """Free the arena."""
+        if self._copies is not None:
+            self._copies.close()
+        if self._arena is not None:
+            self._arena.close()
+        if self._pinned is not None:
+            unpin(self._pinned)
+        self._copies = self._pinned = self._arena = None
+        self.bytes = 0
+
+    def _threaded(self, size: int) -> Copies:
+        folder = self._tier.folder
+        self._arena = MemoryArena(size) if folder is None else FileArena(folder, size)
+        name = f"panpipe copies of device {self._number}"
+        return ThreadCopies(self._arena, self._tier.bytes_per_s, name, separate=self._separate)
+
+    def _streamed(self, size: int, streams: Streams) -> Copies:
+        arena = torch.empty(size, dtype=torch.uint8)
+        if self._device.type == "cuda":
+            if pin(arena):
+                self._pinned = arena
+            else:
+                warnings.warn(
+                    f"the host pins no {size} bytes for the saved tensors of device {self._number}: copies use "
+                    "pageable memory, which is slower, and the host waits for them; raise ulimit -l, or offload less",
+                    stacklevel=2,
+                )
+        return StreamCopies(arena, streams, self._device, self._number, self._separate)
+
+
+def pin(memory: Tensor) -> bool:
+    """Page-lock exactly this memory; torch's own allocator of pinned memory rounds up to powers of two.
+
+    Returns:
+        Whether the driver does.
+    """
+    if not memory.nbytes:
+        return False
+    runtime: Any = torch.cuda.cudart()
+    status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    return int(status) == 0
+
+
+def unpin(memory: Tensor) -> None:
+    """Undo `pin`, when no copy uses the memory any more."""
+    torch.cuda.synchronize()
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(memory.data_ptr())

@@ -1,0 +1,119 @@
+"""Which storages of a stage's saved tensors can leave the device, and which of them a plan has leave."""
+
+from collections.abc import Sequence
+
+from ...core.analytic.model import saved_values
+from ...core.capture.graph.nodes import root_of
+from ...core.capture.programs.saved_storages import SavedStorage
+from ...core.errors import RequestError
+from ...core.plan.offload import StageOffload
+from ...core.plan.plan import Plan
+from ..programs.compiled import Compiled
+
+LEAST_BYTES = 1 << 20
+"""Smaller storages stay: a copy's latency is then more than its bytes take, and thousands of them free little."""
+
+
+def refusal(storage: SavedStorage, stage: int, compiled: Compiled, placement: Sequence[int]) -> str:
+    """Why a storage cannot leave its device; empty if it can.
+
+    Args:
+        storage: of a stage's saved tensors.
+        stage: the stage.
+        compiled: the programs.
+        placement: device of every stage.
+    """
+    if storage.boundary and storage.origin in _from_same_device(stage, compiled, placement):
+        return "a stage of the same device sends it, and may hold it"
+    return storage.held
+
+
+def movable(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[SavedStorage, ...]:
+    """The storages of a stage that can leave and are large enough."""
+    return tuple(
+        storage
+        for storage in compiled.programs[stage].storages
+        if storage.bytes >= LEAST_BYTES and not refusal(storage, stage, compiled, placement)
+    )
+
+
+def remaining(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[tuple[SavedStorage, str], ...]:
+    """The storages of a stage that stay on the device, each with the reason."""
+    small = f"it is smaller than {LEAST_BYTES} bytes"
+    found = (
+        (storage, refusal(storage, stage, compiled, placement) or (small if storage.bytes < LEAST_BYTES else ""))
+        for storage in compiled.programs[stage].storages
+    )
+    return tuple((storage, why) for storage, why in found if why)
+
+
+def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) -> tuple[SavedStorage, ...]:
+    """The storages that a plan has leave a stage.
+
+    The plan names storages. Where it was made for an operator graph it names operators, and what leaves is what these
+    are the first to save: the bytes that the graph has for them.
+
+    Args:
+        plan: the plan.
+        stage: the stage.
+        compiled: the programs, for one shape of microbatch.
+        known: whether every name must be one of this stage. For other shapes than the example's, a storage that is not
+            there stays on the device.
+
+    Raises:
+        RequestError: a storage cannot leave; or, with ``known``, there is none of that name.
+    """
+    wanted = next((each for each in plan.memory.offload if each.stage == stage), None)
+    if wanted is None:
+        return ()
+    storages = compiled.programs[stage].storages
+    named = {storage.name for storage in wanted.storages}
+    operators = (named - {storage.name for storage in storages}) & set(compiled.stages[stage])
+    if known:
+        _refuse_unknown(wanted, {*(storage.name for storage in storages), *operators})
+    saved_by = _saved_by(operators, storages, compiled) if operators else set()
+    found = []
+    for storage in storages:
+        why = refusal(storage, stage, compiled, plan.placement)
+        if storage.name in named and why:
+            raise RequestError(
+                f"the plan offloads '{storage.name}' of stage {stage}, which stays on its device: {why}; remove it "
+                "from memory.offload, or plan again"
+            )
+        if storage.name in named or (storage.name in saved_by and not why and storage.bytes >= LEAST_BYTES):
+            found.append(storage)
+    return tuple(found)
+
+
+def _refuse_unknown(wanted: StageOffload, known: set[str]) -> None:
+    missing = next((storage.name for storage in wanted.storages if storage.name not in known), None)
+    if missing is not None:
+        raise RequestError(
+            f"the plan offloads '{missing}' of stage {wanted.stage}, which has no saved tensor of that name: correct "
+            "memory.offload, or plan again"
+        )
+
+
+def _saved_by(names: set[str], storages: Sequence[SavedStorage], compiled: Compiled) -> set[str]:
+    """The storages that some operators are the first to save."""
+    operators, found = compiled.operators, set()
+    values = saved_values(operators)
+    first = {name for operator in names for name in values[operator]}
+    shared = {name for own in values.values() for name in own}
+    for storage in storages:
+        if storage.origin is None:
+            continue
+        root = root_of(operators.nodes[storage.origin]).name
+        inner = root not in shared and operators.owner.get(root) in names
+        if root in first or inner:
+            found.add(storage.name)
+    return found
+
+
+def _from_same_device(stage: int, compiled: Compiled, placement: Sequence[int]) -> set[str]:
+    return {
+        tensor.name
+        for (sender, reader), tensors in compiled.layout.items()
+        if reader == stage and placement[sender] == placement[stage]
+        for tensor in tensors
+    }

@@ -1,0 +1,98 @@
+"""The offload of a plan on the devices of this process, with their arenas, before the first step."""
+
+import socket
+from collections.abc import Mapping
+
+import torch
+
+from ...core.errors import RequestError
+from ...core.plan.plan import Plan
+from ..devices.available_memory import bytes_left, machine_bytes
+from ..launch.team import Team
+from ..programs.compiled import Compiled
+from .device_offload import DeviceOffload, slots_of
+from .host_memory import HostMemory
+from .leaving import leaving
+from .tier import OffloadTier
+
+
+def offloads(
+    plan: Plan, compiled: Compiled, team: Team, where: Mapping[int, torch.device], tier: OffloadTier
+) -> dict[int, DeviceOffload]:
+    """The offload of each device of this process; empty where the plan has none. All ranks call this together.
+
+    Args:
+        plan: the plan.
+        compiled: the programs of the stages here, for the example's microbatches.
+        team: the devices.
+        where: device of this process → the torch device that it computes on.
+        tier: where saved tensors go.
+
+    Raises:
+        RequestError: the plan names storages that are not there or cannot leave, or there is no space for them.
+    """
+    if not plan.memory.offload:
+        return {}
+    failure: Exception | None = None
+    sizes = dict.fromkeys(team.local, 0)
+    try:
+        _check_tier(tier, where)
+        sizes = {device: _arena_bytes(plan, device, compiled) for device in team.local}
+    except RequestError as error:
+        failure = error
+    team.agree(failure)
+    _check_hosts(team, sizes, tier)
+    found = {}
+    try:
+        for device, size in sizes.items():
+            memory = HostMemory(tier, where[device], device, separate=plan.memory.host_copy_queues == 2)
+            found[device] = DeviceOffload(device, memory)
+            memory.reserve(size)
+    except (RequestError, MemoryError, RuntimeError) as error:
+        failure = error
+    try:
+        team.agree(failure)
+    except BaseException:
+        for each in found.values():
+            each.memory.close()
+        raise
+    return found
+
+
+def _check_tier(tier: OffloadTier, where: Mapping[int, torch.device]) -> None:
+    gpu = next((str(device) for device in where.values() if device.type != "cpu"), None)
+    if tier.folder is not None and gpu is not None:
+        raise RequestError(
+            f"offload_to is {str(tier.to)!r} and a device of the pipeline is {gpu}: saved tensors of a GPU go to the "
+            "host's memory; give offload_to='host'"
+        )
+
+
+def _arena_bytes(plan: Plan, device: int, compiled: Compiled) -> int:
+    stages = [each.stage for each in plan.memory.offload if plan.placement[each.stage] == device]
+    found = {stage: leaving(plan, stage, compiled, known=True) for stage in stages}
+    return slots_of(plan, device, [found]).bytes
+
+
+def _check_hosts(team: Team, sizes: Mapping[int, int], tier: OffloadTier) -> None:
+    """Refuse arenas that a host has no memory for: what was planned for a host with more."""
+    here = socket.gethostname(), _usable_bytes(tier)
+    found = team.everywhere(lambda device: (*here, sizes[device]))
+    for host, usable in dict.fromkeys((host, usable) for host, usable, _ in found):
+        asked = sum(size for name, _, size in found if name == host)
+        if usable is not None and asked > usable:
+            raise RequestError(
+                f"the plan offloads saved tensors of {asked} bytes to host '{host}', and {usable} bytes may be used "
+                f"there: plan again with host_memory={usable}, or give offload_to='disk'"
+            )
+
+
+def _usable_bytes(tier: OffloadTier) -> int | None:
+    """What saved tensors may occupy on this host; None for a file, whose file system says so."""
+    limits = [] if tier.folder is not None else [machine_bytes()]
+    left = bytes_left()
+    if tier.folder is None and left is not None:
+        limits.append(left)
+    if tier.host_memory is not None:
+        limits.append(tier.host_memory)
+    return min(limits, default=None)

@@ -1,0 +1,55 @@
+"""Where saved tensors go: the host's memory, or a file."""
+
+import tempfile
+from pathlib import Path
+
+from attrs import field, frozen
+
+from ...core.errors import RequestError
+
+HOST, DISK = "host", "disk"
+
+
+def _folder(to: str | Path) -> Path | None:
+    if to == HOST:
+        return None
+    folder = Path(tempfile.gettempdir()) if to == DISK else Path(to)
+    if not folder.is_dir():
+        raise RequestError(
+            f"offload_to is {str(to)!r}: give '{HOST}', '{DISK}' (a file in the folder for temporary files), or a "
+            "folder that exists"
+        )
+    return folder
+
+
+def _limit(host_memory: int | None) -> int | None:
+    if host_memory is not None and (isinstance(host_memory, bool) or int(host_memory) < 0):
+        raise RequestError(f"host_memory is {host_memory!r}: give a number of bytes, at least 0, or leave it out")
+    return None if host_memory is None else int(host_memory)
+
+
+@frozen
+class OffloadTier:
+    """Where saved tensors go, and how much of it may be used.
+
+    Args:
+        to: ``"host"``: the host's memory, pinned for a GPU; ``"disk"``: a file in the folder for temporary files; or
+            the folder of that file.
+        host_memory: bytes that the saved tensors of all devices of a host may occupy there; None for what is free.
+        bytes_per_s: copies take at least as long as at this rate, for tests on a CPU; None for no such limit.
+
+    Attributes:
+        folder: of the file; None for the host's memory.
+
+    Raises:
+        RequestError: there is no such folder, or an amount is negative.
+    """
+
+    to: str | Path = HOST
+    host_memory: int | None = field(default=None, converter=_limit)
+    bytes_per_s: float | None = None
+    folder: Path | None = field(init=False)
+
+    @folder.default
+    def _checked(self) -> Path | None:
+        return _folder(self.to)

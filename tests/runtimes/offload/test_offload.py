@@ -1,0 +1,222 @@
+"""Saved tensors that leave and come back: the same bits as without, and the memory that was planned."""
+
+import copy
+import random
+import time
+
+import pytest
+import torch
+from attrs import evolve
+from panpipe.core.errors import RequestError, WorkerError
+from panpipe.core.plan.host_arena import host_slots
+from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.offload import arena
+from panpipe.runtimes.offload.tier import OffloadTier
+from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
+
+from ...support.cuts import captured_once, even_plan
+from ...support.held import simulated
+from ...support.models import CASES
+from ...support.offloading import all_away
+from ...support.parity import PLANS, build
+
+F32 = torch.float32
+GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
+OFFLOADING = {
+    **{name: options for name, options in PLANS.items() if name != "recompute"},
+    "recompute elsewhere": {"chunks": 2, "schedule_name": "interleaved-1f1b", "recompute": (0, 3)},
+}
+MICROBATCHES = 6
+
+
+def pair(name: str, rows: int = 12, **options) -> tuple[Plan, Plan]:
+    """A plan, and the same with everything away that may be."""
+    operators = captured_once(CASES[name], F32, rows, MICROBATCHES)
+    plan = even_plan(operators, 2, MICROBATCHES, **options)
+    return plan, all_away(plan, operators)
+
+
+def trained(name, plan, tier=None, steps=2, rows=12, meanwhile=lambda pipe: None, compiler=None):
+    """Losses, gradients, parameters and buffers after some steps."""
+    pipe = build(ThreadTeam(2), name, F32, rows, plan, MICROBATCHES, compiler=compiler, offload=tier)
+    batch, losses, gradients = CASES[name].batch(rows, F32), [], []
+    try:
+        for _ in range(steps):
+            losses.append(pipe.step(batch).clone())
+            gradients += [p.grad.clone() for p in pipe.model.parameters() if p.grad is not None]
+            meanwhile(pipe)
+        state = [value.clone() for value in (*pipe.model.parameters(), *pipe.model.buffers())]
+    finally:
+        pipe.close()
+    return [*losses, *gradients, *state]
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+SOME = [
+    (GPT, "interleaved"), (GPT, "split backward"), (GPT, "recompute elsewhere"), (CONV, "zb-v"), (CONV, "v-half"),
+    ("token-weighted", "1f1b"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("schedule", OFFLOADING)
+def test_gradients_have_the_same_bits_by_every_schedule(name, schedule):
+    test_gradients_have_the_same_bits_as_without_offload(name, schedule)
+
+
+@pytest.mark.parametrize(("name", "schedule"), SOME)
+def test_gradients_have_the_same_bits_as_without_offload(name, schedule):
+    plan, away = pair(name, **OFFLOADING[schedule])
+    assert away.memory.offload
+    same(trained(name, plan), trained(name, away))
+
+
+@pytest.mark.parametrize("queues", [1, 2])
+def test_copies_delayed_at_random_change_no_bit(monkeypatch, queues):
+    """What reads too early, or is freed too early, would find other bytes."""
+    drawn = random.Random(0)
+    for name in ("write", "read"):
+        plain = getattr(arena.MemoryArena, name)
+
+        def late(self, offset, data, plain=plain):
+            time.sleep(drawn.random() * 0.002)
+            plain(self, offset, data)
+
+        monkeypatch.setattr(arena.MemoryArena, name, late)
+    for case, options in ((GPT, PLANS["v-half"]), (CONV, PLANS["split backward"])):
+        plan, away = pair(case, **options)
+        away = evolve(away, memory=evolve(away.memory, host_copy_queues=queues))
+        same(trained(case, plan), trained(case, away))
+
+
+def test_a_file_gives_the_same_bits(tmp_path):
+    plan, away = pair(GPT, **PLANS["gpipe"])
+    same(trained(GPT, plan), trained(GPT, away, OffloadTier(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_uneven_microbatches_and_fewer_of_them():
+    plan, away = pair(GPT, rows=12)
+    for rows in (11, 4):
+        one, other = (build(ThreadTeam(2), GPT, F32, 12, each, MICROBATCHES) for each in (plan, away))
+        batch = CASES[GPT].batch(rows, F32)
+        assert torch.equal(one.step(batch), other.step(batch))
+        for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
+        one.close(), other.close()
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+def test_larger_microbatches_than_the_examples_get_a_larger_arena():
+    plan, away = pair(GPT, rows=6)
+    one, other = (build(ThreadTeam(2), GPT, F32, 6, each, MICROBATCHES) for each in (plan, away))
+    sizes = []
+    for rows in (6, 18, 6):
+        batch = CASES[GPT].batch(rows, F32)
+        assert torch.equal(one.step(batch), other.step(batch))
+        sizes.append(other._trainer.offloads[0].memory.bytes)
+    assert sizes[0] < sizes[1] == sizes[2]
+    one.close(), other.close()
+
+
+def test_evaluation_between_steps_does_not_touch_the_arena():
+    plan, away = pair(GPT)
+    batch = CASES[GPT].batch(12, F32)
+
+    def evaluated(pipe):
+        before = [each.memory.copies for each in pipe._trainer.offloads.values()]
+        pipe.evaluate(batch)
+        assert [each.memory.copies for each in pipe._trainer.offloads.values()] == before
+
+    same(trained(GPT, plan, meanwhile=evaluated), trained(GPT, away, meanwhile=evaluated))
+
+
+def test_a_checkpoint_resumes_with_the_same_bits(tmp_path):
+    plan, away = pair(GPT)
+    batch = CASES[GPT].batch(12, F32)
+    wanted = trained(GPT, plan, steps=3)[2]
+    pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
+    for _ in range(2):
+        pipe.step(batch)
+    pipe.checkpoint(tmp_path / "two")
+    pipe.close()
+    resumed = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
+    resumed.resume(tmp_path / "two")
+    assert torch.equal(resumed.step(batch), wanted)
+    resumed.close()
+
+
+def test_compiled_stages_offload():
+    plan, away = pair(GPT)
+    compiler = StageCompiler(CompilerChoice("eager", lambda graph, _: graph.forward))
+    same(trained(GPT, plan, compiler=compiler), trained(GPT, away, compiler=compiler))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+def test_peak_of_saved_tensors_is_that_of_the_memory_timeline(schedule):
+    """Measured by the finalizers of storages, which know nothing of offload."""
+    plan, away = pair(GPT, **PLANS[schedule])
+    peaks = []
+    for each in (plan, away):
+        pipe = build(ThreadTeam(2), GPT, F32, 12, each, MICROBATCHES)
+        _, trace = pipe.trace_step(CASES[GPT].batch(12, F32))
+        wanted = [timeline.peak_saved_bytes for timeline in simulated(each, pipe).timelines]
+        found = [max(sample.bytes for sample in trace.memory if sample.device == device) for device in range(2)]
+        assert found == pytest.approx(wanted, rel=0.02)
+        peaks.append(wanted)
+        pipe.close()
+    assert peaks[1][0] < peaks[0][0]
+
+
+def test_arena_is_as_large_as_the_plan_says():
+    _, away = pair(GPT)
+    pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
+    pipe.step(CASES[GPT].batch(12, F32))
+    for device, each in pipe._trainer.offloads.items():
+        assert each.memory.bytes == host_slots(away, device).bytes
+    pipe.close()
+
+
+def test_a_copy_that_fails_ends_the_step_with_its_reason(monkeypatch):
+    _, away = pair(GPT)
+
+    def full(self, offset, source):
+        raise OSError(28, "No space left on device")
+
+    pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
+    before = copy.deepcopy(dict(pipe.model.named_parameters()))
+    with monkeypatch.context() as patch:
+        patch.setattr(arena.MemoryArena, "write", full)
+        with pytest.raises(WorkerError, match=r"device 0 stopped: .*No space left on device"):
+            pipe.step(CASES[GPT].batch(12, F32))
+    assert all(torch.equal(before[name], p) for name, p in pipe.model.named_parameters())
+    pipe.step(CASES[GPT].batch(12, F32))
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("tier", "said"),
+    [
+        (OffloadTier(host_memory=64), "offloads saved tensors of .* bytes to host .*, and 64 bytes may be used there"),
+    ],
+)
+def test_a_host_with_less_memory_than_planned_is_refused(tier, said):
+    _, away = pair(GPT)
+    with pytest.raises(RequestError, match=said) as refused:
+        build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES, offload=tier)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_storage_that_no_stage_has_is_refused():
+    _, away = pair(GPT)
+    first = away.memory.offload[0]
+    wrong = evolve(first, storages=(evolve(first.storages[0], name="nothing"), *first.storages[1:]))
+    plan = evolve(away, memory=evolve(away.memory, offload=(wrong,)))
+    with pytest.raises(RequestError, match="offloads 'nothing' of stage 0, which has no saved tensor of that name"):
+        build(ThreadTeam(2), GPT, F32, 12, plan, MICROBATCHES)
