@@ -26,6 +26,7 @@ def test_is_refused_as_expected(results, name):
     assert {result["outcome"] for result in found} == {"refused"}, found
 
 
+@pytest.mark.slow
 def test_the_zoo_is_as_large_as_it_says():
     from .models import ZOO  # with all of transformers and diffusers that it reads
 
