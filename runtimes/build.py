@@ -35,7 +35,7 @@ from .planning.earlier_plan import EarlierPlans
 from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
-from .training.initial_weights import check_same_weights
+from .training.initial_weights import InitialWeights, compare_initial_weights
 from .weights import Weights, weights_from
 
 
@@ -74,9 +74,9 @@ def build_pipeline(
     team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]))
     try:
         builder = _Builder(options, example, team, virtual, report)
-        builder.check_ranks(source)
+        initial = builder.check_ranks(source)
         pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
-        pipe.load(source)
+        pipe.load(source, initial)
         return pipe
     except BaseException as failure:
         _end(team, failure)
@@ -120,8 +120,11 @@ class _Builder:
         self._virtual = virtual
         self.programs = ProgramOptions(max_shapes=options.max_shapes)
 
-    def check_ranks(self, source: Weights) -> None:
-        """Refuse ranks with different arguments, and place the devices. All ranks call this together."""
+    def check_ranks(self, source: Weights) -> InitialWeights:
+        """Refuse ranks with different arguments, compare their weights, and place the devices.
+
+        All ranks call this together.
+        """
         options, example = self.options, self.example
         named, share, compiling = options.devices.named, options.devices.share, options.compile
         given = {
@@ -134,12 +137,15 @@ class _Builder:
             **model_in_words(example.model, example.operators),
         }
         check_same(self.team, given)
-        check_same_weights(self.team, example.model, source)
+        initial = compare_initial_weights(self.team, example.model, source)
+        if initial.warning is not None:
+            self.report(initial.warning)
         if self._virtual is None:
             on = compute_device([*example.model.parameters(), *example.model.buffers()])
             self.team.where = place(self.team, named, on, share, options.devices.given)
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
+        return initial
 
     def ready(self, plan: Plan) -> Pipeline:
         """The pipeline of a plan, without values yet."""

@@ -28,6 +28,7 @@ from .profile.reference_workload import reference_s
 from .programs.options import ProgramOptions
 from .training.averages import AverageFunction, Visit, WeightAverage, visit
 from .training.evaluation import Forwards
+from .training.initial_weights import InitialWeights
 from .training.trainer import Trainer
 from .weights import Weights
 
@@ -230,15 +231,16 @@ class Pipeline:
         """Parameters of the stages in this process, by stage and qualified name."""
         return {index: state.parameters for index, state in self._trainer.stages.states.items()}
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of this process's stages, and free the parameters that other processes hold.
 
         Those become meta tensors in the user's model. A parameter that no stage reads stays on the first device.
 
         Args:
             weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
+            initial: how the models of the ranks differ; None if they do not.
         """
-        self._trainer.stages.load(weights)
+        self._trainer.stages.load(weights, initial)
 
     def save(self, folder: str | Path) -> None:
         """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.

@@ -96,6 +96,7 @@ class Checkpoints:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state; see `Pipeline.load_state_dict`."""
         self._training_state.write(state_dict)
+        self._stages.initial.overwrite()
         found = state_dict["progress"]
         self._counts.steps, self._counts.updates = found["steps"], found["updates"]
         self._evaluator.count = found["evaluations"]
@@ -105,6 +106,7 @@ class Checkpoints:
     def write(self, folder: str | Path) -> None:
         """Write a checkpoint; see `Pipeline.checkpoint`."""
         self._averages.refuse_applied("write a checkpoint")
+        self._stages.have_equal_values()
         write_checkpoint(Path(folder), self.state_dict(), self._team)
 
     def read(self, folder: str | Path) -> None:

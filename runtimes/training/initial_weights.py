@@ -1,12 +1,15 @@
 """Checks that the ranks of a pipeline start with the same model, by fingerprints of all parameters and buffers.
 
 Each stage gets its parameters from its own rank's model. If ranks had initialised them with different random numbers,
-they would train a mixture of models. All values are read, at 2.5 GB/s on one core: 0.2 s for the 500 MB of GPT-2.
-Samples of the values would not detect an older copy of a checkpoint on one rank.
+they would train a mixture of models: that is refused before the first step, unless a checkpoint of training, which
+overwrites them, was loaded. All values are read, at 2.5 GB/s on one core: 0.2 s for the 500 MB of GPT-2. Samples of the
+values would not detect an older copy of a checkpoint on one rank.
 """
 
+from collections.abc import Mapping
 from hashlib import sha256
 
+from attrs import frozen
 from torch import nn
 
 from ...core.errors import RequestError
@@ -20,8 +23,57 @@ _RULE = (
 )
 
 
-def check_same_weights(team: Team, model: nn.Module, weights: Weights) -> None:
-    """Refuse ranks whose models have different values. All processes call this together.
+@frozen
+class Difference:
+    """A parameter or buffer of which the ranks' models have different values.
+
+    Args:
+        what: the difference, in words.
+        in_checkpoints: whether a checkpoint of training has the tensor, and so overwrites it.
+    """
+
+    what: str
+    in_checkpoints: bool
+
+
+class InitialWeights:
+    """The differences between the ranks' models, until a checkpoint overwrites them.
+
+    Args:
+        differences: by name; the same on all ranks.
+    """
+
+    def __init__(self, differences: Mapping[str, Difference] | None = None) -> None:
+        self._differences = dict(differences or {})
+
+    def overwrite(self) -> None:
+        """Forget what a checkpoint of training has: one was loaded."""
+        self._differences = {name: one for name, one in self._differences.items() if not one.in_checkpoints}
+
+    @property
+    def warning(self) -> str | None:
+        """What has to be done before the first step; None if the ranks have one model."""
+        return None if not self._differences else f"{self._found}: resume from a checkpoint before the first step"
+
+    def refuse_different(self) -> None:
+        """Refuse to compute with models that differ.
+
+        Raises:
+            RequestError: on all ranks alike, with the first parameter or buffer that differs.
+        """
+        if self._differences:
+            loadable = all(one.in_checkpoints for one in self._differences.values())
+            resume = ", or call resume() before the first step" if loadable else ""
+            raise RequestError(f"{self._found}: {_RULE}{resume}")
+
+    @property
+    def _found(self) -> str:
+        first, *others = self._differences.values()
+        return f"{first.what}, and so have {len(others)} more" if others else first.what
+
+
+def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> InitialWeights:
+    """Compare the values of the ranks' models. All processes call this together.
 
     The ranks of the first replica are compared: other replicas copy their values.
 
@@ -29,29 +81,29 @@ def check_same_weights(team: Team, model: nn.Module, weights: Weights) -> None:
         team: the devices.
         model: the user's module.
         weights: the source of values; tensors that it overwrites are not compared.
-
-    Raises:
-        RequestError: on all ranks, with the first parameter or buffer that differs.
     """
     if len(team.local) == team.size:
-        return
+        return InitialWeights()
+    held = places(model)
     mine: dict[str, int | None] = {}
-    for name, held in places(model).items():
+    for name, (place, *_) in held.items():
         if not weights.overwrites(name):
-            tensor = tensor_at(held[0])
+            tensor = tensor_at(place)
             mine[name] = None if tensor.is_meta else int(fingerprint([tensor]))
     digest = sha256(repr(mine).encode()).hexdigest()
     if len(set(team.everywhere(lambda _: digest)[: team.size])) == 1:
-        return
+        return InitialWeights()
     first, *others = team.everywhere(lambda _: mine)[: team.size]
-    for number, other in enumerate(others, 1):
-        apart = [name for name in first if other.get(name, -1) != first[name]]
-        if apart:
-            name, ranks = apart[0], (team.rank(number), team.rank(0))
-            more = f", and so have {len(apart) - 1} more" if len(apart) > 1 else ""
-            if (other.get(name) is None) == (first[name] is None):
-                what = f"'{name}' has other values on rank {ranks[0]} than on rank {ranks[1]}{more}"
-            else:
-                real, meta = ranks if first[name] is None else ranks[::-1]
-                what = f"'{name}' has values on rank {real} and is on meta on rank {meta}{more}"
-            raise RequestError(f"{what}: {_RULE}")
+    differences: dict[str, Difference] = {}
+    for name, value in first.items():
+        number = next((n for n, other in enumerate(others, 1) if other.get(name, -1) != value), None)
+        if number is None:
+            continue
+        ranks = team.rank(number), team.rank(0)
+        if (others[number - 1].get(name) is None) == (value is None):
+            what = f"'{name}' has other values on rank {ranks[0]} than on rank {ranks[1]}"
+        else:
+            real, meta = ranks if value is None else ranks[::-1]
+            what = f"'{name}' has values on rank {real} and is on meta on rank {meta}"
+        differences[name] = Difference(what, any(place.persistent for place in held[name]))
+    return InitialWeights(differences)

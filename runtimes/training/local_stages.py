@@ -19,6 +19,7 @@ from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
 from ..weights.allocation import allocate, deallocate
+from .initial_weights import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained
 from .ownership import equal_replicas, install, own_tensors, release_others
 
@@ -38,6 +39,7 @@ class LocalStages:
         model, plan, team, where: as given.
         states: stage here → its parameters, buffers and optimizer.
         tied: copies of tied weights that several stages here hold.
+        initial: how the models of the ranks differ.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class LocalStages:
         self._own = own = own_tensors(model, compiled.programs, where)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
-        self._loaded = False
+        self._loaded, self.initial = False, InitialWeights()
         self._known = KnownTensors(model)
         self.tied = TiedCopies({})
         self.states = {
@@ -69,12 +71,14 @@ class LocalStages:
             for i, programs in compiled.programs.items()
         }
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of the stages here, and free the parameters that other processes hold.
 
         Args:
             weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
+            initial: how the models of the ranks differ; None if they do not.
         """
+        self.initial = initial or InitialWeights()
         with as_meta_tensors(self.model):
             self._load(weights)
 
@@ -117,6 +121,15 @@ class LocalStages:
         """Load values if there are none yet: the model's, and random ones for its tensors on meta."""
         if not self._loaded:
             self.load(weights_from(None, self.model, self._training.seed))
+
+    def have_equal_values(self) -> None:
+        """Load values if there are none yet, to compute with them or to write them to files.
+
+        Raises:
+            RequestError: the models of the ranks differ, and no checkpoint was loaded.
+        """
+        self.initial.refuse_different()
+        self.have_values()
 
     def copy_buffers(self) -> None:
         """Copy the values of buffers to their copies on other devices."""

@@ -139,7 +139,7 @@ class Trainer:
         refuse_no_grad()
         self._modes.refuse_others()
         if options.ending is not Ending.REDUCE:
-            self.stages.have_values()
+            self.stages.have_equal_values()
             self.stages.tied.follow()
         ready = self.runner.batch(self._cutter.cut(batch))
         if ready.remark is not None and self.counts.steps and self.team.first:
@@ -166,7 +166,7 @@ class Trainer:
             trace: whether every action is recorded.
         """
         self.refuse_closed()
-        self.stages.have_values()
+        self.stages.have_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))
         done = self.evaluator.run(ready, trace)
@@ -205,7 +205,7 @@ class Trainer:
     def save(self, folder: str | Path) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
-        self.stages.have_values()
+        self.stages.have_equal_values()
         save_checkpoint(Path(folder), self.model, self.team)
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.training.initial_weights import Difference, InitialWeights
 
 from ..support.failures import FAILURES
 from ..support.launch import alone, left_over, results, results_of, results_under_torchrun, torchrun
@@ -164,6 +166,24 @@ def test_ranks_that_begin_with_other_weights_are_refused_by_name(two):
     assert first["bit"].startswith(f"'position.weight' has other values on rank 1 than on rank 0{rule}")
     assert first["seed"].startswith("'embedding.weight' has other values on rank 1 than on rank 0, and so have ")
     assert first["meta"].startswith("'embedding.weight' has values on rank 0 and is on meta on rank 1, and so have ")
+
+
+def test_ranks_that_begin_with_other_weights_train_after_resume_alone(two):
+    (found, _), (resumed, _) = two["beginning"], two["holding"]
+    assert found["seed"].endswith(", or call resume() before the first step")
+    assert {found[what] for what in ("step", "evaluate", "save", "checkpoint")} == {found["seed"]}
+    assert found["loss"] == resumed["loss"]
+
+
+def test_initial_weights_refuse_a_buffer_that_no_checkpoint_has():
+    initial = InitialWeights(
+        {"0.weight": Difference("'0.weight' differs", True), "mask": Difference("'mask' differs", False)}
+    )
+    with pytest.raises(RequestError, match=r"'0.weight' differs, and so have 1 more.*weights=$"):
+        initial.refuse_different()
+    initial.overwrite()
+    with pytest.raises(RequestError, match=r"'mask' differs: .*weights=$"):
+        initial.refuse_different()
 
 
 def test_ranks_that_change_what_the_step_reads_into_different_values_are_refused(two):

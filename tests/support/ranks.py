@@ -27,7 +27,7 @@ from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.optimizer.buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
-from panpipe.runtimes.training.initial_weights import check_same_weights
+from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -532,7 +532,7 @@ def holding(team):
     pipe.save(Path(sys.argv[2], "saved"))
     pipe.checkpoint(Path(sys.argv[2], "checkpoint"))
     pipe.resume(Path(sys.argv[2], "checkpoint"))
-    pipe.step(tokens(8))
+    found["loss"] = pipe.step(tokens(8)).item()
     return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
 
 
@@ -564,13 +564,14 @@ def averaging(team):
     return {**found, "noise": noise}
 
 
+@captures((GPT, torch.float64, 8, 4))
 def beginning(team):
-    """What is said to ranks whose models begin with other values."""
+    """What is said to ranks whose models begin with other values, and a step from the checkpoint of `holding`."""
     case, other = CASES["tied gpt with dropout"], team.rank_here == 1
 
     def refused(change):
         change(model := case.model(torch.float64))
-        return refusal(lambda: check_same_weights(team, model, weights_from(None, model, 0)))
+        return refusal(compare_initial_weights(team, model, weights_from(None, model, 0)).refuse_different)
 
     def one_bit(model):
         with torch.no_grad():
@@ -581,7 +582,20 @@ def beginning(team):
         for p in model.parameters():
             torch.nn.init.normal_(p)
 
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    drawn(pipe.model)
+    source = weights_from(None, pipe.model, 0)
+    pipe.load(source, compare_initial_weights(team, pipe.model, source))
+    found = {
+        "step": refusal(lambda: pipe.step(tokens(8))),
+        "evaluate": refusal(lambda: pipe.evaluate(tokens(8))),
+        "save": refusal(lambda: pipe.save(Path(sys.argv[2], "differing"))),
+        "checkpoint": refusal(lambda: pipe.checkpoint(Path(sys.argv[2], "differing checkpoint"))),
+    }
+    pipe.resume(Path(sys.argv[2], "checkpoint"))
     return {
+        **found,
+        "loss": pipe.step(tokens(8)).item(),
         "equal": refused(lambda model: None),
         "bit": refused(one_bit),
         "seed": refused(drawn),
