@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations, islice
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from .cut_graph import CutGraph
 from .cutting import Stage, cut
 from .graph_run import DevicePool, Pass
 from .node_info import NodeInfo, node_info, tensors_of
+from .samples import FIX, SampleSearch
 
 _PROBES = (13, 11)
 """Numbers of samples that the graph is traced with in addition to that of a microbatch: if it supports both, it is
 assumed to support any."""
+_MOST_SHARED = 40
+"""Sets of arguments that are tried as shared by all microbatches: all sets of five arguments are 30."""
 _SHAPES = 16
 """Number of shapes of arguments whose cut graphs are kept."""
 _OF_MODULES = ("._modules[", "._parameters[", "._buffers[")
@@ -69,9 +73,9 @@ def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: M
     other numbers than eager PyTorch; ``torch.manual_seed`` determines them, also when a checkpoint recomputes.
 
     The call of the compiled model, or its backward, raises a `RequestError` of one line for what is not supported: a
-    model that is not on the CPU, outputs without a row for each sample, an argument that may have samples or be shared
-    (decided by ``batch_dims``), in-place writes of an argument, a second backward through one call
-    (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
+    model that is not on the CPU, outputs without a row for each sample, an argument that may have samples or be shared,
+    as tracing with another number of samples shows (decided by ``batch_dims``), in-place writes of an argument, a
+    second backward through one call (``retain_graph=True``), and gradients of gradients (``create_graph=True``).
 
     Returns:
         The function that runs the graph. Its call refuses wrong options: Dynamo hides errors that are raised while it
@@ -118,6 +122,7 @@ class _GraphPipeline:
         self._pools: LruCache[Any, DevicePool | tuple[()]] = LruCache(_SHAPES)
         # Dynamo deletes this information about arguments after compilation.
         self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
+        self._search = SampleSearch(graph)
         self._symbols = [_symbol(node) for node in self._arguments]
         self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
 
@@ -168,6 +173,8 @@ class _GraphPipeline:
         nodes = {size: self._node_info(arguments, batched, numbers, size, samples) for size in {*sizes, *probes}}
         info = nodes[sizes[0]]
         self._refuse_doubt(arguments, batched, sizes[0], samples)
+        if sizes[0] < samples:
+            self._refuse_other_axes(arguments, data, batched)
         stages = cut(self._graph, info, self._options.devices)
         written = [p for p in batched if info[self._arguments[p]].storage in _writes(info)]
         if written:
@@ -191,17 +198,17 @@ class _GraphPipeline:
         return samples, free | {names[name] for name, dim in given.items() if dim == 0 and name in names}
 
     def _refuse_doubt(self, arguments: Sequence[Any], batched: set[int], size: int, samples: int) -> None:
-        """Refuse an argument of unclear meaning: its dimension 0 has the number of samples, but the graph also runs if
-        it is not cut.
+        """Refuse arguments of unclear meaning: their dimension 0 has the number of samples, but the graph also runs if
+        they are not cut.
 
         Raises:
             RequestError: with its name.
         """
         given = self._options.batch_dims
-        for place in sorted(batched) if size < samples and len(batched) > 1 else ():
-            if self._name(place) in given:
-                continue
-            rest = batched - {place}
+        free = [place for place in sorted(batched) if self._name(place) not in given] if size < samples else []
+        shared = (set(some) for count in range(1, len(batched)) for some in combinations(free, count))
+        for some in islice(shared, _MOST_SHARED):
+            place, rest = min(some), batched - some
             probe = next(one for one in _PROBES if one != samples)
             try:
                 self._node_info(arguments, rest, self._numbers(rest), probe, samples)
@@ -211,6 +218,22 @@ class _GraphPipeline:
                 f"argument '{self._name(place)}' has {samples} rows, as there are samples, and the graph runs as well "
                 "where all microbatches share it: say which with options={'batch_dims': "
                 f"{{'{self._name(place)}': 0}}}}, or None for what is shared"
+            )
+
+    def _refuse_other_axes(self, arguments: Sequence[Any], data: Sequence[int], batched: set[int]) -> None:
+        """Refuse a graph of which tracing finds the samples in other arguments than their sizes do.
+
+        Raises:
+            RequestError: with the first one's name.
+        """
+        names = {place: self._name(place) for place in data}
+        found = self._search.find(arguments, names, self._options.batch_dims, self._options.microbatches)
+        place = next(iter(sorted(batched ^ found)), None)
+        if place is not None:
+            what = "samples" if place in found else "what all share"
+            raise RequestError(
+                f"argument '{names[place]}', of shape {tuple(arguments[place].shape)}, seems to have {what}, by "
+                f"tracing with another number of samples, and its rows say otherwise: {FIX}"
             )
 
     def _warn_of_few_stages(self, stages: Sequence[Stage]) -> None:

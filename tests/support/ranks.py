@@ -39,10 +39,11 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.forks import serve
 from tests.support.models import CASES, PYTHON
 from tests.support.optimizing import on_mesh
-from tests.support.parity import EVERYWHERE, PLANS, SOME, build, distance
+from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
 from tests.support.scaling_ranks import TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
+from tests.support.teams import pipeline_on
 from tests.support.training import unequal
 
 GPT = CASES["tied gpt with dropout"]
@@ -582,10 +583,8 @@ def beginning(team):
         for p in model.parameters():
             torch.nn.init.normal_(p)
 
-    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
-    drawn(pipe.model)
-    source = weights_from(None, pipe.model, 0)
-    pipe.load(source, compare_initial_weights(team, pipe.model, source))
+    drawn(model := case.model(torch.float64))
+    pipe = pipeline_on(team, case, 8, 4, OPTIMIZER, dtype=torch.float64, model=model)
     found = {
         "step": refusal(lambda: pipe.step(tokens(8))),
         "evaluate": refusal(lambda: pipe.evaluate(tokens(8))),

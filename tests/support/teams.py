@@ -16,6 +16,7 @@ from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.options import ProgramOptions
+from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 
@@ -60,5 +61,6 @@ def pipeline_on(
     piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
     example = Example(model, case.step, piece, operators)
     pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload)
-    pipe.load(weights_from(None, model, SEED))
+    source = weights_from(None, model, SEED)
+    pipe.load(source, compare_initial_weights(team, model, source))
     return pipe

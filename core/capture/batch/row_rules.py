@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..values.user_lines import is_user_code
+from ..values.code_origin import is_user_code
 from .row_operators import (
     ALONG,
     BY_INDEX,

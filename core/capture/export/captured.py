@@ -174,6 +174,13 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
     for node in step.graph.nodes:
         for argument in written_arguments(node):
             name = step.parameters.get(root_of(argument).name)
+            if name is not None and getattr(node.target, "_opname", "") == "embedding_renorm_":
+                raise RequestError(
+                    f"{line_of(node)}: the embedding's max_norm= writes parameter '{name}' in its forward: parameters "
+                    "change by the optimizer alone; leave max_norm= out and shorten the rows after each step, with "
+                    "pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
+                    f"'{name}' else None)"
+                )
             if name is not None:
                 raise RequestError(
                     f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "

@@ -52,8 +52,8 @@ class _WholeStep(nn.Module):
     def forward(self, batch: Any) -> Any:
         with (
             self._breaks.autocasts.again(),
-            attributes_kept(self.model, self._breaks.step, self._breaks.reached),
-            assigned_buffers_written(self.model, self._breaks.assigned),
+            attributes_kept(self.model, self._breaks.step, self._breaks.reached, self._breaks.doubts),
+            assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.doubts),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))
 
@@ -96,10 +96,12 @@ def capture_step(
     own = [module.__dict__ for module in model.modules()]
     modes = with_gradients() if gradients else _without_gradients()
     with quiet_torch(), modes, breaks.autocasts.left(), files_kept(breaks.reached, warns=True):
-        with outside_kept(breaks.reached, own):
+        with outside_kept(breaks.reached, own, breaks.doubts):
             captured = _captured(breaks, export)
         if not repeats:
-            refuse_unrepeatable(model, step, batch, torch.device(device), gradients)
+            refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.doubts)
+        elif breaks.doubts:
+            raise breaks.doubts[0].refusal
     return captured
 
 
@@ -177,6 +179,7 @@ def _exported(
     rows: ResultRows | None,
     strict: bool = False,
 ) -> CapturedStep:
+    breaks.doubts.clear()
     given, nesting = flatten_batch(breaks.batch)
     whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -6,6 +6,7 @@ is the one place where this happens. Stage programs are traced under it, with th
 untouched eager model run under it draws the very same numbers.
 """
 
+import sys
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
+from ..values.user_lines import calling_line
 
 aten = torch.ops.aten
 
@@ -57,6 +59,14 @@ def _draw_multinomial(out: Tensor, weights: Tensor, replacement: bool, generator
     out.copy_(torch.multinomial(weights, out.shape[-1], replacement, generator=generator))
 
 
+def _draw_dirichlet(out: Tensor, concentration: Tensor, generator: torch.Generator) -> None:
+    out.copy_(torch._sample_dirichlet(concentration, generator=generator))
+
+
+def _draw_gamma(out: Tensor, concentration: Tensor, generator: torch.Generator) -> None:
+    out.copy_(torch._standard_gamma(concentration, generator=generator))
+
+
 def _draw_permutation(out: Tensor, count: int, generator: torch.Generator) -> None:
     out.copy_(torch.randperm(count, generator=generator, device=out.device, dtype=out.dtype))
 
@@ -74,6 +84,8 @@ exponential = _define(
 )
 integers = _define("integers", "int low, int high", lambda out, a, b, generator: out.random_(a, b, generator=generator))
 multinomial = _define("multinomial", "Tensor weights, bool replacement", _draw_multinomial)
+dirichlet = _define("dirichlet", "Tensor concentration", _draw_dirichlet)
+gamma = _define("gamma", "Tensor concentration", _draw_gamma)
 permutation = _define("permutation", "int count", _draw_permutation)
 
 
@@ -146,11 +158,15 @@ class KeyedRandom(TorchDispatchMode):
             return rule(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _draws_nothing(func, args, kwargs):
             raise RequestError(
-                f"operator {func} draws random numbers in a way that panpipe cannot key: "
-                "random numbers must not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal_ "
-                "or multinomial"
+                f"{_line()}operator {func} draws random numbers in a way that panpipe cannot key: random numbers must "
+                "not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
             )
         return func(*args, **kwargs)
+
+
+def _line() -> str:
+    line = calling_line(sys._getframe(1))
+    return f"{line}: " if line else ""
 
 
 def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
@@ -213,6 +229,13 @@ def _permutation(mode: KeyedRandom, count: int, **options: Any) -> Tensor:
     return permutation(torch.empty(count, **options), count, *mode._next())
 
 
+def _normal(mode: KeyedRandom, mean: Any, deviation: Any) -> Tensor:
+    """``torch.normal`` of tensors, or of a tensor and a number."""
+    shapes = [part.shape for part in (mean, deviation) if isinstance(part, Tensor)]
+    like = (mean if isinstance(mean, Tensor) else deviation).new_empty(torch.broadcast_shapes(*shapes))
+    return normal(like, 0.0, 1.0, *mode._next()) * deviation + mean
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     aten.bernoulli_.float: _bernoulli_inplace,
     aten.bernoulli_.Tensor: _bernoulli_inplace_each,
@@ -231,6 +254,11 @@ _RULES: dict[Any, Callable[..., Any]] = {
     ),
     aten.randperm.default: _permutation,
     aten.multinomial.default: _multinomial,
+    aten._sample_dirichlet.default: lambda mode, x: dirichlet(x, x, *mode._next()),
+    aten._standard_gamma.default: lambda mode, x: gamma(x, x, *mode._next()),
+    aten.normal.Tensor_Tensor: _normal,
+    aten.normal.Tensor_float: lambda mode, mean, deviation=1.0: _normal(mode, mean, deviation),
+    aten.normal.float_Tensor: _normal,
     aten.uniform_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(uniform(x, a, b, *mode._next())),
     aten.normal_.default: lambda mode, x, a=0.0, b=1.0: x.copy_(normal(x, a, b, *mode._next())),
     aten.random_.to: lambda mode, x, high: x.copy_(integers(x, 0, high, *mode._next())),

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ...errors import RequestError
 from ...wording import module_text
 from ..values.user_lines import warn_at
-from ..values.values import LateNumber, holds_captured
+from ..values.values import LateNumber, holds_captured, holds_late_numbers
+from .doubts import Doubt, have_grown
 from .reached import Reached
 from .side_effects import FIX, read_line, written_line
 
@@ -30,7 +31,7 @@ Holder = tuple[str, MutableMapping[str, Any]]
 
 
 @contextmanager
-def attributes_kept(model: nn.Module, step: Any, reached: Reached) -> Iterator[None]:
+def attributes_kept(model: nn.Module, step: Any, reached: Reached, doubts: list[Doubt] | None = None) -> Iterator[None]:
     """Take back, at the end, what modules and the step were given within and belongs to no real step.
 
     That is: fake tensors, numbers that are known late, and counts, as attributes or in lists, dicts and sets that are
@@ -41,6 +42,8 @@ def attributes_kept(model: nn.Module, step: Any, reached: Reached) -> Iterator[N
         model: the user's module.
         step: the user's step; what it keeps itself, or in variables around it, is taken back as well.
         reached: what the step reaches.
+        doubts: gets the refusals of what may only set something up, such as a table of positions that is None at
+            first; without it they are raised.
 
     Raises:
         WritesTensor: a module keeps a tensor from one call to the next in an attribute that is no buffer.
@@ -61,7 +64,7 @@ def attributes_kept(model: nn.Module, step: Any, reached: Reached) -> Iterator[N
                 read.add((id(now), name))
         return object.__getattribute__(module, name)
 
-    taken = _TakenBack(reached, read, lambda: hooks == _hooks(model))
+    taken = _TakenBack(reached, read, lambda: hooks == _hooks(model), doubts)
     finished = False
     try:
         with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
@@ -89,18 +92,21 @@ class _TakenBack:
         reached: what the step reaches.
         read: (identity of a module's attributes, name) of what was read before it was changed.
         no_hooks: whether no module got a hook.
+        doubts: gets the refusals of what may only set something up; without it they count as failures.
     """
 
     reached: Reached
     read: set[tuple[int, str]]
     no_hooks: Callable[[], bool]
+    doubts: list[Doubt] | None
     remarks: list[tuple[str, str]] = field(factory=list)
     failures: list[Exception] = field(factory=list)
 
     def filled(self, label: str, key: str, value: Any, before: Any) -> None:
         """A container got other contents."""
-        if _replaced(value, before):
-            self.failures.append(_refusal(label, key, self.reached.line_of(key)))
+        if replaced := _replaced(value, before):
+            refusal = _refusal(label, key, self.reached.line_of(key))
+            self._doubt(refusal) if have_grown(replaced) else self.failures.append(refusal)
         _refill(value, before)
         self._note(label, key, f"with {len(value)} entries")
 
@@ -119,10 +125,15 @@ class _TakenBack:
             holder[key] = old
         line = read_line(self.reached.codes, key)
         if own and early and holds_captured(value):
-            where = line or self.reached.line_of(key)
-            self.failures.append(WritesTensor(old) if isinstance(old, Tensor) else _refusal(label, key, where))
+            refusal = _refusal(label, key, line or self.reached.line_of(key))
+            if isinstance(old, Tensor) and not have_grown([(old, value)]):
+                self.failures.append(WritesTensor(old))
+            elif holds_late_numbers(value):
+                self.failures.append(refusal)
+            else:
+                self._doubt(refusal)
         elif counts and early and line is not None:
-            self.failures.append(_refusal(label, key, line))
+            self._doubt(_refusal(label, key, line), key)
         elif early or counts:
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
             self._note(label, key, now)
@@ -133,6 +144,12 @@ class _TakenBack:
             raise next((f for f in self.failures if isinstance(f, WritesTensor)), self.failures[0])
         for line, remark in self.remarks:
             warn_at(line, remark)
+
+    def _doubt(self, refusal: RequestError, number: str | None = None) -> None:
+        if self.doubts is None:
+            self.failures.append(refusal)
+        else:
+            self.doubts.append(Doubt(refusal, number))
 
     def _note(self, label: str, key: str, now: str) -> None:
         line = written_line(self.reached.codes, key) or self.reached.line_of(key)
@@ -158,14 +175,14 @@ def _refusal(label: str, key: str, line: str) -> RequestError:
     )
 
 
-def _replaced(value: Any, before: Any) -> bool:
-    """Whether a tensor in a container was replaced by one that is captured."""
-    if isinstance(value, dict):
-        return any(isinstance(before.get(key), Tensor) and holds_captured(item) for key, item in value.items())
+def _replaced(value: Any, before: Any) -> list[tuple[Tensor, Any]]:
+    """The tensors in a container that were replaced by others that are captured, with these."""
     if isinstance(value, set):
-        return False
-    return any(isinstance(old, Tensor) and holds_captured(item) and item is not old
-               for item, old in zip(value, before, strict=False))  # fmt: skip
+        return []
+    places = value if isinstance(value, dict) else range(min(len(value), len(before)))
+    olds = [before.get(place) if isinstance(value, dict) else before[place] for place in places]
+    pairs = [(old, value[place]) for old, place in zip(olds, places, strict=True)]
+    return [(old, new) for old, new in pairs if isinstance(old, Tensor) and new is not old and holds_captured(new)]
 
 
 def _hooks(model: nn.Module) -> int:
@@ -304,38 +321,61 @@ def _same(value: Any, before: Any) -> bool:
 
 
 @contextmanager
-def assigned_buffers_written(model: nn.Module, assigned_names: set[str]) -> Iterator[None]:
+def assigned_buffers_written(
+    model: nn.Module, assigned_names: set[str], doubts: list[Doubt] | None = None
+) -> Iterator[None]:
     """Within, a buffer that is assigned a new tensor has, at the end, the new values written into the old one.
+
+    A table that is set up, or that grows, is taken back: a buffer that was None or did not exist, and one that
+    ``state_dict`` leaves out and that gets another shape.
 
     Args:
         model: the user's module.
         assigned_names: gets the names of these buffers, and no others.
+        doubts: gets the refusals of what may be such a table; without it they are raised.
 
     Raises:
         RequestError: the new tensor has another shape or dtype.
     """
-    before = [
-        (name, module, key, buffer)
-        for name, module in model.named_modules()
-        for key, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    before = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
     assigned_names.clear()
     yield
     written: list[tuple[Tensor, Tensor]] = []
-    for name, module, key, buffer in before:
-        assigned: Any = module._buffers.get(key)
-        if assigned is buffer:
-            continue
-        path = f"{name}.{key}" if name else key
-        if not isinstance(assigned, Tensor) or (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
-            what = f"{assigned.dtype} {tuple(assigned.shape)}" if isinstance(assigned, Tensor) else repr(assigned)
-            raise RequestError(
-                f"the step assigns {what} to buffer '{path}', which is {buffer.dtype} {tuple(buffer.shape)}: "
-                "a buffer keeps its shape and dtype; allocate it large enough"
-            )
-        assigned_names.add(path)
-        written.append((buffer, assigned.detach()))  # before any is written: it may be another buffer's old value
-        module._buffers[key] = buffer
+    for name, module, buffers in before:
+        for key, assigned in list(module._buffers.items()):
+            buffer, path = buffers.get(key), f"{name}.{key}" if name else key
+            if assigned is buffer:
+                continue
+            if buffer is not None and isinstance(assigned, Tensor) and _alike(assigned, buffer):
+                assigned_names.add(path)
+                # Before any is written: it may be another buffer's old value.
+                written.append((buffer, assigned.detach()))
+            elif buffer is not None or holds_captured(assigned):
+                refusal = _shape_refusal(path, buffer, assigned)
+                if doubts is None or (buffer is not None and key not in module._non_persistent_buffers_set):
+                    raise refusal
+                doubts.append(Doubt(refusal))
+            if key in buffers:
+                module._buffers[key] = buffer
+            elif holds_captured(assigned):
+                del module._buffers[key]
+                module._non_persistent_buffers_set.discard(key)
     for buffer, value in written:
         buffer.copy_(value)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _shape_refusal(path: str, buffer: Tensor | None, assigned: Any) -> RequestError:
+    what = f"{assigned.dtype} {tuple(assigned.shape)}" if isinstance(assigned, Tensor) else repr(assigned)
+    if buffer is None:
+        return RequestError(
+            f"the step assigns {what} to buffer '{path}', which is None before, and later steps read it: create it "
+            "where the model is built"
+        )
+    return RequestError(
+        f"the step assigns {what} to buffer '{path}', which is {buffer.dtype} {tuple(buffer.shape)}: a buffer keeps "
+        "its shape and dtype; allocate it large enough, or register a table that grows with persistent=False"
+    )

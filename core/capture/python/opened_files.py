@@ -1,6 +1,7 @@
 """Files that a step opens: what it writes while it is captured, or only tried, belongs to no real step.
 
-A file that the user's code opens to write is ``os.devnull``, and one that was open before gets its length again.
+A file that the user's code opens to write is ``os.devnull``, ``torch.save`` does nothing, and a file that was open
+before gets its length again.
 """
 
 import builtins
@@ -13,8 +14,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+
+from ..values.code_origin import is_users_own
 from ..values.user_lines import calling_line, warn_at
-from .reached import Reached, is_users
+from .reached import Reached
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"), ("numpy", "lib", "_npyio_impl.py")))
@@ -34,7 +38,7 @@ def opened_otherwise(opens: Callable[[str, str], str | None]) -> Iterator[None]:
         while frame is not None and _passes_on(frame.f_code.co_filename):
             frame = frame.f_back
         other = None
-        if frame is not None and is_users(frame.f_code.co_filename):
+        if frame is not None and is_users_own(frame.f_code.co_filename):
             other = opens(mode, calling_line(frame))
         return (
             original(file, mode, *args, **kwargs)
@@ -71,8 +75,13 @@ def files_kept(reached: Reached, warns: bool) -> Iterator[None]:
         lines.setdefault(line)
         return os.devnull
 
+    def save(*_args: Any, **_options: Any) -> None:  # torch's own writer opens a path without Python
+        lines.setdefault(calling_line(sys._getframe(1)))
+
     with ExitStack() as stack:
         stack.enter_context(opened_otherwise(opens))
+        for module in (torch, torch.serialization):
+            stack.enter_context(mock.patch.object(module, "save", save))
         for place, file in reached.files():
             stack.callback(_cut_back, file, _length(file), place, lines, reached)
         yield
@@ -80,7 +89,7 @@ def files_kept(reached: Reached, warns: bool) -> Iterator[None]:
         warn_at(
             line,
             "the step writes a file here: captured, Python runs once, and nothing is written; print or log in the "
-            "step, or return metrics and write them after each step",
+            "step, or return metrics, and write files between steps (weights with pipe.save or pipe.checkpoint)",
         )
 
 

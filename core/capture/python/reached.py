@@ -13,7 +13,6 @@ import math
 import os
 import stat
 import sys
-import sysconfig
 import types
 from argparse import Namespace
 from array import array
@@ -29,13 +28,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..values.user_lines import is_own
-
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-_OF_TORCH = tuple(_TORCH + name + os.sep for name in ("nn/modules", "nn/utils", "optim", "distributions"))
-_BASE = (_TORCH + "nn/modules/module.py", _TORCH + "nn/modules/container.py")
-_LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+from ..values.code_origin import Origin, is_users_own, origin_of
 
 _LEAVES = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout,
            torch.memory_format, torch.Size, numpy.generic, range, slice, Path)  # fmt: skip
@@ -64,31 +57,14 @@ def leaf_key(value: Any) -> Hashable:
 
 
 @functools.cache
-def _origin(file: str) -> str:
-    """Whose code a file is: "user", "library", or "none": one that is not looked at."""
-    if file.startswith("<frozen") or is_own(file):
-        return "none"
-    if file.startswith(_TORCH):
-        return "library" if file.startswith(_OF_TORCH) and file not in _BASE else "none"
-    if any(folder in file for folder in _LIBRARIES):
-        return "library"
-    return "none" if file.startswith(_STANDARD) else "user"
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is the user's own: no library's, no part of Python, torch or panpipe."""
-    return _origin(file) == "user"
-
-
-@functools.cache
-def _origin_of_class(kind: type) -> str:
+def _origin_of_class(kind: type) -> Origin:
     module = sys.modules.get(kind.__module__)
     if kind.__module__ in ("builtins", "_io"):
-        return "none"
+        return Origin.INTERNAL
     file = getattr(module, "__file__", None)
-    return (
-        _origin(file) if file is not None else ("user" if module is None or kind.__module__ == "__main__" else "none")
-    )
+    if file is not None:
+        return origin_of(file)
+    return Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
 
 
 @functools.cache
@@ -166,7 +142,7 @@ class Reached:
         name = place.replace("]", "").replace("[", ".").rpartition(".")[2].split(" ")[0].strip("'\"")
         wanted = [name, *reversed(place.replace("[", ".").split(".")[:-1])]
         for word in wanted:
-            for code in sorted(self.codes, key=lambda code: _origin(code.co_filename) != "user"):
+            for code in sorted(self.codes, key=lambda code: not is_users_own(code.co_filename)):
                 line = line_in(code, word.strip("'\""))
                 if line is not None:
                     return f"{code.co_filename}:{line}"
@@ -263,7 +239,7 @@ class Reached:
             self._class(value.__name__, value, depth)
         elif isinstance(value, types.ModuleType):
             file = getattr(value, "__file__", None)
-            if value.__name__ == "__main__" or (file is not None and _origin(file) == "user"):
+            if value.__name__ == "__main__" or (file is not None and is_users_own(file)):
                 self._attributes(value.__name__, value.__dict__, depth)
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             self._container(place, value, depth)
@@ -276,7 +252,7 @@ class Reached:
         kind = type(value)
         origin = _origin_of_class(kind)  # type: ignore[arg-type]
         self.values[place] = "an object", f"{kind.__module__}.{kind.__qualname__}"
-        if origin == "none" and not isinstance(value, types.SimpleNamespace | Namespace):
+        if origin is Origin.INTERNAL and not isinstance(value, types.SimpleNamespace | Namespace):
             self.values[place] = f"{kind.__module__}.{kind.__qualname__}", id(value)
             return
         self._class(kind.__name__, kind, depth)
@@ -364,7 +340,7 @@ class Reached:
     def _class(self, place: str, kind: type, depth: int) -> None:
         for base in kind.__mro__:
             origin = _origin_of_class(base)
-            if origin == "none" or id(base) in self._seen:
+            if origin is Origin.INTERNAL or id(base) in self._seen:
                 continue
             self._seen[id(base)] = base
             for name, value in list(vars(base).items()):
@@ -380,28 +356,28 @@ class Reached:
                     continue
                 else:
                     self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
-                if origin == "user":
+                if origin is Origin.USER:
                     self.probes.append((functools.partial(vars(base).get, name), value))
 
     def _function(self, place: str, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
-        origin = _origin(code.co_filename)
+        origin = origin_of(code.co_filename)
         self.values[place] = "a function", code
-        if origin != "none":
+        if origin is not Origin.INTERNAL:
             self.codes.append(code)
-            self.names |= _names(code, origin == "user")
+            self.names |= _names(code, origin is Origin.USER)
             self.starts |= _starts(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _content(cell)
             # A decorator of a library's, around the user's function.
-            if origin != "none" or isinstance(held, _FUNCTIONS):
+            if origin is not Origin.INTERNAL or isinstance(held, _FUNCTIONS):
                 self.probes.append((functools.partial(_content, cell), held))
                 self._visit(name, held, depth + 1, (cell, name))
-        if origin == "none":
+        if origin is Origin.INTERNAL:
             return
         for default in (function.__defaults__, function.__kwdefaults__):
             self._visit(f"a default of {function.__qualname__}", default, depth + 1)
-        if origin == "user":
+        if origin is Origin.USER:
             self.probes.append((functools.partial(getattr, function, "__defaults__"), function.__defaults__))
             self._visit_environment(code)
         if function.__dict__:
@@ -409,11 +385,11 @@ class Reached:
         variables = function.__globals__
         for name in _names(code, False):
             if name not in variables:
-                if origin == "user" and name in sys.modules:
+                if origin is Origin.USER and name in sys.modules:
                     self._visit(name, sys.modules[name], depth + 1)
                 continue
             held = variables[name]
-            if origin == "user" or isinstance(held, _FUNCTIONS):
+            if origin is Origin.USER or isinstance(held, _FUNCTIONS):
                 self._entry(name, variables, name)
                 self._visit(name, held, depth + 1, (variables, name))
 

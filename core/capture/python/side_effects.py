@@ -5,19 +5,23 @@ too, as a counter that a branch compares, would go from one microbatch to the ne
 """
 
 import dis
+import math
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
+from attrs import frozen
 from torch import Tensor
 
 from ...errors import RequestError
+from ..values.code_origin import is_users_own
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from ..values.values import holds_captured
-from .reached import Reached, is_leaf, is_users
+from .doubts import Doubt, have_grown
+from .reached import Reached, is_leaf
 
 FIX = (
     "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
@@ -27,13 +31,36 @@ _WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear",
 """Methods of containers that read nothing of what they have."""
 
 
+@frozen
+class _Written:
+    """Something outside of modules that a step wrote.
+
+    Args:
+        place: in words.
+        name: of the attribute or variable, or the key.
+        carries: whether it may carry a state from one microbatch to the next.
+        sets_up: whether it may do so only once, and set something up.
+        number: its name, if it is a number that is known.
+    """
+
+    place: str
+    name: Any
+    carries: bool
+    sets_up: bool = False
+    number: Any = None
+
+
 @contextmanager
-def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterator[None]:
+def outside_kept(
+    reached: Reached, modules: Iterable[dict[str, Any]], doubts: list[Doubt] | None = None
+) -> Iterator[None]:
     """Within, a step is captured; at the end what it wrote outside of modules is put back.
 
     Args:
         reached: what the step reaches, before it runs.
         modules: the attributes of modules, which are seen to elsewhere.
+        doubts: gets the refusals of what the step also reads, which may be the size of a table that it has set up;
+            without it they are raised.
 
     Raises:
         RequestError: the step also reads what it wrote.
@@ -42,7 +69,7 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
     finished = False
     caches = [(cache, cache.cache_info().misses) for cache in reached.caches]
     keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict) and id(held) not in others]
-    written: list[tuple[str, Any, bool]] = []  # place, name, whether it carries a state
+    written: list[_Written] = []
     try:
         yield
         finished = True
@@ -53,25 +80,27 @@ def outside_kept(reached: Reached, modules: Iterable[dict[str, Any]]) -> Iterato
                 continue
             holder[name] = before
             if _carries(before, now):
-                written.append((place, name, True))
+                sets_up = have_grown([(before, now)]) or (_is_plain(before) and _is_plain(now))
+                written.append(_Written(place, name, True, sets_up, name if _is_plain(now) else None))
         for place, (held, items) in reached.named_sequences():
             if len(held) == len(items) and all(map(is_, held, items)):
                 continue
             now = list(held)
             held.clear()
             held.extend(items)
-            written.append((place, place.rpartition(".")[2], any(map(_carries, items, now))))
+            written.append(_Written(place, place.rpartition(".")[2], any(map(_carries, items, now))))
         for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
             then: Any = reached.values[place]
             if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
+                plain = not math.isnan(reached.number(place))
                 reached.assign(place, then[1])
-                written.append((place, str(name), True))
+                written.append(_Written(place, name, True, plain, name))
         _drop_captured(keys)
         for cache, misses in caches:
             if cache.cache_info().misses != misses:
                 cache.cache_clear()  # it may have what is captured
     if finished:
-        _report(reached, written)
+        _report(reached, written, doubts)
 
 
 @contextmanager
@@ -126,14 +155,18 @@ def _equal(now: Any, before: Any) -> bool:
     return is_leaf(now) and is_leaf(before) and not holds_captured((now, before)) and bool(now == before)
 
 
-def _report(reached: Reached, written: Iterable[tuple[str, Any, bool]]) -> None:
-    """Refuse what the step also reads; warn of the rest."""
-    for place, name, carries in written:
-        if carries:
-            _refuse(reached, place, name)
-    for place, name, _ in written:
-        line = written_line(reached.codes, name) if isinstance(name, str) else None
-        warn_at(line or reached.line_of(place), _remark(place))
+def _report(reached: Reached, written: Iterable[_Written], doubts: list[Doubt] | None) -> None:
+    """Refuse what the step also reads, unless that may only be set up; warn of the rest."""
+    for one in written:
+        refusal = _refusal(reached, one) if one.carries else None
+        if refusal is None:
+            continue
+        if doubts is None or not one.sets_up:
+            raise refusal
+        doubts.append(Doubt(refusal, one.number))
+    for one in written:
+        line = written_line(reached.codes, one.name) if isinstance(one.name, str) else None
+        warn_at(line or reached.line_of(one.place), _remark(one.place))
 
 
 def _carries(before: Any, now: Any) -> bool:
@@ -143,10 +176,16 @@ def _carries(before: Any, now: Any) -> bool:
     return isinstance(before, int | float) and (isinstance(now, int | float) or holds_captured(now))
 
 
-def _refuse(reached: Reached, place: str, name: Any) -> None:
-    line = read_line(reached.codes, name) if isinstance(name, str) else reached.line_of(place)
-    if line is not None:
-        raise RequestError(f"{line}: the step reads '{place}' here and writes it, too: {FIX}")
+def _refusal(reached: Reached, one: _Written) -> RequestError | None:
+    line = read_line(reached.codes, one.name) if isinstance(one.name, str) else reached.line_of(one.place)
+    if line is None:
+        return None
+    return RequestError(f"{line}: the step reads '{one.place}' here and writes it, too: {FIX}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number itself, and none that is known late."""
+    return isinstance(value, int | float) and not holds_captured(value)
 
 
 def _remark(place: str) -> str:
@@ -166,7 +205,7 @@ def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
         File and line; None where it is only written.
     """
     for code in codes:
-        if is_users(code.co_filename) and (line := _read_in(code, name)) is not None:
+        if is_users_own(code.co_filename) and (line := _read_in(code, name)) is not None:
             return f"{code.co_filename}:{line}"
     return None
 
@@ -178,7 +217,7 @@ def written_line(codes: Iterable[types.CodeType], name: str) -> str | None:
         codes: of functions.
         name: of the attribute or variable.
     """
-    users = [code for code in codes if is_users(code.co_filename)]
+    users = [code for code in codes if is_users_own(code.co_filename)]
     for writes in (True, False):
         for code in users:
             for instruction in _instructions(code):

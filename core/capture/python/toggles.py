@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from .reached import is_users
+from ..values.code_origin import is_users_own
 
 _GETS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _SETS: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
@@ -83,6 +83,6 @@ class Toggles(TorchFunctionMode):
 
 def _users_line() -> str:
     frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+    while frame.f_back is not None and not is_users_own(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -16,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from ...errors import RequestError
 from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
+from ..python.doubts import Doubt
 from ..python.leftovers import modules_kept
 from ..python.reached import Reached
 from ..python.side_effects import tensors_put_back
@@ -60,6 +61,7 @@ class Breaks:
         loss: whether the step returns a loss, in whatever object.
         autocasts: around the capture, which the step runs in.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
+        doubts: what it assigns and reads, and may only set up, such as a table of positions.
     """
 
     model: nn.Module
@@ -71,6 +73,7 @@ class Breaks:
     as_eager: bool = False
     loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
+    doubts: list[Doubt] = field(factory=list)
     reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None

@@ -10,6 +10,7 @@ from unittest import mock
 
 from attrs import define, field
 
+from .code_origin import is_users_own
 from .texts import MARK, filled_in
 from .values import LateNumber
 
@@ -47,7 +48,7 @@ def noted() -> Iterator[Printed]:
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
         text = _message(record)
-        if MARK not in text and "site-packages" in record.pathname:
+        if MARK not in text and not is_users_own(record.pathname):
             handle(logger, record)  # a library's own remark, the same each time
             return
         record.msg, record.args = text, None

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 import torch
 from torch import nn
 
-from .user_lines import is_own, is_user_code
+from .code_origin import is_own, is_user_code
 
 _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
 _RUN_STEPS = {str(Path(__file__).parents[1] / name) for name in ("regions/breaks.py", "batch/row_trace.py")}

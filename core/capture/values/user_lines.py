@@ -1,41 +1,21 @@
 """The user's lines: where in the code that is captured an operator, or an error, comes from.
 
-Code of torch, of panpipe and of Python's standard library is nobody's; a model library is the user's code.
+`code_origin` says whose a file is; a model library's lines are named like the user's own.
 """
 
-import functools
-import logging
 import re
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import fx
 from torch.fx.proxy import TracerBase
 
-_ROOT = Path(__file__).resolve().parents[3]
-_STANDARD_LIBRARY = str(Path(logging.__file__).parents[1])
-_TORCH = str(Path(torch.__file__).parent)
-_OWN_CODE = tuple(
-    str(_ROOT / name) for name in ("core", "runtimes", "simulators", "backends", "cli", "api.py", "virtual.py")
-)
-
-
-def is_own(file: str) -> bool:
-    """Whether a file of source code is panpipe's."""
-    return file.startswith(_OWN_CODE)
-
-
-def is_user_code(file: str) -> bool:
-    """Whether a file of source code is the user's."""
-    library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
-    return not library and not is_own(file) and not file.startswith((_TORCH, "<"))
+from .code_origin import is_user_code
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -60,12 +40,9 @@ def user_line(error: BaseException | None) -> str:
 
 def calling_line(frame: FrameType | None) -> str:
     """The innermost line of the user's among a frame and those that called it; "" without any."""
-    while frame is not None and not _is_user_code(frame.f_code.co_filename):
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-_is_user_code = functools.cache(is_user_code)
 
 
 def first_line(step: Any) -> str:

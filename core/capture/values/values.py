@@ -292,6 +292,11 @@ def holds_captured(value: Any) -> bool:
     return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
+def holds_late_numbers(value: Any) -> bool:
+    """Whether a nesting holds a number that is known late."""
+    return any(type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+
+
 def with_late_numbers_as_tensors(result: Any) -> Any:
     """A step's result with tensors where it has late numbers."""
     return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)

@@ -300,6 +300,28 @@ def test_argument_that_may_be_shared_needs_batch_dims():
     assert torch.allclose(found, model(x, weights))
 
 
+class First(nn.Module):
+    """Two arguments that have as many rows as there are samples only together; or samples along dimension 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 1, 4, dropout=0.0)
+        self.first, self.second = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x, a=None, b=None):
+        return self.layer(x) if a is None else self.second(torch.tanh(self.first(x))) * (a * b)
+
+
+def test_arguments_that_may_be_shared_together_are_asked_for():
+    with pytest.raises(RequestError, match=r"say which with options=\{'batch_dims'"):
+        torch.compile(First(), backend="panpipe", dynamic=True)(torch.randn(8, 1), torch.randn(8), torch.randn(8))
+
+
+def test_samples_along_dimension_1_are_refused():
+    with pytest.raises(RequestError, match=r"'x' has its samples along dimension 1.*options=\{'batch_dims'"):
+        torch.compile(First(), backend="panpipe", dynamic=True)(torch.randn(8, 5, WIDTH))
+
+
 @pytest.mark.parametrize("dims", [{"x": 1}, "x", {"x": True}])
 def test_invalid_batch_dims_are_refused(dims):
     with pytest.raises(RequestError, match="option batch_dims is"):

@@ -12,6 +12,8 @@ from contextlib import nullcontext
 import numpy
 import pytest
 import torch
+from panpipe.core.capture.export import trial_runs
+from panpipe.core.capture.export.repeated import MAX_RUNS
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -446,3 +448,27 @@ def test_lru_cache_of_the_user_keeps_no_traced_tensor():
     captured(model(), lambda m, b: fit(m, b) * table(4).sum())
     assert type(table(4)) is torch.Tensor
     assert table(4).sum() == 6
+
+
+def test_trial_runs_are_few_even_where_a_step_counts_collects_and_compares(monkeypatch):
+    runs, run = [], trial_runs.TrialRuns.run
+    monkeypatch.setattr(trial_runs.TrialRuns, "run", lambda *given, **more: runs.append(1) or run(*given, **more))
+    state = {"n": 0, "losses": [], "ready": False}
+
+    def step(m, b):
+        state["n"] += 1
+        state["ready"] = True
+        loss = fit(m, b)
+        state["losses"].append(loss.item())
+        return loss
+
+    with pytest.warns(UserWarning, match="the step writes"):
+        captured(model(), step)
+    assert len(runs) <= MAX_RUNS
+
+
+def test_max_norm_of_an_embedding_is_refused_with_what_to_do_instead():
+    embedding = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Linear(4, 4))
+    with pytest.raises(RequestError, match=r"max_norm= writes parameter '0.weight'.*pipe.on_parameters") as refusal:
+        capture_step(embedding, lambda m, b: m(b["x"]).square().mean(), {"x": torch.randint(0, 10, (4, 2))})
+    assert names_a_line(str(refusal.value), __file__)

@@ -44,7 +44,24 @@ def written_to_an_open_file(path):
     return lambda loss: file.write(f"{loss.item()}\n")
 
 
-@pytest.mark.parametrize("make", [written_by_open, printed, written_whole, written_to_an_open_file])
+def saved_by_torch(path):
+    return lambda loss: torch.save(loss, path)
+
+
+def saved_by_torch_into_a_file(path):
+    def write(loss):
+        with open(path, "wb") as file:
+            torch.save({"loss": loss}, file)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        written_by_open, printed, written_whole, written_to_an_open_file, saved_by_torch, saved_by_torch_into_a_file,
+    ],
+)  # fmt: skip
 def test_capture_writes_no_file_and_warns_with_the_line(make, tmp_path):
     path = tmp_path / "log"
     path.write_text("before\n", encoding="utf-8")

@@ -11,17 +11,9 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.capture.values.user_lines import is_user_code, line_of, reason_of
+from panpipe.core.capture.values.user_lines import line_of, reason_of
 from panpipe.core.errors import RequestError
 from torch import nn
-
-
-def test_files_of_torch_panpipe_and_the_standard_library_are_not_user_code():
-    assert is_user_code(__file__)
-    assert not is_user_code(torch.__file__)
-    assert not is_user_code(pytest.importorskip("logging").__file__)
-    assert not is_user_code(capture_step.__code__.co_filename)
-    assert not is_user_code("<string>")
 
 
 def test_an_operator_of_the_step_has_the_line_of_the_step():

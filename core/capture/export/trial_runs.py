@@ -1,0 +1,189 @@
+"""Runs of a step on fake tensors, one after another: each begins with what the one before left in Python."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.stateless import _reparametrize_module
+
+from ...errors import RequestError
+from ..batch.row_rules import RowWatch
+from ..graph.functions import without_checkpoints
+from ..python.isolation import isolated
+from ..python.reached import Reached
+from ..values.containers import BatchNesting, flatten_batch
+from ..values.fakes import fake_state
+from ..values.placeholder_values import PlaceholderValues
+from .constant_values import ConstantValues
+from .kept_tensors import KeptTensors
+from .recorded import Ran, Recording, files_noted
+
+NUMBER = 1.0
+"""What ``item()`` returns in runs that are compared."""
+_PRIME = 1_000_003
+"""A size that no tensor has: `RowWatch` is here for the values that it gives alone."""
+
+
+@frozen
+class Leaf:
+    """What matters of a tensor of a batch: its ``shape``, ``stride`` and ``dtype``."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Leaves = tuple[Any, ...]
+"""The leaves of a batch, with a `Leaf` for each tensor."""
+
+
+def leaves_of(batch: Any) -> tuple[Leaves, BatchNesting]:
+    """What matters of a batch, and its nesting."""
+    leaves, nesting = flatten_batch(batch)
+    return tuple(Leaf(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in leaves), nesting
+
+
+@define(eq=False)
+class TrialRuns:
+    """Runs of a step on fake tensors.
+
+    Args:
+        model, step: the user's; nothing of the model changes.
+        nesting: of the batches.
+        device: where the step will run.
+        gradients: whether a backward follows.
+        reached: what the step reaches.
+
+    Attributes:
+        gave_number: whether a run asked for a number.
+        read_kept: the user's line that reads what an earlier run computed, or "".
+        ended: whether every run came to the step's end.
+    """
+
+    model: nn.Module
+    step: Any
+    nesting: BatchNesting
+    device: torch.device
+    gradients: bool
+    reached: Reached
+    gave_number: bool = field(default=False, init=False)
+    read_kept: str = field(default="", init=False)
+    ended: bool = field(default=True, init=False)
+    _mode: FakeTensorMode = field(init=False)
+    _state: dict[str, Tensor] = field(init=False)
+    _real: dict[str, Tensor] = field(factory=dict, init=False)
+    _kept: KeptTensors = field(init=False)
+    _batches: dict[Leaves, list[Any]] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        _, self._state = fake_state(self.model, self._mode, self.device, self.gradients)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        self._kept = KeptTensors(tensor for name, tensor in self._state.items() if name in parameters)
+
+    def now(self) -> Reached:
+        """What the step reaches now."""
+        return Reached.of(self.model, self.step)
+
+    def run(self, leaves: Leaves, number: float = NUMBER, values: ConstantValues | None = None) -> list[Ran]:
+        """Run the step, to its end or to what does not run on fake tensors.
+
+        Args:
+            leaves: of the batch.
+            number: what ``item()`` returns.
+            values: where constants are compared by values; see `Recording`.
+        """
+        fakes = self._fakes(leaves)
+        recording, watch = Recording(self._kept, values), _Values(number)
+        placeholders = PlaceholderValues(number)
+        self._kept.begin((fake for fake in fakes if isinstance(fake, Tensor)), self._buffers())
+        try:
+            with files_noted(recording.ran), self._mode, watch, placeholders, recording:
+                self.step(self.model, self.nesting.batch(fakes))
+        except Exception:  # capture refuses what a step may not do
+            self.ended = False
+        self.gave_number |= watch.gave_number or placeholders.gave_number
+        self.read_kept = self.read_kept or recording.read_kept
+        return recording.ran
+
+    def values(self) -> ConstantValues:
+        """The values of the buffers that no run so far has written, in place or by an assignment.
+
+        The others are no constants from now on.
+        """
+        found, now = ConstantValues(), dict(self.model.named_buffers(remove_duplicate=False))
+        for name, tensor in self._real.items():
+            fake, later = self._state[name], now.get(name)
+            assigned = later is not fake and later is not None and _alike(later, fake)
+            if assigned or self._kept.is_written(fake):
+                self._kept.give([fake])
+            elif not tensor.is_meta:
+                found.known[fake] = tensor
+        return found
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within, parameters and buffers are fake; what the step leaves in Python is taken back."""
+        failure: RequestError | None = None
+        self._real = dict(self.model.named_buffers(remove_duplicate=False))
+        with ExitStack() as stack:
+            stack.enter_context(isolated(self.model, self.reached))
+            stack.enter_context(torch.set_grad_enabled(self.gradients))
+            stack.enter_context(_reparametrize_module(self.model, dict(self._state)))
+            stack.enter_context(without_checkpoints())
+            try:
+                yield
+            except RequestError as error:  # `isolated` lets none through
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _fakes(self, leaves: Leaves) -> Sequence[Any]:
+        if leaves not in self._batches:
+            with self._mode:
+                self._batches[leaves] = [
+                    torch.empty_strided(x.shape, x.stride, dtype=x.dtype, device=self.device)
+                    if isinstance(x, Leaf) else x
+                    for x in leaves
+                ]  # fmt: skip
+        return self._batches[leaves]
+
+    def _buffers(self) -> Iterator[Tensor]:
+        """The model's buffers; one that was replaced by a tensor of another shape is none: a cache that grew."""
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            mine = self._state.get(name)
+            if mine is not None and _alike(mine, buffer):
+                yield buffer
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+class _Values(RowWatch):
+    """Gives a step the values that fake tensors do not have, and judges nothing.
+
+    Args:
+        number: the value of every number.
+
+    Attributes:
+        gave_number: whether the step asked for one.
+    """
+
+    def __init__(self, number: float) -> None:
+        super().__init__(_PRIME, _PRIME, truth=False, stops=False)
+        self._number = number
+        self.gave_number = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool:
+            self.gave_number = True
+            return self._number if args[0].is_floating_point() else int(self._number)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _judge(self, call: Any) -> None:
+        """Rows are no matter here."""

@@ -1,0 +1,69 @@
+"""Whose a file of source code is: the one rule, by its path, for the lines that are named and the values that are read.
+
+own project, a notebook, ``python -c``            USER       lines are named; what its code reads is compared
+another installed package, such as transformers   LIBRARY    the same, but for its modules' own variables
+torch's modules, optimizers, distributions        LAYERS     not named; what their code reads is compared
+Python, the rest of torch, panpipe                INTERNAL   neither
+"""
+
+import enum
+import functools
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_LAYERS = tuple(_TORCH + os.path.join(*parts) + os.sep
+                for parts in (("nn", "modules"), ("nn", "utils"), ("optim",), ("distributions",)))  # fmt: skip
+_BASE = tuple(_TORCH + os.path.join("nn", "modules", name) for name in ("module.py", "container.py"))
+_INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_ROOT = Path(__file__).resolve().parents[3]
+_OWN = tuple(str(_ROOT / name) + os.sep for name in ("core", "runtimes", "simulators", "backends", "cli"))
+_OWN_FILES = tuple(str(_ROOT / name) for name in ("__init__.py", "api.py", "virtual.py"))
+
+
+class Origin(enum.Enum):
+    """Whose code a file is; see the module."""
+
+    USER = "user"
+    LIBRARY = "library"
+    LAYERS = "layers"
+    INTERNAL = "internal"
+
+
+@functools.cache
+def origin_of(file: str) -> Origin:
+    """Whose code a file is.
+
+    Args:
+        file: its path, or what a code object has instead of one, such as "<stdin>".
+    """
+    if file.startswith("<frozen") or is_own(file):
+        return Origin.INTERNAL
+    if file.startswith(_TORCH):
+        return Origin.LAYERS if file.startswith(_LAYERS) and file not in _BASE else Origin.INTERNAL
+    if any(folder in file for folder in _INSTALLED):
+        return Origin.LIBRARY
+    return Origin.INTERNAL if file.startswith(_STANDARD) else Origin.USER
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is panpipe's."""
+    return file.startswith(_OWN) or file in _OWN_FILES
+
+
+def is_users_own(file: str) -> bool:
+    """Whether a file is of the user's own project, and of no installed package."""
+    return origin_of(file) is Origin.USER
+
+
+@functools.cache
+def is_user_code(file: str) -> bool:
+    """Whether a file has lines to name to the user: of the user's project, or of a model library.
+
+    Code that was made from a text, such as a dataclass's methods, has no file.
+    """
+    return not file.startswith("<") and origin_of(file) in (Origin.USER, Origin.LIBRARY)

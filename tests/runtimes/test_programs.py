@@ -1,0 +1,1589 @@
+"""Ordinary training programs as users write them: equal to eager PyTorch over the same microbatches, or refused."""
+
+import copy
+import dataclasses
+import functools
+import math
+from collections import OrderedDict, deque
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize, rnn
+from torch.utils.checkpoint import checkpoint
+
+from ..support.changing import names_a_line
+from ..support.programs import Program, difference, pipelined
+from ..support.registry import Registry
+
+NEAR = 1e-9
+W, T, V = 4, 5, 11
+"""Width, length and vocabulary."""
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:microbatches of a new shape"),
+    pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value"),
+    pytest.mark.filterwarnings("ignore:.*the loss does not depend on it"),
+]
+right, refused = Registry(), Registry()
+
+
+def f64(module):
+    return module.double()
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    return f64(make())
+
+
+def chain(*middle, ends=(W, W)):
+    return seeded(lambda: nn.Sequential(nn.Linear(ends[0], W), *(middle or (nn.Tanh(),)), nn.Linear(W, ends[1])))
+
+
+def vectors(rows, g):
+    return {"x": torch.randn(rows, W, dtype=torch.float64, generator=g),
+            "y": torch.randn(rows, W, dtype=torch.float64, generator=g)}  # fmt: skip
+
+
+def classes(rows, g):
+    return {"x": torch.randn(rows, W, dtype=torch.float64, generator=g),
+            "y": torch.randint(0, 3, (rows,), generator=g)}  # fmt: skip
+
+
+def sequences(rows, g):
+    return {"x": torch.randn(rows, T, W, dtype=torch.float64, generator=g),
+            "y": torch.randn(rows, T, W, dtype=torch.float64, generator=g)}  # fmt: skip
+
+
+def tokens(rows, g):
+    return {"x": torch.randint(0, V, (rows, T), generator=g), "y": torch.randint(0, V, (rows, T), generator=g)}
+
+
+def fit(m, b):
+    return F.mse_loss(m(b["x"]), b["y"])
+
+
+def classify(m, b):
+    return F.cross_entropy(m(b["x"]), b["y"])
+
+
+# Losses
+
+
+@right
+def label_smoothing_and_class_weights():
+    model = chain(ends=(W, 3))
+    model.register_buffer("weights", torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64))
+
+    def step(m, b):
+        losses = F.cross_entropy(m(b["x"]), b["y"], reduction="none", label_smoothing=0.1)
+        return (losses * m.weights[b["y"]]).mean()
+
+    return Program(model, step, classes)
+
+
+@right
+def focal_loss():
+    def step(m, b):
+        ce = F.cross_entropy(m(b["x"]), b["y"], reduction="none")
+        return ((1 - torch.exp(-ce)) ** 2 * ce).mean()
+
+    return Program(chain(ends=(W, 3)), step, classes)
+
+
+@right
+def losses_weighted_by_learned_variances():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.a, self.b = nn.Linear(W, W), nn.Linear(W, W), nn.Linear(W, 3)
+            self.log_vars = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            h = torch.relu(self.trunk(x))
+            return self.a(h), self.b(h)
+
+    def batch(rows, g):
+        return {**vectors(rows, g), "c": torch.randint(0, 3, (rows,), generator=g)}
+
+    def step(m, b):
+        values, logits = m(b["x"])
+        losses = [F.mse_loss(values, b["y"]), F.cross_entropy(logits, b["c"])]
+        return sum(torch.exp(-m.log_vars[i]) * loss + m.log_vars[i] for i, loss in enumerate(losses))
+
+    return Program(seeded(Weighted), step, batch)
+
+
+@right
+def list_of_losses_of_every_layer():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(W, W) for _ in range(3))
+
+        def forward(self, x):
+            found = []
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                found.append(x)
+            return found
+
+    def step(m, b):
+        losses = [F.mse_loss(h, b["y"]) * w for h, w in zip(m(b["x"]), (0.1, 0.2, 1.0), strict=True)]
+        return torch.stack(losses).sum()
+
+    return Program(seeded(Deep), step, vectors)
+
+
+@right
+def distillation_with_temperature_and_a_frozen_teacher():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = nn.Linear(W, 3), nn.Linear(W, 3)
+            self.teacher.requires_grad_(False)
+
+        def forward(self, x):
+            with torch.no_grad():
+                wanted = self.teacher(x)
+            return self.student(x), wanted
+
+    def step(m, b):
+        mine, wanted = m(b["x"])
+        soft = F.kl_div(F.log_softmax(mine / 2, -1), F.softmax(wanted / 2, -1), reduction="batchmean") * 4
+        return 0.5 * soft + 0.5 * F.cross_entropy(mine, b["y"])
+
+    return Program(seeded(Both), step, classes)
+
+
+@right
+def teacher_outside_of_the_model_in_a_closure():
+    torch.manual_seed(3)
+    teacher = f64(nn.Linear(W, W)).eval().requires_grad_(False)
+
+    def step(m, b):
+        with torch.no_grad():
+            wanted = teacher(b["x"])
+        return F.mse_loss(m(b["x"]), wanted)
+
+    return Program(chain(), step, vectors)
+
+
+class Averaged(nn.Module):
+    """A student, and a teacher that averages it in the step (BYOL, mean teacher)."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self):
+        for mine, its in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            mine.lerp_(its, 0.1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.teacher(x)
+        return F.mse_loss(self.student(x * 1.1), wanted)
+
+
+@refused
+def teacher_that_is_averaged_in_the_step():
+    def step(m, b):
+        m.follow()
+        return m(b["x"])
+
+    return Program(seeded(Averaged), step, vectors)
+
+
+@right
+def teacher_that_is_averaged_between_steps():
+    model = seeded(Averaged)
+    return Program(model, lambda m, b: m(b["x"]), vectors, lambda n: model.follow())
+
+
+@right
+def teacher_of_buffers_that_is_averaged_between_steps():
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student = nn.Linear(W, W)
+            self.register_buffer("teacher", self.student.weight.detach().clone())
+
+        def forward(self, x):
+            return F.mse_loss(self.student(x), F.linear(x, self.teacher))
+
+    model = seeded(Held)
+
+    def between(n):
+        with torch.no_grad():
+            model.teacher.lerp_(model.student.weight, 0.1)
+
+    return Program(model, lambda m, b: m(b["x"]), vectors, between)
+
+
+class Queue(nn.Module):
+    """Contrast with keys of earlier batches (MoCo)."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W))
+        self.register_buffer("queue", F.normalize(torch.randn(8, W), dim=1))
+        self.register_buffer("ptr", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x, y):
+        q = F.normalize(self.encode(x), dim=1)
+        k = F.normalize(y, dim=1)
+        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone().T], 1) / 0.2
+        self.enqueue(k)
+        return F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
+
+
+@right
+def contrast_with_a_queue_by_a_pointer_of_tensors():
+    class ByTensor(Queue):
+        @torch.no_grad()
+        def enqueue(self, k):
+            places = (self.ptr + torch.arange(len(k))) % 8
+            self.queue.index_copy_(0, places, k)
+            self.ptr.copy_((self.ptr + len(k)) % 8)
+
+    return Program(seeded(ByTensor), lambda m, b: m(b["x"], b["y"]), vectors, sizes=(4, 4, 4, 4))
+
+
+@right
+def contrast_with_a_queue_by_rolling():
+    class Rolled(Queue):
+        @torch.no_grad()
+        def enqueue(self, k):
+            self.queue = torch.cat([k, self.queue])[:8]
+
+    return Program(seeded(Rolled), lambda m, b: m(b["x"], b["y"]), vectors, sizes=(4, 4, 4, 4))
+
+
+@right
+def contrast_with_a_queue_by_a_pointer_of_python():
+    class ByNumber(Queue):
+        @torch.no_grad()
+        def enqueue(self, k):
+            ptr = int(self.ptr)
+            self.queue[ptr : ptr + len(k)] = k
+            self.ptr[0] = (ptr + len(k)) % 8
+
+    return Program(seeded(ByNumber), lambda m, b: m(b["x"], b["y"]), vectors, sizes=(4, 4, 4, 4))
+
+
+@right
+def policy_gradient_with_log_probs_and_entropy():
+    def batch(rows, g):
+        return {"s": torch.randn(rows, W, dtype=torch.float64, generator=g),
+                "a": torch.randint(0, 3, (rows,), generator=g),
+                "r": torch.randn(rows, dtype=torch.float64, generator=g)}  # fmt: skip
+
+    def step(m, b):
+        dist = torch.distributions.Categorical(logits=m(b["s"]))
+        return -(dist.log_prob(b["a"]) * b["r"]).mean() - 0.01 * dist.entropy().mean()
+
+    return Program(chain(ends=(W, 3)), step, batch)
+
+
+@right
+def actor_and_critic_with_clipped_ratios():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.actor, self.critic = nn.Linear(W, W), nn.Linear(W, 2), nn.Linear(W, 1)
+            self.log_std = nn.Parameter(torch.zeros(2))
+
+        def forward(self, s):
+            h = torch.tanh(self.trunk(s))
+            return torch.distributions.Normal(self.actor(h), self.log_std.exp()), self.critic(h).squeeze(-1)
+
+    def batch(rows, g):
+        draw = functools.partial(torch.randn, dtype=torch.float64, generator=g)
+        return {"s": draw(rows, W), "a": draw(rows, 2), "old": draw(rows), "adv": draw(rows), "ret": draw(rows)}
+
+    def step(m, b):
+        dist, value = m(b["s"])
+        ratio = (dist.log_prob(b["a"]).sum(-1) - b["old"]).exp()
+        gain = torch.min(ratio * b["adv"], ratio.clamp(0.8, 1.2) * b["adv"]).mean()
+        return -gain + 0.5 * F.mse_loss(value, b["ret"]) - 0.01 * dist.entropy().sum(-1).mean()
+
+    return Program(seeded(Both), step, batch)
+
+
+@right
+def q_learning_with_a_target_network_that_is_copied_between_steps():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.online, self.target = nn.Linear(W, 3), nn.Linear(W, 3)
+            self.target.requires_grad_(False)
+
+    def batch(rows, g):
+        draw = functools.partial(torch.randn, dtype=torch.float64, generator=g)
+        return {"s": draw(rows, W), "n": draw(rows, W), "a": torch.randint(0, 3, (rows, 1), generator=g),
+                "r": draw(rows), "done": torch.rand(rows, generator=g) < 0.3}  # fmt: skip
+
+    def step(m, b):
+        q = m.online(b["s"]).gather(1, b["a"]).squeeze(1)
+        with torch.no_grad():
+            wanted = b["r"] + 0.9 * m.target(b["n"]).max(1).values * (~b["done"])
+        return F.smooth_l1_loss(q, wanted)
+
+    model = seeded(Both)
+
+    def between(n):
+        if n % 2 == 0:
+            model.target.load_state_dict(model.online.state_dict())
+
+    return Program(model, step, batch, between)
+
+
+# Sequences
+
+
+class Seq2Seq(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(V, W)
+        self.encoder = nn.GRU(W, W, batch_first=True)
+        self.cell = nn.GRUCell(W, W)
+        self.head = nn.Linear(W, V)
+        self.ratio = 1.0
+
+
+@right
+def teacher_forcing_by_a_ratio_of_tensors():
+    class Forced(Seq2Seq):
+        def forward(self, x, y):
+            _, h = self.encoder(self.embed(x))
+            h, token, logits = h[0], y[:, 0], []
+            for t in range(1, y.shape[1]):
+                h = self.cell(self.embed(token), h)
+                logits.append(self.head(h))
+                forced = torch.rand(len(y)) < 0.5
+                token = torch.where(forced, y[:, t], logits[-1].argmax(-1))
+            return torch.stack(logits, 1)
+
+    def step(m, b):
+        return F.cross_entropy(m(b["x"], b["y"]).flatten(0, 1), b["y"][:, 1:].flatten())
+
+    return Program(seeded(Forced), step, tokens)
+
+
+@right
+def teacher_forcing_ratio_that_is_annealed_between_steps():
+    class Forced(Seq2Seq):
+        def forward(self, x, y):
+            _, h = self.encoder(self.embed(x))
+            h, token, logits = h[0], y[:, 0], []
+            for t in range(1, y.shape[1]):
+                h = self.cell(self.embed(token), h)
+                logits.append(self.head(h))
+                token = y[:, t] if t < self.ratio * y.shape[1] else logits[-1].argmax(-1)
+            return torch.stack(logits, 1)
+
+    def step(m, b):
+        return F.cross_entropy(m(b["x"], b["y"]).flatten(0, 1), b["y"][:, 1:].flatten())
+
+    model = seeded(Forced)
+    return Program(model, step, tokens, lambda n: setattr(model, "ratio", 1.0 - 0.3 * (n // 2)))
+
+
+@right
+def packed_sequences():
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rnn, self.head = nn.Linear(W, W), nn.LSTM(W, W, batch_first=True), nn.Linear(W, W)
+
+        def forward(self, x, lengths):
+            packed = rnn.pack_padded_sequence(
+                torch.tanh(self.first(x)), lengths, batch_first=True, enforce_sorted=False
+            )
+            _, (h, _) = self.rnn(packed)
+            return self.head(h[-1])
+
+    def batch(rows, g):
+        return {**sequences(rows, g), "lengths": torch.randint(1, T + 1, (rows,), generator=g)}
+
+    return Program(seeded(Packed), lambda m, b: F.mse_loss(m(b["x"], b["lengths"]), b["y"][:, 0]), batch, dims=0)
+
+
+@right
+def masked_mean_over_padding_with_its_weight():
+    def batch(rows, g):
+        lengths = torch.randint(1, T + 1, (rows,), generator=g)
+        return {**sequences(rows, g), "mask": torch.arange(T)[None] < lengths[:, None]}
+
+    def step(m, b):
+        losses = (m(b["x"]) - b["y"]).square().mean(-1)
+        count = b["mask"].sum()
+        return (losses * b["mask"]).sum() / count, count
+
+    return Program(chain(), step, batch)
+
+
+@right
+def attention_with_a_padding_mask_and_a_causal_mask():
+    class Attending(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.qkv, self.out = nn.Embedding(V, W), nn.Linear(W, 3 * W), nn.Linear(W, V)
+
+        def forward(self, x, mask):
+            q, k, v = self.qkv(self.embed(x)).view(len(x), x.shape[1], 3, 2, W // 2).permute(2, 0, 3, 1, 4)
+            allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() & mask[:, None, None, :]
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+            return self.out(y.transpose(1, 2).flatten(2))
+
+    def batch(rows, g):
+        lengths = torch.randint(2, T + 1, (rows,), generator=g)
+        return {**tokens(rows, g), "mask": torch.arange(T)[None] < lengths[:, None]}
+
+    def step(m, b):
+        target = b["y"].masked_fill(~b["mask"], -100)
+        return F.cross_entropy(m(b["x"], b["mask"]).flatten(0, 1), target.flatten(), reduction="sum") / 20
+
+    return Program(seeded(Attending), step, batch)
+
+
+@right
+def transformer_of_torch_with_a_generated_mask():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(V, W)
+            layer = nn.TransformerEncoderLayer(W, 2, 8, dropout=0.1, batch_first=True, norm_first=True)
+            self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(W, V)
+
+        def forward(self, x):
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
+            return self.head(self.layers(self.embed(x), mask=mask, is_causal=True))
+
+    def step(m, b):
+        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
+
+    return Program(seeded(Encoder), step, tokens)
+
+
+@right
+def sequences_of_other_lengths_in_each_batch():
+    lengths = iter((5, 5, 3, 5, 4) * 2)
+
+    def batch(rows, g):
+        return {k: v[:, : batch.length] for k, v in tokens(rows, g).items()}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(V, W), nn.Linear(W, V)
+
+        def forward(self, x):
+            return self.head(torch.cumsum(self.embed(x), 1) / (torch.arange(x.shape[1]) + 1)[:, None])
+
+    def ragged(rows, g):
+        batch.length = next(lengths)
+        return batch(rows, g)
+
+    def step(m, b):
+        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
+
+    return Program(seeded(Model), step, ragged)
+
+
+@right
+def list_of_samples_that_the_step_pads():
+    def batch(rows, g):
+        return [torch.randn(2 + i % 2, W, dtype=torch.float64, generator=g) for i in range(rows)]
+
+    def step(m, b):
+        padded = rnn.pad_sequence(b, batch_first=True)
+        return m(padded).square().mean()
+
+    return Program(chain(), step, batch, sizes=(4, 4, 4))
+
+
+@right
+def weight_tying_with_weight_norm():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(V, W)
+            self.body = parametrizations.weight_norm(nn.Linear(W, W))
+            self.head = nn.Linear(W, V, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(self.embed(x))))
+
+    def step(m, b):
+        return F.cross_entropy(m(b["x"]).flatten(0, 1), b["y"].flatten())
+
+    return Program(seeded(Model), step, tokens)
+
+
+# Modules
+
+
+class LoRA(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(2, base.in_features) * 0.1)
+        self.b = nn.Parameter(torch.zeros(base.out_features, 2))
+        self.merged = False
+
+    def forward(self, x):
+        y = self.base(x)
+        return y if self.merged else y + x @ self.a.T @ self.b.T * 0.5
+
+
+@right
+def lora_by_hand():
+    model = chain()
+    model[0], model[2] = f64(LoRA(model[0])), f64(LoRA(model[2]))
+    return Program(model, fit, vectors)
+
+
+@right
+def spectral_norm():
+    return Program(chain(parametrizations.spectral_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
+
+
+@right
+def spectral_norm_of_old():
+    return Program(chain(nn.utils.spectral_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
+
+
+@right
+def weight_norm_of_old():
+    return Program(chain(nn.utils.weight_norm(nn.Linear(W, W)), nn.Tanh()), fit, vectors)
+
+
+@right
+def parametrization_of_ones_own():
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x.triu() + x.triu(1).T
+
+    model = chain(nn.Linear(W, W), nn.Tanh())
+    parametrize.register_parametrization(model[1], "weight", Symmetric())
+    return Program(model, fit, vectors)
+
+
+@right
+def parametrization_within_a_cached_block():
+    model = chain(parametrizations.weight_norm(nn.Linear(W, W)), nn.Tanh())
+
+    def step(m, b):
+        with parametrize.cached():
+            return fit(m, b) + 0.1 * m[1](b["x"]).square().mean()
+
+    return Program(model, step, vectors)
+
+
+@right
+def autograd_function_of_ones_own():
+    class Swish(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, scale):
+            ctx.save_for_backward(x)
+            ctx.scale = scale
+            return x * torch.sigmoid(scale * x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            s = torch.sigmoid(ctx.scale * x)
+            return grad * (s + ctx.scale * x * s * (1 - s)), None
+
+    class Act(nn.Module):
+        def forward(self, x):
+            return Swish.apply(x, 1.5)
+
+    return Program(chain(Act()), fit, vectors)
+
+
+@right
+def straight_through_quantisation():
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.clamp(-0.1, 0.1)
+
+    def step(m, b):
+        h = m[0](b["x"])
+        h = h + (torch.sign(h) - h).detach()
+        return F.mse_loss(m[2](Round.apply(h * 3) / 3), b["y"])
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def gradient_reversal():
+    class Reverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return -0.3 * grad
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.label, self.domain = nn.Linear(W, W), nn.Linear(W, W), nn.Linear(W, 1)
+
+        def forward(self, x):
+            h = torch.tanh(self.trunk(x))
+            return self.label(h), self.domain(Reverse.apply(h)).squeeze(1)
+
+    def batch(rows, g):
+        return {**vectors(rows, g), "d": torch.randint(0, 2, (rows,), generator=g).double()}
+
+    def step(m, b):
+        label, domain = m(b["x"])
+        return F.mse_loss(label, b["y"]) + F.binary_cross_entropy_with_logits(domain, b["d"])
+
+    return Program(seeded(Adapted), step, batch)
+
+
+@right
+def nested_modules_in_dicts_and_lists():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = nn.ModuleDict({k: nn.ModuleList([nn.Linear(W, W), nn.Linear(W, W)]) for k in "ab"})
+            self.scales = nn.ParameterDict({k: nn.Parameter(torch.ones(())) for k in "ab"})
+            self.extra = nn.ParameterList([nn.Parameter(torch.zeros(W)) for _ in range(2)])
+
+        def forward(self, x):
+            found = []
+            for name, layers in self.towers.items():
+                h = x
+                for layer, bias in zip(layers, self.extra, strict=True):
+                    h = torch.tanh(layer(h) + bias)
+                found.append(h * self.scales[name])
+            return sum(found)
+
+    return Program(seeded(Nested), fit, vectors)
+
+
+@right
+def shared_module_called_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
+
+        def forward(self, x):
+            return self.a(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+    return Program(seeded(Twice), fit, vectors)
+
+
+@right
+def hooks_that_change_activations():
+    model = chain()
+    model[0].register_forward_hook(lambda m, i, o: o * 1.5)
+    model[2].register_forward_pre_hook(lambda m, i: (i[0] + 0.1,))
+    return Program(model, fit, vectors)
+
+
+@right
+def hook_on_a_tensor_in_the_forward():
+    class Hooked(nn.Module):
+        def forward(self, x):
+            x = torch.tanh(x)
+            if x.requires_grad:
+                x.register_hook(lambda g: g * 0.5)
+            return x
+
+    return Program(chain(Hooked()), fit, vectors)
+
+
+@right
+def features_that_hooks_collect_for_the_loss():
+    model, features = chain(), {}
+    for name, module in model.named_children():
+        module.register_forward_hook(lambda m, i, o, name=name: features.__setitem__(name, o))
+
+    def step(m, b):
+        return fit(m, b) + 0.01 * sum(h.square().mean() for h in features.values())
+
+    return Program(model, step, vectors)
+
+
+@right
+def functional_call_with_scaled_weights():
+    def step(m, b):
+        scaled = {n: p * 0.9 for n, p in m.named_parameters()}
+        return F.mse_loss(functional_call(m, scaled, (b["x"],)), b["y"])
+
+    return Program(chain(), step, vectors)
+
+
+@refused
+def meta_learning_by_one_inner_step():
+    def step(m, b):
+        named = dict(m.named_parameters())
+        inner = F.mse_loss(functional_call(m, named, (b["x"],)), b["y"])
+        grads = torch.autograd.grad(inner, list(named.values()), create_graph=True)
+        adapted = {n: p - 0.1 * g for (n, p), g in zip(named.items(), grads, strict=True)}
+        return F.mse_loss(functional_call(m, adapted, (b["y"],)), b["x"])
+
+    return Program(chain(), step, vectors)
+
+
+@refused
+def gradient_penalty_on_inputs():
+    def step(m, b):
+        x = b["x"].clone().requires_grad_()
+        out = m(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return F.mse_loss(out, b["y"]) + 0.1 * (grad.norm(dim=1) - 1).square().mean()
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def deepcopy_of_a_part_as_the_model_is_built():
+    layer = nn.Linear(W, W)
+    return Program(seeded(lambda: nn.Sequential(*(copy.deepcopy(layer) for _ in range(3)))), fit, vectors)
+
+
+@right
+def buffer_of_class_buffer():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = nn.Buffer(torch.zeros((), dtype=torch.float64))
+            self.scale = nn.Buffer(torch.full((W,), 2.0), persistent=False)
+
+        def forward(self, x):
+            self.seen += len(x)
+            return torch.tanh(x) * self.scale
+
+    return Program(chain(Counted()), fit, vectors)
+
+
+@right
+def counters_in_buffers_that_anneal():
+    class Annealed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.n += 1
+            return torch.tanh(x) * (0.9 ** self.n.double())
+
+    return Program(chain(Annealed()), fit, vectors)
+
+
+@right
+def batch_norm_with_momentum_none_and_frozen_statistics():
+    model = chain(nn.BatchNorm1d(W, momentum=None), nn.Tanh(), nn.BatchNorm1d(W), nn.Tanh())
+    model[3].eval()
+    return Program(model, fit, vectors, sizes=(4, 4, 4))
+
+
+@right
+def vector_quantisation_with_averaged_codes():
+    class Codes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("codes", torch.randn(6, W))
+            self.register_buffer("counts", torch.ones(6))
+
+        def forward(self, x):
+            ids = torch.cdist(x, self.codes).argmin(1)
+            hot = F.one_hot(ids, 6).to(x.dtype)
+            q = self.codes[ids]
+            with torch.no_grad():
+                self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+                self.codes.mul_(0.9).add_(hot.T @ x.detach() / self.counts[:, None], alpha=0.1)
+            return x + (q - x).detach()
+
+    return Program(chain(Codes(), nn.Tanh()), fit, vectors)
+
+
+@right
+def in_place_activations_and_residuals():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
+
+        def forward(self, x):
+            h = self.a(x)
+            h += 0.1
+            y = self.b(F.relu_(h))
+            y.mul_(0.5).add_(x)
+            return y
+
+    return Program(seeded(lambda: nn.Sequential(Block(), Block())), fit, vectors)
+
+
+@right
+def where_and_clamp_control_flow():
+    def step(m, b):
+        out = m(b["x"])
+        out = torch.where(out > 0, out, 0.2 * out).clamp(max=1.0)
+        small = (out - b["y"]).abs() < 0.5
+        return torch.where(small, (out - b["y"]).square(), (out - b["y"]).abs()).mean()
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def complex_numbers_of_a_fourier_layer():
+    class Fourier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(T // 2 + 1, W, dtype=torch.complex128))
+
+        def forward(self, x):
+            return torch.fft.irfft(torch.fft.rfft(x, dim=1) * self.weight, n=x.shape[1], dim=1)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(W, W).double(), Fourier(), nn.Linear(W, W).double())
+    return Program(model, fit, sequences)
+
+
+@right
+def complex_rotary_positions():
+    class Rotary(nn.Module):
+        def forward(self, x):
+            angles = torch.outer(torch.arange(x.shape[1]), 1.0 / torch.arange(1, W // 2 + 1)).double()
+            turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(
+                torch.ones_like(angles), angles
+            )
+            return torch.view_as_real(turned).flatten(-2)
+
+    return Program(chain(Rotary()), fit, sequences)
+
+
+@right
+def checkpointed_blocks():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(W, W), nn.Dropout(0.2), nn.Tanh()) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    return Program(seeded(Checkpointed), fit, vectors)
+
+
+@right
+def stochastic_depth():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(W, W)
+
+        def forward(self, x):
+            keep = torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.8)
+            return x + torch.tanh(self.layer(x)) * keep / 0.8
+
+    return Program(seeded(lambda: nn.Sequential(Block(), Block(), Block())), fit, vectors)
+
+
+@right
+def variational_autoencoder():
+    class VAE(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(W, 2 * W), nn.Linear(W, W)
+
+        def forward(self, x):
+            mean, log_var = self.encoder(x).chunk(2, -1)
+            z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
+            return self.decoder(z), mean, log_var
+
+    def step(m, b):
+        out, mean, log_var = m(b["x"])
+        kl = -0.5 * (1 + log_var - mean.square() - log_var.exp()).sum(-1).mean()
+        return {"loss": F.mse_loss(out, b["x"]) + 0.1 * kl, "kl": kl}
+
+    return Program(seeded(VAE), step, vectors)
+
+
+# Inside the step
+
+
+@right
+def mix_up_inside_the_step_with_each_samples_neighbour():
+    def step(m, b):
+        lam = torch.rand(len(b["x"]), 1, dtype=torch.float64)
+        x = lam * b["x"] + (1 - lam) * b["x"].flip(0)
+        y = lam * b["y"] + (1 - lam) * b["y"].flip(0)
+        return F.mse_loss(m(x), y)
+
+    return Program(chain(), step, vectors, dims=0)
+
+
+@right
+def mix_up_by_a_permutation_and_beta():
+    def step(m, b):
+        lam = torch.distributions.Beta(torch.tensor(0.4), torch.tensor(0.4)).sample()
+        index = torch.randperm(len(b["x"]))
+        x = lam * b["x"] + (1 - lam) * b["x"][index]
+        out = m(x)
+        return lam * F.mse_loss(out, b["y"]) + (1 - lam) * F.mse_loss(out, b["y"][index])
+
+    return Program(chain(), step, vectors, dims=0)
+
+
+@right
+def cut_mix_by_a_mask():
+    def batch(rows, g):
+        return {"x": torch.randn(rows, 2, 4, 4, dtype=torch.float64, generator=g),
+                "y": torch.randint(0, 3, (rows,), generator=g)}  # fmt: skip
+
+    def step(m, b):
+        x, other = b["x"], b["x"].roll(1, 0)
+        corner = torch.randint(0, 3, (len(x), 2))
+        rows = torch.arange(4)
+        inside = (rows >= corner[:, :1]) & (rows < corner[:, :1] + 2)
+        across = (rows >= corner[:, 1:]) & (rows < corner[:, 1:] + 2)
+        mask = (inside[:, :, None] & across[:, None, :]).unsqueeze(1)
+        share = mask.double().mean((1, 2, 3))
+        out = m(torch.where(mask, other, x))
+        mine = F.cross_entropy(out, b["y"], reduction="none")
+        others = F.cross_entropy(out, b["y"].roll(1, 0), reduction="none")
+        return ((1 - share) * mine + share * others).mean()
+
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
+    return Program(model, step, batch, dims=0)
+
+
+@refused
+def mix_up_by_pythons_random_numbers():
+    import random
+
+    def step(m, b):
+        lam = random.betavariate(0.4, 0.4)
+        return F.mse_loss(m(lam * b["x"] + (1 - lam) * b["x"].flip(0)), b["y"])
+
+    return Program(chain(), step, vectors, dims=0)
+
+
+@right
+def curriculum_by_the_number_of_the_step():
+    model = chain()
+    model.stage = 0
+
+    def step(m, b):
+        out = m(b["x"])
+        loss = F.mse_loss(out, b["y"])
+        if m.stage >= 1:
+            loss = loss + 0.1 * out.abs().mean()
+        if m.stage >= 2:
+            loss = loss + 0.1 * sum(p.square().sum() for p in m.parameters())
+        return loss
+
+    return Program(model, step, vectors, lambda n: setattr(model, "stage", n // 2))
+
+
+@right
+def autocast_inside_the_step():
+    def step(m, b):
+        with torch.autocast("cpu", torch.bfloat16, enabled=False):
+            return fit(m, b)
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def autocast_in_bfloat16_inside_the_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W))
+
+    def batch(rows, g):
+        return {k: v.float() for k, v in vectors(rows, g).items()}
+
+    def step(m, b):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = m(b["x"])
+        return F.mse_loss(out.float(), b["y"])
+
+    return Program(model, step, batch)
+
+
+@right
+def regularisation_of_weights_by_name():
+    def step(m, b):
+        decay = sum(p.square().sum() for n, p in m.named_parameters() if "bias" not in n)
+        return fit(m, b) + 1e-2 * decay
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def orthogonality_penalty():
+    def step(m, b):
+        w = m[0].weight
+        return fit(m, b) + 0.1 * (w @ w.T - torch.eye(W, dtype=w.dtype)).square().sum()
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def last_batch_loss_is_only_logged():
+    log = {"losses": deque(maxlen=3), "best": math.inf}
+
+    def step(m, b):
+        loss = fit(m, b)
+        log["losses"].append(loss.item())
+        return loss
+
+    return Program(chain(), step, vectors)
+
+
+@refused
+def loss_that_is_skipped_if_it_is_a_spike():
+    state = {"mean": None}
+
+    def step(m, b):
+        loss = fit(m, b)
+        value = loss.item()
+        state["mean"] = value if state["mean"] is None else 0.9 * state["mean"] + 0.1 * value
+        return loss if value < 3 * state["mean"] else loss * 0
+
+    return Program(chain(), step, vectors)
+
+
+@right
+def hard_examples_by_top_k():
+    def step(m, b):
+        losses = (m(b["x"]) - b["y"]).square().flatten()
+        return losses.topk(4).values.mean()
+
+    return Program(chain(), step, vectors, dims=0, sizes=(4, 4, 4))
+
+
+@right
+def samples_that_are_selected_by_a_mask():
+    def step(m, b):
+        losses = (m(b["x"]) - b["y"]).square().mean(1)
+        return losses[losses > losses.detach().median()].sum()
+
+    return Program(chain(), step, vectors, dims=0, sizes=(4, 4, 4))
+
+
+# Batches and calls
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "train"
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor
+    logits: Any = None
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@right
+def dataclass_batch_and_output():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W))
+
+        def forward(self, batch):
+            out = self.layers(batch.x)
+            return Output(F.mse_loss(out, batch.y), out)
+
+    return Program(seeded(Model), lambda m, b: m(b), lambda rows, g: Batch(**vectors(rows, g)))
+
+
+@right
+def named_tuple_batch_that_is_spread():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
+
+        def forward(self, x, y, *, scale=1.0):
+            return F.mse_loss(self.b(torch.tanh(self.a(x))) * scale, y)
+
+    return Program(seeded(Model), lambda m, b: m(*b, scale=0.5), lambda rows, g: Pair(**vectors(rows, g)))
+
+
+@right
+def forward_of_keywords_alone():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(W, W), nn.Linear(W, W)
+
+        def forward(self, *, x, y=None, return_dict=True):
+            out = self.b(torch.tanh(self.a(x)))
+            return {"out": out, "loss": F.mse_loss(out, y)} if return_dict else (out,)
+
+    return Program(seeded(Model), lambda m, b: m(**b)["loss"], vectors)
+
+
+@right
+def many_inputs_that_are_spread():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(W, W) for _ in range(3))
+
+        def forward(self, *parts):
+            return sum(torch.tanh(layer(part)) for layer, part in zip(self.layers, parts, strict=True))
+
+    def batch(rows, g):
+        return tuple(torch.randn(rows, W, dtype=torch.float64, generator=g) for _ in range(4))
+
+    return Program(seeded(Model), lambda m, b: F.mse_loss(m(*b[:-1]), b[-1]), batch)
+
+
+@right
+def output_in_an_ordered_dict_of_lists():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.heads = nn.Linear(W, W), nn.ModuleList(nn.Linear(W, W) for _ in range(2))
+
+        def forward(self, x):
+            h = torch.tanh(self.trunk(x))
+            return OrderedDict(hidden=[h], heads=[head(h) for head in self.heads])
+
+    def step(m, b):
+        out = m(b["x"])
+        return sum(F.mse_loss(h, b["y"]) for h in out["heads"]) + 0.1 * out["hidden"][-1].square().mean()
+
+    return Program(seeded(Model), step, vectors)
+
+
+@right
+def one_hot_targets_that_are_sparse_indices():
+    def batch(rows, g):
+        return {"x": torch.randn(rows, W, dtype=torch.float64, generator=g),
+                "ids": torch.randint(0, 3, (rows, 2), generator=g)}  # fmt: skip
+
+    def step(m, b):
+        target = torch.zeros(len(b["x"]), 3, dtype=torch.float64).scatter_(1, b["ids"], 1.0)
+        return F.binary_cross_entropy_with_logits(m(b["x"]), target)
+
+    return Program(chain(ends=(W, 3)), step, batch)
+
+
+@right
+def images_of_channels_last():
+    def batch(rows, g):
+        x = torch.randn(rows, 2, 6, 6, dtype=torch.float64, generator=g)
+        return {"x": x.to(memory_format=torch.channels_last), "y": torch.randint(0, 3, (rows,), generator=g)}
+
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(36, 3),
+        )
+    )  # fmt: skip
+    return Program(model.to(memory_format=torch.channels_last), classify, batch)
+
+
+# Schedules of training
+
+
+@right
+def layers_that_thaw_one_after_another():
+    model = chain(nn.Linear(W, W), nn.Tanh(), nn.Linear(W, W), nn.Tanh())
+    layers = [m for m in model if isinstance(m, nn.Linear)]
+
+    def between(n):
+        for i, layer in enumerate(reversed(layers)):
+            layer.requires_grad_(i <= n // 2)
+
+    return Program(model, fit, vectors, between)
+
+
+@right
+def several_optimizers_in_one():
+    class Both(torch.optim.Optimizer):
+        def __init__(self, named):
+            named = list(named)
+            parts = [[p for n, p in named if n.startswith(k)] for k in "02"]
+            self.parts = [o(p, lr=0.05) for o, p in zip((torch.optim.Adam, torch.optim.SGD), parts, strict=True) if p]
+            super().__init__([{"params": p} for p in parts if p], {})
+
+        def step(self, closure=None):
+            for part in self.parts:
+                part.step()
+
+    return Program(chain(), fit, vectors, optimizer=Both)
+
+
+@right
+def groups_with_other_rates_by_name():
+    def optimizer(named):
+        named = list(named)
+        return torch.optim.AdamW([
+            {"params": [p for n, p in named if n.endswith("weight")], "weight_decay": 0.1},
+            {"params": [p for n, p in named if n.endswith("bias")], "lr": 1e-3, "weight_decay": 0.0},
+        ], lr=1e-2)  # fmt: skip
+
+    return Program(chain(), fit, vectors, optimizer=optimizer)
+
+
+@right
+def state_that_is_swapped_between_steps():
+    model = chain()
+    first = copy.deepcopy(model.state_dict())
+
+    def between(n):
+        if n == 3:
+            model.load_state_dict(first)
+
+    return Program(model, fit, vectors, between)
+
+
+@right
+def deepcopy_of_the_model_in_the_loop():
+    model, snapshots = chain(), []
+    return Program(model, fit, vectors, lambda n: snapshots.append(copy.deepcopy(model)))
+
+
+@right
+def weights_that_are_clipped_between_steps():
+    model = chain()
+
+    def between(n):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.clamp_(-0.3, 0.3)
+
+    return Program(model, fit, vectors, between)
+
+
+@right
+def dropout_rate_and_mode_that_change():
+    model = chain(nn.Dropout(0.1), nn.Tanh())
+
+    def between(n):
+        model[1].p = 0.1 * (n // 2)
+
+    return Program(model, fit, vectors, between)
+
+
+@right
+def temperature_that_is_a_buffer_and_is_filled_between_steps():
+    model = chain()
+    model.register_buffer("temperature", torch.ones((), dtype=torch.float64))
+    return Program(
+        model, lambda m, b: fit(m, b) / m.temperature, vectors, lambda n: model.temperature.fill_(1.0 + 0.1 * n)
+    )
+
+
+# Tables that the first call sets up
+
+
+class Positions(nn.Module):
+    @staticmethod
+    def table(size):
+        return torch.sin(torch.arange(size, dtype=torch.float64)[:, None] / torch.arange(1, W + 1))
+
+
+def positioned(cls):
+    lengths = iter((5, 5, 3, 5, 7, 5, 7) * 2)
+
+    def batch(rows, g):
+        size = next(lengths)
+        return {k: torch.randn(rows, size, W, dtype=torch.float64, generator=g) for k in "xy"}
+
+    return Program(chain(cls()), fit, batch, sizes=(4, 4, 4, 4, 3, 4, 4), dims=0)
+
+
+@right
+def table_in_an_attribute_that_is_none_at_first():
+    class Cached(Positions):
+        pe = None
+
+        def forward(self, x):
+            if self.pe is None:
+                self.pe = self.table(16)
+            return x + self.pe[: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@right
+def table_that_grows():
+    class Grown(Positions):
+        def __init__(self):
+            super().__init__()
+            self.pe = None
+
+        def forward(self, x):
+            if self.pe is None or len(self.pe) < x.shape[1]:
+                self.pe = self.table(x.shape[1])
+            return x + self.pe[: x.shape[1]]
+
+    return positioned(Grown)
+
+
+@right
+def table_that_grows_with_its_size():
+    class Grown(Positions):
+        def __init__(self):
+            super().__init__()
+            self.size = 0
+
+        def forward(self, x):
+            if x.shape[1] > self.size:
+                self.size = x.shape[1]
+                self.cos, self.sin = self.table(self.size).cos(), self.table(self.size)
+            return x * self.cos[: x.shape[1]] + self.sin[: x.shape[1]]
+
+    return positioned(Grown)
+
+
+@right
+def buffer_that_grows():
+    class Grown(Positions):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("pe", self.table(5), persistent=False)
+
+        def forward(self, x):
+            if len(self.pe) < x.shape[1]:
+                self.register_buffer("pe", self.table(x.shape[1]), persistent=False)
+            return x + self.pe[: x.shape[1]]
+
+    return positioned(Grown)
+
+
+@right
+def buffer_that_is_none_at_first():
+    class Cached(Positions):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("pe", None, persistent=False)
+
+        def forward(self, x):
+            if self.pe is None or len(self.pe) < x.shape[1]:
+                self.pe = self.table(x.shape[1])
+            return x + self.pe[: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@right
+def buffer_that_the_forward_registers():
+    class Cached(Positions):
+        def forward(self, x):
+            if not hasattr(self, "table_of_all"):
+                self.register_buffer("table_of_all", self.table(16), persistent=False)
+            return x + self.table_of_all[: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@right
+def mask_in_a_dict_by_size():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.masks = {}
+
+        def forward(self, x):
+            size = x.shape[1]
+            if size not in self.masks:
+                self.masks[size] = torch.ones(size, size, dtype=x.dtype).tril() / size
+            return self.masks[size] @ x
+
+    return positioned(Masked)
+
+
+@right
+def table_of_a_cached_property():
+    class Cached(Positions):
+        @functools.cached_property
+        def all(self):
+            return self.table(16)
+
+        def forward(self, x):
+            return x + self.all[: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@functools.lru_cache
+def table_of(size):
+    return Positions.table(size)
+
+
+@right
+def table_of_a_cached_function():
+    class Cached(nn.Module):
+        def forward(self, x):
+            return x + table_of(x.shape[1])
+
+    return positioned(Cached)
+
+
+@right
+def table_of_a_cached_method():
+    class Cached(Positions):
+        @functools.lru_cache  # noqa: B019
+        def of(self, size):
+            return self.table(size)
+
+        def forward(self, x):
+            return x + self.of(x.shape[1])
+
+    return positioned(Cached)
+
+
+TABLES: dict[str, Any] = {}
+
+
+@right
+def table_in_a_global_dict():
+    TABLES.clear()
+
+    class Cached(Positions):
+        def forward(self, x):
+            if len(TABLES.get("pe", ())) < x.shape[1]:
+                TABLES["pe"] = self.table(x.shape[1])
+            return x + TABLES["pe"][: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@refused
+def table_that_depends_on_the_first_length():
+    class Scaled(nn.Module):
+        pe = None
+
+        def forward(self, x):
+            if self.pe is None or len(self.pe) < x.shape[1]:
+                self.pe = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None]
+            return x + self.pe[: x.shape[1]]
+
+    return positioned(Scaled)
+
+
+@refused
+def number_of_the_first_length():
+    class Scaled(nn.Module):
+        scale = None
+
+        def forward(self, x):
+            if self.scale is None:
+                self.scale = torch.tensor(x.shape[1] ** -0.5, dtype=x.dtype)
+            return x * self.scale
+
+    return positioned(Scaled)
+
+
+@refused
+def mask_of_the_first_batch():
+    class Masked(nn.Module):
+        mask = None
+
+        def forward(self, x):
+            if self.mask is None:
+                self.mask = (x[:1, :1] > 0).to(x.dtype)
+            return x * self.mask
+
+    return positioned(Masked)
+
+
+@refused
+def table_of_a_parameter():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.cache = nn.Parameter(torch.ones(W)), None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = self.weight.detach().softmax(0)
+            return x * self.cache
+
+    return positioned(Cached)
+
+
+@refused
+def projection_that_is_drawn_once():
+    class Drawn(nn.Module):
+        projection = None
+
+        def forward(self, x):
+            if self.projection is None:
+                self.projection = torch.randn(W, W, dtype=x.dtype)
+            return x @ self.projection
+
+    return positioned(Drawn)
+
+
+@refused
+def part_of_a_table_that_is_written_from_the_batch():
+    class Written(nn.Module):
+        table = None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.zeros(W, dtype=x.dtype)
+                self.table[0] = x.detach().mean()
+            return x + self.table
+
+    return positioned(Written)
+
+
+@refused
+def first_call_that_does_something_else():
+    class First(nn.Module):
+        ready = False
+
+        def forward(self, x):
+            if not self.ready:
+                self.ready = True
+                return x
+            return 2 * x
+
+    return positioned(First)
+
+
+@pytest.mark.parametrize("make", right.values(), ids=list(right))
+def test_a_program_trains_as_eager_pytorch_does(make):
+    assert difference(make) < NEAR
+
+
+@pytest.mark.parametrize("make", refused.values(), ids=list(refused))
+def test_a_program_that_no_captured_step_is_equal_to_is_refused(make):
+    with pytest.raises(Exception) as refusal:  # noqa: PT011
+        pipelined(make)
+    assert type(refusal.value).__name__ == "RequestError", refusal.value
+    assert "\n" not in str(refusal.value)
+    assert names_a_line(str(refusal.value), __file__), refusal.value
