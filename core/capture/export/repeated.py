@@ -22,6 +22,7 @@ import torch
 from attrs import define, field
 from torch import nn
 
+from ...errors import RequestError
 from ..python.doubts import Doubt
 from ..python.reached import Reached
 from .recorded import READS_FILE, Ran, cause_in, first_difference, read_kept_refusal, refusal_of
@@ -72,7 +73,12 @@ def refuse_unrepeatable(
         judged.note(leaves)
         return
     runs = TrialRuns(model, step, nesting, device, gradients, reached)
-    sets_up = _Repeated(runs, leaves).compare() if judged is None else True
+    try:
+        sets_up = _Repeated(runs, leaves).compare() if judged is None else True
+    except RequestError as error:
+        if doubts:  # they name what is kept
+            raise doubts[0].refusal from error
+        raise
     if sets_up or doubts:
         others = [one.batches for one in known if one.key[0] == nesting]
         refuse_other_set_up(runs, leaves, dict.fromkeys(b for batches in others for b in batches), doubts)
