@@ -1,194 +1,38 @@
-"""The smallest changes with which a plan fits: what is searched, in which order, and what is reported."""
+"""What comes closest where nothing fits: what devices lack, what the worst holds, and the error as data."""
 
 import pytest
 from attrs import evolve
-from panpipe.core.actions import parse_action
-from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
-from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
-from panpipe.core.plan.plan import MemoryPolicy, Plan
-from panpipe.core.search import longest_path
-from panpipe.core.search.problem.score import with_costs
-from panpipe.core.search.suggestions.changes import Problem, Relaxation, more_memory, smallest_changes
 from panpipe.core.search.suggestions.infeasible import NothingFits, excess, holding
-from panpipe.core.search.suggestions.relaxations import with_more_devices, with_smaller_microbatches
-from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
 from ....support.plans import scheduled
 
-GRAPH = OpGraph(
-    tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, state_bytes=10, saved_bytes=5, workspace_bytes=3) for i in range(40)),
-    tuple(OpEdge(f"n{i}", f"n{i + 1}", 9) for i in range(39)),
-)
 COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=40, gradient_bytes=40, saved_bytes=100, workspace_bytes=7)
 
 
-SLIGHT = OpGraph(tuple(evolve(node, saved_bytes=0) for node in GRAPH.nodes), GRAPH.edges)
-"""GRAPH without saved tensors: only its state limits which changes may fit."""
-PEAKS = (287, 187)
-"""Bytes that 1F1B holds on two devices: two microbatches and one, in addition to state and workspace."""
+def plan_of(**peaks):
+    plan = scheduled("1f1b", 2, 4, costs=[COST] * 2)
+    return evolve(plan, prediction=evolve(plan.prediction, **{"peak_memory_bytes": (287, 187)} | peaks))
 
 
-def closest_plan(**options) -> Plan:
-    return predicted(scheduled("1f1b", 2, 4, **{"costs": [COST] * 2, **options}))
+def test_excess_is_what_each_device_lacks():
+    assert excess(plan_of(), (250, 100)) == (37, 87)
+    assert excess(plan_of(), (287, 500)) == (0, 0)
 
 
-def predicted(plan: Plan) -> Plan:
-    cluster = fully_connected(2, 400, 1.0, 0.0)
-    score = longest_path(plan, plan.prediction.costs, cluster)
-    prediction = evolve(
-        plan.prediction, cluster=cluster, step_s=score.step_s, peak_memory_bytes=score.peak_memory_bytes
-    )
-    return evolve(plan, prediction=prediction)
+@pytest.mark.parametrize(
+    ("limits", "device", "action", "saved"), [((250, 100), 1, "1F0", 100), ((200, 187), 0, "0F1", 200)]
+)
+def test_device_that_lacks_most_is_described_at_its_peak_without_messages(limits, device, action, saved):
+    held = holding(plan_of(), limits, simulate(plan_of()).timelines)
+    assert (held.device, str(held.action), held.limit) == (device, action, limits[device])
+    assert held.kinds == {"parameters": 40, "gradients": 40, "optimizer": 0, "saved": saved, "workspace": 7}
+    assert held.bytes == 87 + saved
 
 
-def changes(limits, fits, rows=None, plan=None, microbatches=4):
-    """The changes that are suggested if a plan is found for those with ``fits(asked)``, and all that were searched."""
-    plan, tried = plan or closest_plan(), []
-
-    def replan(asked):
-        tried.append(asked)
-        return plan if fits(asked) else None
-
-    nothing, problem = NothingFits("", plan, limits), Problem(SLIGHT, microbatches, limits, rows=rows)
-    found = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
-    return {change.what: change.value for change in found}, tried
-
-
-def test_holding_describes_the_device_that_exceeds_its_limit_most():
-    plan = closest_plan()
-    assert plan.prediction.peak_memory_bytes == PEAKS
-    held = holding(plan, (250, 100), simulate(plan).timelines)
-    assert excess(plan, (250, 100)) == (37, 87)
-    assert (held.device, str(held.action), held.bytes, held.limit) == (1, "1F0", 187, 100)
-    assert held.kinds == {"parameters": 40, "gradients": 40, "optimizer": 0, "saved": 100, "workspace": 7}
-
-
-@pytest.mark.parametrize("least", [77.0, 60.0, 13.0, 0.5, 300.0])
-def test_more_memory_finds_the_smallest_memory_with_a_plan(least):
-    plan, tried = closest_plan(), []
-
-    def replan(asked):
-        tried.append(asked.extra_bytes)
-        assert asked == Relaxation(extra_bytes=asked.extra_bytes)
-        return plan if asked.extra_bytes >= least else None
-
-    found = more_memory(NothingFits("", plan, (210, 210)), Problem(SLIGHT, 4, (210, 210)), replan)
-    assert found.value in tried
-    assert found.value == int(found.value)
-    assert least <= found.value <= least + 0.02 * 210
-    assert len(tried) <= 11
-
-
-def test_state_that_cannot_fit_is_not_searched():
-    never = lambda _: pytest.fail("it was searched")  # noqa: E731
-    heavy = OpGraph(tuple(evolve(node, state_bytes=10**9) for node in GRAPH.nodes), GRAPH.edges)
-    assert more_memory(NothingFits("", closest_plan(), (100, 100)), Problem(heavy, 4, (100, 100)), never) is None
-
-
-@pytest.mark.parametrize(("asked", "fits"), [
-    (Relaxation(), False), (Relaxation(devices=3), True), (Relaxation(extra_bytes=50), True),
-    (Relaxation(extra_bytes=49), False), (Relaxation(parts=2), True), (Relaxation(recompute=True), True),
-])  # fmt: skip
-def test_may_fit_needs_all_state_and_one_microbatch_to_fit(asked, fits):
-    assert Problem(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
-
-
-def test_number_of_devices_is_found_by_doubling_and_bisection():
-    found, tried = changes((250, 250), lambda asked: (asked.devices or 2) >= 5)
-    assert found["more devices"] == 5
-    assert [asked.devices for asked in tried if asked.devices] == [4, 8, 6, 5]
-
-
-def test_microbatches_are_halved_as_long_as_they_have_rows():
-    fits = lambda asked: asked.parts >= 4  # noqa: E731
-    found, tried = changes((250, 250), fits, rows=16)
-    assert found["smaller microbatches"] == 16
-    assert [asked.parts for asked in tried if asked.parts > 1] == [2, 4]
-    assert "smaller microbatches" not in changes((250, 250), fits, rows=8)[0]
-    assert "smaller microbatches" not in changes((250, 250), fits, microbatches=None)[0]
-
-
-def test_changes_that_cannot_fit_are_not_searched():
-    found, tried = changes((187, 187), lambda _: True)
-    assert found["more devices"] == 3  # all operators hold 400 bytes of state: two devices of 187 never suffice
-    assert [asked for asked in tried if (asked.devices or 2) == 2] == []
-
-
-def test_offload_suggests_what_the_plan_found_with_it_moves():
-    copies = (
-        HostCopy(0, parse_action("0F1"), parse_action("0F1")),
-        HostCopy(1, parse_action("0B0"), parse_action("0B0")),
-    )
-    found = closest_plan()
-    found = evolve(found, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 30), Storage("b", 7)), copies),)))
-    nothing, problem = NothingFits("", closest_plan(), (250, 187)), Problem(SLIGHT, 4, (250, 187))
-    listed = smallest_changes(nothing, problem, None, lambda c: found if c.offload else None, oracle=longest_path)
-    assert [(change.what, change.value, change.found) for change in listed] == [("offload", 74, found)]
-    stays = evolve(problem, stays=False)
-    assert smallest_changes(nothing, stays, None, lambda c: found if c.offload else None, oracle=longest_path) == ()
-
-
-def test_offload_is_left_out_where_the_plan_found_moves_nothing():
-    plan = closest_plan()
-    nothing, problem = NothingFits("", plan, (250, 187)), Problem(SLIGHT, 4, (250, 187))
-    assert smallest_changes(nothing, problem, None, lambda c: plan if c.offload else None, oracle=longest_path) == ()
-
-
-def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
-    # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
-    plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
-    assert plan.prediction.peak_memory_bytes == (487, 487)
-    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
-    light = OpGraph((OpNode("n", 1.0, 1.0, 1.0),))
-
-    def recomputed(limits, replan):
-        nothing, problem = NothingFits("", plan, limits), Problem(light, 4, limits)
-        listed = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
-        return {change.what: change.value for change in listed}.get("recompute")
-
-    finds = lambda asked: found if asked == Relaxation(recompute=True) else None  # noqa: E731
-    assert recomputed((300, 500), finds) == 1
-    assert recomputed((300, 300), finds) == 2
-    assert recomputed((200, 500), finds) == 2  # the found plan's
-    assert recomputed((300, 500), lambda _: None) is None
-
-
-def test_recompute_is_suggested_for_replicas():
-    """The simulator tells the memory of every replica's devices, a plan that of each position."""
-    plan = scheduled("gpipe", 2, 4, data=2, costs=[evolve(COST, input_bytes=10)] * 2)
-    plan = with_costs(plan, plan.prediction.costs, simulated)
-    assert len(simulate(plan).peak_memory_bytes) == 4
-    assert len(plan.prediction.peak_memory_bytes) == 2
-    first, second = plan.prediction.peak_memory_bytes
-    limits = (0.8 * first, second)
-    nothing, problem = NothingFits("", plan, limits), Problem(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2)
-    found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
-    listed = smallest_changes(
-        nothing, problem, None, lambda asked: found if asked.recompute else None,
-        oracle=simulated,
-    )  # fmt: skip
-    (fewest,) = (change for change in listed if change.what == "recompute")
-    assert (fewest.value, fewest.found.memory.recompute) == (1, (0,))
-    assert excess(fewest.found, limits) == (0, 0)
-
-
-def test_added_devices_are_linked_like_the_last_one():
-    direct = with_more_devices(fully_connected(2, 10, 5.0, 0.5), 4)
-    assert [device.name for device in direct.devices] == ["device0", "device1", "device2", "device3"]
-    assert {(a, b): direct.transfer_s(a, b, 10) for a in range(4) for b in range(4) if a != b} == dict.fromkeys(
-        ((a, b) for a in range(4) for b in range(4) if a != b), 2.5
-    )
-    links = (Link("a", "hub", 5.0, 0.25), Link("device2", "hub", 5.0, 0.25))
-    switched = with_more_devices(Cluster((Device("a", 10), Device("device2", 20, None)), (Hub("hub"),), links), 3)
-    assert switched.devices[2] == Device("device2+", 20)
-    assert switched.transfer_s(0, 2, 10) == pytest.approx(2.5)
-
-
-def test_graph_of_smaller_microbatches_costs_less_and_holds_the_same_state():
-    half = with_smaller_microbatches(GRAPH, 2)
-    assert half.nodes[0] == OpNode("n0", 0.5, 0.5, 0.5, state_bytes=10, saved_bytes=3, workspace_bytes=2)
-    assert half.edges[0].bytes == 5
+def test_error_is_made_again_from_its_details():
+    error = NothingFits("device 0 needs more", plan_of(), (250, 100))
+    again = NothingFits.with_details(str(error), error.details())
+    assert (str(again), again.closest, again.limits) == ("device 0 needs more", error.closest, (250.0, 100.0))
+    assert again.exit_status == 3
