@@ -66,7 +66,7 @@ from panpipe.core.trace.figures import peak_memory
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.heap import give_back_freed_memory, keep_freed_memory
-from panpipe.runtimes.launch.team import RankTeam
+from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.planning.automatic import PLAIN, Planning

@@ -18,7 +18,8 @@ from ...core.cluster.mesh import Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from .groups import described
-from .team import RankTeam, Team, ThreadTeam
+from .rank_team import RankTeam
+from .team import Team, ThreadTeam
 
 ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
 """The environment variable with the seconds that ranks wait for each other."""

@@ -9,29 +9,21 @@ numbered replica by replica::
                         replica 1: device 0 ── device 1       and one over the replicas of each device
 """
 
-import atexit
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from ...backends import gloo, memcpy
+from ...backends import memcpy
 from ...backends.contract import Backend, Handle
 from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from .arrival import ARRIVAL_S, join
-from .failure import decoded, encoded, shortened, stopped
-from .groups import device_mesh
-from .watch import FailureWatch, failure_at_exit
 
 T = TypeVar("T")
 
@@ -222,137 +214,3 @@ class ThreadTeam(Team):
         for thread in self._threads:
             thread.shutdown(wait=False)
         self._threads = ()
-
-
-class RankTeam(Team):
-    """Devices that are ranks of the default process group, one each.
-
-    If there is no such group yet, it is created from the environment that ``torchrun`` sets.
-
-    Args:
-        kind: the transport between them; one that connects ranks.
-        arrival_s: seconds that ranks wait for each other; None for `ARRIVAL_S`.
-        mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
-
-    Raises:
-        WorkerError: a rank did not arrive in time.
-        RequestError: the mesh is for another number of ranks, or differs between ranks.
-    """
-
-    def __init__(
-        self, kind: BackendKind = gloo.KIND, arrival_s: float | None = None, mesh: Mesh | DeviceMesh | None = None
-    ) -> None:
-        if kind.ranks is None:
-            raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
-        self._own_group = not dist.is_initialized()
-        self._arrival_s = ARRIVAL_S if arrival_s is None else arrival_s
-        join(self._arrival_s)
-        self.kind = kind
-        self._rank = dist.get_rank()
-        self.mesh, groups = device_mesh(mesh)
-        self.replica, position = self.mesh.place(self._rank)
-        self.local = (position,)
-        self._watch = FailureWatch(self._rank, self.mesh.ranks)
-        if self.mesh.ranks > 1:
-            self._watch.connect()
-        self._pipeline = groups.get_group("pp")
-        self._backend = kind.ranks(self._pipeline)
-        self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
-        self._closed = False
-        atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
-
-    @property
-    def rank_here(self) -> int:
-        return self._rank
-
-    def fail(self, failure: BaseException) -> None:
-        if not self._watch.reported:
-            self._watch.report(failure)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A context that reports a failure to the other ranks, and raises the reason of the rank that failed first."""
-        try:
-            yield
-        except BaseException as failure:
-            reason = self._watch.report(failure)
-            own = shortened(message_of(failure)), stopped(self._rank, failure)
-            if isinstance(failure, WorkerError | RuntimeError) and reason not in own:
-                raise WorkerError(reason) from failure
-            raise
-
-    def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
-        device = self.local[0]
-        with self._watched():
-            return {device: work(device)}
-
-    def everywhere(self, work: Callable[[int], T]) -> list[T]:
-        by_rank: list[Any] = [None] * self.mesh.ranks
-        with self._watched():
-            mine = work(self.local[0])
-            with self._watch.awaiting("all", range(self.mesh.ranks), self._arrival_s):
-                dist.all_gather_object(by_rank, mine)
-        return [by_rank[rank] for rank in self.mesh.cluster_devices]
-
-    def in_replica(self, work: Callable[[int], T]) -> list[T]:
-        results: list[Any] = [None] * self.size
-        ranks = self.mesh.replicas[self.replica]
-        with self._watched():
-            mine = work(self.local[0])
-            with self._watch.awaiting(f"replica {self.replica}", ranks, self._arrival_s):
-                dist.all_gather_object(results, mine, group=self._pipeline)
-        return results
-
-    def decide(self, choose: Callable[[], T]) -> T:
-        # A failure is raised on all ranks: it is broadcast with the decision.
-        chosen: list[Any] = [None, None]
-        own: Exception | None = None
-        if self.first:
-            try:
-                chosen[0] = choose()
-            except Exception as failure:
-                own, chosen[1] = failure, encoded(failure, self._rank)
-        with self._watched():
-            dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
-        if chosen[1] is not None:
-            raise own or decoded(chosen[1])
-        decision: T = chosen[0]
-        return decision
-
-    def sum_over_processes(self, numbers: Tensor) -> Handle:
-        with self._watched():
-            work: Handle = dist.all_reduce(numbers, group=self._pipeline, async_op=True)
-        return work
-
-    def collectively(self, work: Callable[[], T]) -> T:
-        with self._watched():
-            return work()
-
-    def agree(self, failure: Exception | None) -> None:
-        documents = self.everywhere(lambda _: None if failure is None else encoded(failure, self._rank))
-        first = next((document for document in documents if document is not None), None)
-        if first is not None:
-            raise failure or decoded(first)
-
-    def backend(self, device: int) -> Backend:
-        return self._backend
-
-    def replicas_of(self, device: int) -> Backend | None:
-        return self._replicas
-
-    def _close_at_exit(self) -> None:
-        """Close a pipeline that the script left open; after a failure, the watch reports it and ends the process."""
-        if failure_at_exit() is None:
-            self.close()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
-        self._watch.stop()
-        self._backend.close()
-        if self._replicas is not None:
-            self._replicas.close()
-        if self._own_group and dist.is_initialized():
-            dist.destroy_process_group()

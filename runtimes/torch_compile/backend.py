@@ -7,7 +7,6 @@ from itertools import combinations, islice
 from typing import Any
 
 import torch
-from attrs import field, fields, frozen
 from torch import Tensor, fx, nn
 
 from ...core.errors import RequestError
@@ -16,6 +15,7 @@ from .cut_graph import CutGraph
 from .cutting import Stage, cut
 from .graph_run import DevicePool, Pass
 from .node_info import NodeInfo, node_info, tensors_of
+from .options import Options, read_options
 from .samples import FIX, SampleSearch
 
 _PROBES = (13, 11)
@@ -27,37 +27,6 @@ _SHAPES = 16
 """Number of shapes of arguments whose cut graphs are kept."""
 _OF_MODULES = ("._modules[", "._parameters[", "._buffers[")
 _warned: set[str] = set()
-
-
-def _whole(instance: "Options", attribute: Any, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(f"option {attribute.name} is {value!r}: it is a whole number from 1")
-
-
-def _dims(instance: "Options", attribute: Any, value: object) -> None:
-    if not isinstance(value, Mapping) or any(
-        dim is not None and (dim != 0 or isinstance(dim, bool)) for dim in value.values()
-    ):
-        raise RequestError(
-            f"option {attribute.name} is {value!r}: give the names of arguments with 0, where their samples are, or "
-            "None for what all microbatches share, such as {'x': 0, 'mask': None}"
-        )
-
-
-@frozen
-class Options:
-    """``options`` of ``torch.compile``.
-
-    Args:
-        devices: number of threads and of stages.
-        microbatches: number of microbatches that a batch is cut into, along dimension 0.
-        batch_dims: name of an argument → 0 if that dimension has the samples, None if all microbatches share the
-            argument. Other arguments have samples if their dimension 0 has the same size.
-    """
-
-    devices: int = field(default=2, validator=_whole)
-    microbatches: int = field(default=4, validator=_whole)
-    batch_dims: Mapping[str, int | None] = field(factory=dict, validator=_dims)
 
 
 def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
@@ -82,17 +51,9 @@ def panpipe_backend(graph: fx.GraphModule, example: Sequence[Any], *, options: M
         compiles.
     """
     try:
-        return _GraphPipeline(graph, _options(options or {}))
+        return _GraphPipeline(graph, read_options(options or {}))
     except RequestError as error:
         return partial(_refuse, str(error))
-
-
-def _options(given: Mapping[str, Any]) -> Options:
-    known = [one.name for one in fields(Options)]
-    unknown = next((name for name in given if name not in known), None)
-    if unknown is not None:
-        raise RequestError(f"there is no option '{unknown}' of backend 'panpipe': known are {', '.join(known)}")
-    return Options(**given)
 
 
 def _refuse(reason: str, *arguments: Any) -> None:

@@ -1,7 +1,7 @@
 """The values of parameters and buffers: checkpoints, initialisation, and the allocation of their memory."""
 
+from .places import places as places
+from .places import tensor_at as tensor_at
 from .sources import ModuleInit as ModuleInit
 from .sources import Weights as Weights
-from .sources import places as places
-from .sources import tensor_at as tensor_at
 from .sources import weights_from as weights_from

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ...core.errors import RequestError
 from ..launch.team import Team
 from .checkpoint import write_index, write_part
-from .sources import places, tensor_at
+from .places import places, tensor_at
 
 Part = tuple[str, int, list[str]]
 """Name of a file, bytes of its tensors, and their names."""

@@ -12,71 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from .allocation import allocate, unallocated
 from .checkpoint import Checkpoint
+from .places import Place, places, tensor_at
 
 ModuleInit = Callable[[nn.Module], Any]
 """Sets the values of a module's own parameters and buffers in place, as FSDP's ``param_init_fn``."""
 
 _UNSET_BYTE = 0xA5
 """Fills tensors without floating-point numbers before initialisation, to detect those that it does not set."""
-
-
-@frozen
-class Place:
-    """An attribute of a module that holds a tensor.
-
-    Args:
-        path: qualified name of the module.
-        module: the module.
-        leaf: the tensor's name in it.
-    """
-
-    path: str
-    module: nn.Module
-    leaf: str
-
-    @property
-    def name(self) -> str:
-        """The tensor's qualified name."""
-        return f"{self.path}.{self.leaf}" if self.path else self.leaf
-
-    @property
-    def described(self) -> str:
-        """The module, for messages."""
-        return f"module '{self.path}' ({type(self.module).__name__})" if self.path else type(self.module).__name__
-
-    @property
-    def kind(self) -> str:
-        """Whether it is a parameter or a buffer."""
-        return "parameter" if self.leaf in self.module._parameters else "buffer"
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a checkpoint holds it."""
-        return self.leaf not in self.module._non_persistent_buffers_set
-
-
-def places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
-    """Every parameter and buffer, by its first name, with all attributes that hold it."""
-    found: dict[int, list[Place]] = {}
-    for kind in ("_parameters", "_buffers"):
-        for path, module in model.named_modules(remove_duplicate=False):
-            for leaf, tensor in getattr(module, kind).items():
-                if tensor is not None:
-                    found.setdefault(id(tensor), []).append(Place(path, module, leaf))
-    return {held[0].name: tuple(held) for held in found.values()}
-
-
-def tensor_at(place: Place) -> Tensor:
-    """The tensor of a place."""
-    tensor = place.module._parameters.get(place.leaf, place.module._buffers.get(place.leaf))
-    assert tensor is not None
-    return tensor
 
 
 class Weights(ABC):

@@ -23,7 +23,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.errors import PanpipeError
 from panpipe.runtimes.diagnose.doctor import SCHEDULES, TOLERANCES, Check, CheckedModel
-from panpipe.runtimes.launch.team import RankTeam, Team, ThreadTeam
+from panpipe.runtimes.launch.rank_team import RankTeam
+from panpipe.runtimes.launch.team import Team, ThreadTeam
 
 from tests.zoo.models import ZOO
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from panpipe.backends import gloo, memcpy
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch.team import RankTeam, ThreadTeam
+from panpipe.runtimes.launch.rank_team import RankTeam
+from panpipe.runtimes.launch.team import ThreadTeam
 
 
 @pytest.fixture
