@@ -19,7 +19,7 @@ def test_every_package_is_listed():
 
 
 @pytest.mark.parametrize("name", panpipe.__all__)
-def test_public_names_are_there(name):
+def test_public_names_can_be_imported(name):
     assert getattr(panpipe, name) is not None
 
 

@@ -23,16 +23,16 @@ def broken(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [memcpy.KIND, gloo.KIND], ids=lambda kind: kind.name)
-def test_our_backends_keep_the_contract(kind):
+def test_built_in_backends_conform(kind):
     conformance.check(kind, limit_s=HANGS_S)
 
 
 @pytest.mark.cuda
-def test_memcpy_keeps_the_contract_between_gpus():
+def test_memcpy_conforms_between_gpus():
     conformance.check(memcpy.KIND, where="cuda")
 
 
-def test_the_example_keeps_the_contract_and_is_short(monkeypatch):
+def test_example_backend_conforms_and_is_short(monkeypatch):
     path = ROOT / "examples" / "own_backend.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 100
     monkeypatch.syspath_prepend(str(path.parent))

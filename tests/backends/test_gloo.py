@@ -23,7 +23,7 @@ class Work:
         pass
 
 
-def test_a_handle_lets_go_of_its_tensors_when_it_was_waited_for():
+def test_gloo_handle_frees_its_tensors_after_wait():
     """A trace keeps handles for the times of their transfers; saved tensors must not live on in them."""
     tensor = torch.zeros(4)
     alive = weakref.ref(tensor)
@@ -36,7 +36,7 @@ def test_a_handle_lets_go_of_its_tensors_when_it_was_waited_for():
     handle.wait()
 
 
-def test_a_sum_that_is_watched_tells_when_it_was_over_before_anybody_waits():
+def test_watched_all_reduce_reports_its_end_without_a_wait():
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as ends:
         groups = list(ends.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30)), range(2)))
@@ -64,5 +64,5 @@ def test_a_sum_that_is_watched_tells_when_it_was_over_before_anybody_waits():
     ("[../third_party/gloo/gloo/x.cc:1] out of   buffers", "out of buffers"),
     ("an error\nof another kind", "an error of another kind"),
 ])  # fmt: skip
-def test_failures_of_gloo_are_put_into_plain_words(raw, words):
+def test_gloo_errors_are_translated(raw, words):
     assert lost(RuntimeError(raw)) == words

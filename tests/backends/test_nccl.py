@@ -136,5 +136,5 @@ def test_nccl_without_a_gpu_is_refused_with_its_reason():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
-def test_nccl_keeps_the_contract():
+def test_nccl_conforms():
     check(nccl.KIND, min(torch.cuda.device_count(), 3), where="cuda")

@@ -92,7 +92,7 @@ def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
     ]
 
 
-def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
+def test_installed_backend_trains_like_one_process(installed, tmp_path):
     for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed[0])):
         assert one.returncode == 0, one.stderr
     for here in found(tmp_path):
@@ -101,7 +101,7 @@ def test_an_installed_backend_trains_as_one_process_does(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_installed_backend_keeps_the_contract(installed):
+def test_installed_backend_conforms(installed):
     command = [installed[1], "-m", "panpipe.cli", "backends", "sockets", "--check", "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr

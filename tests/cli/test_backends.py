@@ -15,7 +15,7 @@ def test_the_table_has_every_backend(capsys):
     assert all(name in said for name in ("memcpy", "gloo", "threads", "ranks"))
 
 
-def test_one_as_json(capsys):
+def test_backends_json_of_one_backend(capsys):
     assert main(["backends", "gloo", "--json"]) == 0
     (only,) = json.loads(capsys.readouterr().out)["backends"]
     assert (only["name"], only["available"], only["runs"], only["built_in"]) == ("gloo", True, ["ranks"], True)
@@ -29,21 +29,21 @@ def test_one_as_json(capsys):
         (["--check"], "--check runs the suite for one backend"),
     ],
 )
-def test_refused_in_one_line(arguments, said, capsys):
+def test_wrong_backends_requests_are_refused_in_one_line(arguments, said, capsys):
     assert main(["backends", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"panpipe: {said}")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_suite_runs_where_it_is_asked_to(capsys):
+def test_conformance_suite_runs_on_request(capsys):
     assert main(["backends", "gloo", "--check", "--on", "cuda"]) == 2
     assert "tensors on cuda need a GPU and PyTorch finds none: check on cpu" in capsys.readouterr().err
     assert main(["backends", "memcpy", "--check", "--on", "xpu"]) == 2
     assert "'memcpy' sends no tensors on xpu: try cpu, cuda" in capsys.readouterr().err
 
 
-def test_what_a_backend_cannot_do_here_is_told(capsys, monkeypatch):
+def test_limits_of_a_backend_are_printed(capsys, monkeypatch):
     few = evolve(gloo.KIND, limits=lambda: "it carries little")
     monkeypatch.setattr("panpipe.cli.backends.known_backends", lambda: {"gloo": few})
     assert main(["backends", "gloo"]) == 0

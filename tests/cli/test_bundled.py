@@ -48,7 +48,7 @@ def test_a_wrong_batch_is_refused(name, batch, sequence, message):
         make(name, batch, sequence)
 
 
-def test_without_transformers_it_says_what_to_install(monkeypatch):
+def test_missing_transformers_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RequestError, match="which is not installed: pip install 'panpipe\\[examples\\]'"):
         make("gpt2", 1)
@@ -70,7 +70,7 @@ def test_a_mistyped_model_is_refused_without_importing_torch():
             assert name in done.stderr
 
 
-def test_a_mistyped_model_is_refused_with_the_names_that_look_like_it():
+def test_mistyped_model_is_refused_with_similar_names():
     with pytest.raises(
         RequestError, match=r"'llama-7x' is not a model: did you mean llama-7b or .*; or write module:fact"
     ):

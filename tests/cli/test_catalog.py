@@ -47,7 +47,7 @@ def test_json_has_each_number_with_its_source(capsys):
     assert {cluster["name"]: cluster["devices"] for cluster in answer["clusters"]}["5x8xA100-80GB"] == 40
 
 
-def test_one_device_and_one_link(capsys):
+def test_catalog_show_of_a_device_and_a_link(capsys):
     status, out, _ = run(capsys, "show", "H200")
     assert status == 0
     assert "efficiency.matmul" in out
@@ -86,7 +86,7 @@ network
 @pytest.mark.parametrize(
     ("name", "lines"), [("8xA100-40GB", A100), ("8xRTX3090", RTX3090), ("2x4xA100-80GB", TWO_NODES)]
 )
-def test_drawings(name, lines):
+def test_topology_drawings(name, lines):
     assert drawn(name) == lines.strip("\n").split("\n")
 
 
@@ -97,7 +97,7 @@ def test_drawings_fit_into_80_columns(name):
     assert any("spine" in line for line in lines)
 
 
-def test_more_nodes_than_fit_leave_out_those_in_between():
+def test_drawing_of_many_nodes_omits_the_middle_ones():
     lines = draw_network(topology_of(find_cluster("64x8xH100")), 78)
     assert lines[0].split()[-2:] == ["…", "node63"]
     assert len(lines) == 9
@@ -108,7 +108,7 @@ def test_a_single_switch_has_no_brace():
     assert lines[1] == "network ──nic0,nic1──nic0,nic1"
 
 
-def test_what_is_not_drawn_is_told():
+def test_links_that_are_not_drawn_are_listed_or_counted():
     assert drawn("cpu:4") == ["  4 devices, a separate link between every two"]
     chain = Cluster(
         tuple(Device(f"d{i}", 1) for i in range(50)),
@@ -137,12 +137,12 @@ def test_show_prints_links_paths_and_memory(capsys):
     assert row.split() == ["gpu2", "2", "24", "GB/s", "14", "µs", "pcie0", "host0", "pcie2"]
 
 
-def test_an_alias_is_the_device_it_stands_for(capsys):
+def test_catalog_show_of_an_alias_is_that_of_its_device(capsys):
     assert run(capsys, "show", "A100-SXM-40GB") == run(capsys, "show", "A100-40GB")
     assert run(capsys, "show", "1xA100")[1].startswith("1xA100: 1 device\n")
 
 
-def test_files_are_written(capsys, tmp_path):
+def test_catalog_writes_files(capsys, tmp_path):
     out, svg = tmp_path / "cluster.json", tmp_path / "cluster.svg"
     status, _, err = run(capsys, "show", "2x4xA100-80GB:nics=4", "--out", out, "--svg", svg)
     assert status == 0
@@ -154,7 +154,7 @@ def test_files_are_written(capsys, tmp_path):
     assert {hub["kind"] for hub in shown["hubs"] if isinstance(hub, dict)} == {"pcie", "host", "nic"}
 
 
-def test_a_catalogue_file_stands_beside_the_catalogue(capsys, tmp_path):
+def test_catalogue_file_adds_to_the_catalogue(capsys, tmp_path):
     file = tmp_path / "lab.toml"
     file.write_text('format = "panpipe.catalog/1"\n[devices.Lab]\nlike = "H200"\ntitle = "Our own"\n', encoding="utf-8")
     assert "Lab" in run(capsys, "--file", file)[1]

@@ -33,7 +33,7 @@ def files(tmp_path):
     return [str(path) for path in paths]
 
 
-def test_for_people(files, capsys, monkeypatch):
+def test_compare_table(files, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert main(["compare", *files]) == 0
     out = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_drift_of_the_machine_is_printed_apart_from_the_error(files, capsys):
     assert "took +20.0% when the step was measured; error corrected for it -20.0%" in out
 
 
-def test_for_programs(files, capsys):
+def test_compare_json(files, capsys):
     assert main(["compare", *files, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["step"]["error"] == pytest.approx(-1 / 3)
@@ -63,7 +63,7 @@ def test_for_programs(files, capsys):
     assert result["memory"][0]["peak"] == {"predicted": 2e6, "measured": 2e6, "error": 0.0}
 
 
-def test_each_device_and_what_is_furthest_off(files, capsys):
+def test_compare_lists_devices_and_the_largest_errors(files, capsys):
     assert main(["compare", *files]) == 0
     out = capsys.readouterr().out
     table = out[out.index("Computing of each device") :].splitlines()
@@ -73,7 +73,7 @@ def test_each_device_and_what_is_furthest_off(files, capsys):
     assert "Messages" not in out
 
 
-def test_the_report_shows_both(files, capsys, tmp_path):
+def test_compare_report_has_both_traces(files, capsys, tmp_path):
     report = tmp_path / "both.html"
     assert main(["compare", *files, "--report", str(report), "--json"]) == 0
     json.loads(capsys.readouterr().out)
@@ -83,7 +83,7 @@ def test_the_report_shows_both(files, capsys, tmp_path):
     assert not data["plan"]["known"]
 
 
-def test_the_report_shows_the_plan_of_the_prediction(tmp_path, capsys):
+def test_compare_report_has_the_predicted_plan(tmp_path, capsys):
     plan = scheduled("1f1b", 2, 4)
     write_trace(simulate(plan).trace, tmp_path / "trace.json")
     for name, shown in (("plan", plan), ("other", scheduled("gpipe", 2, 4))):
@@ -123,7 +123,7 @@ def test_bad_traces_are_one_line_and_status_2(files, capsys, tmp_path, make, mes
         assert captured.err.count("\n") == 1
 
 
-def test_the_picture_shows_both(files, capsys, tmp_path):
+def test_compare_picture_has_both_traces(files, capsys, tmp_path):
     picture = tmp_path / "both.svg"
     assert main(["compare", *files, "--svg", str(picture)]) == 0
     text = picture.read_text(encoding="utf-8")
@@ -134,14 +134,14 @@ def test_the_picture_shows_both(files, capsys, tmp_path):
 
 @pytest.mark.parametrize("option", ["--report", "--svg"])
 @pytest.mark.parametrize("where", ["none/report.html", "."])
-def test_a_report_that_cannot_be_written(files, capsys, tmp_path, where, option):
+def test_unwritable_report_is_refused(files, capsys, tmp_path, where, option):
     assert main(["compare", *files, option, str(tmp_path / where)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("panpipe: cannot write '")
 
 
-def test_differences_are_named_and_long_lists_cut(files, capsys, tmp_path):
+def test_compare_names_differences_and_shortens_long_lists(files, capsys, tmp_path):
     more = tuple(TraceEvent(0, "compute", parse_action(f"0F{m}"), 1.0 + m, 2.0 + m) for m in range(1, 9))
     turned = (
         TraceEvent(0, "compute", parse_action("0B0"), 0.0, 0.1),
@@ -157,7 +157,7 @@ def test_differences_are_named_and_long_lists_cut(files, capsys, tmp_path):
     assert "0F5 on device 0\n  and 3 more: see --json" in captured.out
 
 
-def test_a_file_that_is_no_trace(files, capsys, tmp_path):
+def test_file_without_a_trace_is_refused(files, capsys, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text("{}", encoding="utf-8")
     assert main(["compare", files[0], str(bad)]) == 2

@@ -100,7 +100,7 @@ def test_a_sound_model_is_healthy_by_every_plan(models, capsys):
         assert max(check[kind] for kind in ("loss", "gradient", "parameter", "buffer")) < 1e-12
 
 
-def test_it_names_what_stays_python_with_the_line(models, capsys):
+def test_doctor_names_untraced_regions_with_their_lines(models, capsys):
     assert main(["doctor", f"{models}:halting", "--devices", "2"]) == 0
     said = capsys.readouterr().out
     line = MODELS.splitlines().index("            return self.linear(x) if x.mean() > 0 else x  # BRANCH") + 1
@@ -116,7 +116,7 @@ def test_an_iterator_that_a_forward_advances_is_refused_with_its_line(models, ca
     assert f"{models}.py:{line}" in capsys.readouterr().err
 
 
-def test_a_model_that_ends_elsewhere_is_told_apart(models, capsys, monkeypatch):
+def test_doctor_reports_a_model_with_other_results(models, capsys, monkeypatch):
     monkeypatch.setattr(step, "refuse_unrepeatable", lambda *_: None)  # or capture would refuse it
     assert main(["doctor", f"{models}:iterating", "--devices", "2"]) == 1
     said = capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_a_counter_that_a_forward_changes_and_reads_is_refused_with_its_line(mod
     assert f"{models}.py:{line}" in capsys.readouterr().err
 
 
-def test_it_names_operations_that_cannot_be_cut(models, capsys):
+def test_doctor_names_operators_that_cannot_be_cut(models, capsys):
     status, found = examined(capsys, f"{models}:remembering", "--devices", "2")
     (piece,) = found["uncut"]
     assert status == 0
@@ -139,7 +139,7 @@ def test_it_names_operations_that_cannot_be_cut(models, capsys):
     assert f"{models}.py:" in piece["line"]
 
 
-def test_fewer_operators_than_stages_are_a_problem_said(models, capsys):
+def test_doctor_reports_fewer_operators_than_stages(models, capsys):
     status, found = examined(capsys, f"{models}:sound", "--devices", "7")
     assert status == 1
     assert "14 stages for" in found["checks"][1]["problem"]
@@ -156,7 +156,7 @@ def test_fewer_operators_than_stages_are_a_problem_said(models, capsys):
         ([], "Missing argument"),
     ],
 )
-def test_what_cannot_be_examined_is_refused_in_one_line(models, capsys, arguments, said):
+def test_doctor_refuses_wrong_requests_in_one_line(models, capsys, arguments, said):
     assert main(["doctor", *(argument.format(models) for argument in arguments)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.search(said, error), error

@@ -167,7 +167,7 @@ class Reevaluation:
 
 
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, 3), (2, 4), (3, 5)])
-def test_the_answer_re_evaluates_to_its_own_numbers(tmp_path, capsys, graph_file, devices, microbatches):
+def test_plan_json_re_evaluates_to_its_own_numbers(tmp_path, capsys, graph_file, devices, microbatches):
     cluster = cluster_file(tmp_path, devices)
     flags = ("--graph", graph_file, "--cluster", cluster, "--microbatches", microbatches, "--budget", 300)
     plan = answer(capsys, *flags)
@@ -187,7 +187,7 @@ def test_the_answer_re_evaluates_to_its_own_numbers(tmp_path, capsys, graph_file
     )
 
 
-def test_the_answer_explains_the_plan(tmp_path, capsys, graph_file):
+def test_plan_json_explains_the_plan(tmp_path, capsys, graph_file):
     flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 50)
     plan = answer(capsys, *flags, "--samples", 32, "--tokens", 4096)
     assert [stage["modules"] for stage in plan["stages"]] == [
@@ -208,7 +208,7 @@ def test_the_answer_explains_the_plan(tmp_path, capsys, graph_file):
         assert sum(held.values()) >= peak  # messages under way come on top
 
 
-def test_a_step_that_contention_lengthens_is_told(tmp_path, capsys, graph_file):
+def test_plan_reports_a_step_lengthened_by_contention(tmp_path, capsys, graph_file):
     names = [f"device{i}" for i in range(4)]
     hubs = [(name, "left" if number < 2 else "right", 1e6) for number, name in enumerate(names)]
     document = {
@@ -255,7 +255,7 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
     ]
 
 
-def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
+def test_alternatives_need_less_memory_and_are_written(tmp_path, capsys, graph_file):
     flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 1200)
     out = tmp_path / "plan.json"
     plan = answer(capsys, *flags, "--top", 3, "--out", out)
@@ -277,7 +277,7 @@ def test_runners_up_hold_less_and_are_written(tmp_path, capsys, graph_file):
     assert answer(capsys, *flags)["runners_up"] == []
 
 
-def test_each_change_that_infeasible_names_is_true(tmp_path, capsys, graph_file):
+def test_each_suggested_change_makes_the_request_feasible(tmp_path, capsys, graph_file):
     def planned(devices, microbatches, limit, graph=graph_file):
         cluster = cluster_file(tmp_path, devices, 850)
         flags = ("--graph", graph, "--cluster", cluster, "--microbatches", microbatches, "--budget", 120)
@@ -326,7 +326,7 @@ def test_the_plan_is_written_with_its_prediction(tmp_path, capsys, graph_file):
     assert out.read_bytes() == first
 
 
-def test_people_see_stages_devices_and_numbers(tmp_path, capsys, graph_file):
+def test_plan_table_has_stages_devices_and_figures(tmp_path, capsys, graph_file):
     flags = ("--graph", graph_file, "--cluster", cluster_file(tmp_path), "--microbatches", 4, "--budget", 50)
     status, out, _ = run(capsys, *flags)
     assert status == 0
@@ -365,7 +365,7 @@ def test_a_wrong_request_is_one_line_and_status_2(tmp_path, capsys, graph_file, 
     assert err.count("\n") == 1
 
 
-def test_a_broken_graph_file(tmp_path, capsys, graph_file):
+def test_broken_graph_file_is_refused(tmp_path, capsys, graph_file):
     graph_file.write_text(graph_file.read_text(encoding="utf-8")[:-100], encoding="utf-8")
     status, _, err = run(capsys, "--graph", graph_file, "--cluster", "cpu:2", "--microbatches", 4)
     assert status == 2
@@ -426,7 +426,7 @@ def test_a_wrong_request_is_refused_before_a_model_is_captured(capsys, module, f
     assert err.count("\n") == 1
 
 
-def test_a_model_is_captured_timed_and_planned(tmp_path, capsys, module):
+def test_plan_of_a_user_model(tmp_path, capsys, module):
     out = tmp_path / "plan.json"
     flags = ("--cluster", "cpu:2", "--microbatches", 4, "--budget", 30)
     plan = answer(capsys, "--model", f"{module}:make", *flags, "--out", out)
@@ -438,7 +438,7 @@ def test_a_model_is_captured_timed_and_planned(tmp_path, capsys, module):
     )
 
 
-def test_a_model_is_planned_for_devices_that_nobody_here_has(tmp_path, capsys, module):
+def test_plan_of_a_model_for_devices_that_are_not_here(tmp_path, capsys, module):
     flags = ("--cluster", "2xA100-40GB", "--microbatches", 4, "--budget", 30)
     plan = answer(capsys, "--model", f"{module}:make", *flags)
     assert 0 < plan["predicted_step_s"] < 0.1

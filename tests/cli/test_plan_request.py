@@ -40,7 +40,7 @@ def request(devices, memory, microbatches, mesh=None):
     )  # fmt: skip
 
 
-def test_each_change_fits_when_it_is_asked_for():
+def test_each_suggested_change_is_feasible_when_requested():
     devices, memory, microbatches = 4, 750, 4
     wanted = request(devices, memory, microbatches)
     with pytest.raises(NothingFits) as nothing:
@@ -61,7 +61,7 @@ def test_each_change_fits_when_it_is_asked_for():
         assert change.found.prediction.cluster.devices[0].memory_bytes == other.machine.devices[0].memory_bytes
 
 
-def test_a_change_leaves_the_rest_of_the_request():
+def test_change_keeps_the_rest_of_the_request():
     wanted = request(2, 1300, 6, mesh="pp=2")
     other = wanted.relaxed(Relaxation(parts=4))
     assert (other.microbatches, other.machine, other.costs.graph.nodes[0].saved_bytes) == (24, wanted.machine, 5)

@@ -38,7 +38,7 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-def test_every_kind_is_measured_and_the_residuals_shown(tmp_path, capsys):
+def test_profile_measures_every_kind_and_prints_residuals(tmp_path, capsys):
     out = tmp_path / "host.toml"
     status, text, _ = run(capsys, "--repeats", 1, "--json", "--out", out, "--name", "here")
     assert status == 0
@@ -64,7 +64,7 @@ def test_every_kind_is_measured_and_the_residuals_shown(tmp_path, capsys):
     assert answer["link"]["latency_s"] > 0
 
 
-def test_people_read_a_table(capsys):
+def test_profile_table(capsys):
     status, text, err = run(capsys, "--repeats", 1)
     assert status == 0
     assert "measuring on" in err
@@ -91,7 +91,7 @@ def test_a_wrong_request_is_status_2(tmp_path, monkeypatch, capsys, flags, messa
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there_is_status_2(capsys):
+def test_missing_device_is_status_2(capsys):
     status, _, err = run(capsys, "--device", "cuda")
     assert status == 2
     assert "no CUDA device is available here: use --device cpu" in err
@@ -106,7 +106,7 @@ def test_kernels_of_bundled_cases_are_those_that_torch_counts():
         assert isinstance(call(), torch.Tensor)
 
 
-def test_the_least_of_some_runs_counts():
+def test_kernel_time_is_that_of_the_shortest_run():
     calls = []
     assert least_s(lambda: calls.append(sum(range(1000))), torch.device("cpu"), repeats=3) > 0
     assert len(calls) >= 5  # one that is not timed, one that tells how long it takes, three runs

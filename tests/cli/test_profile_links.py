@@ -17,7 +17,7 @@ from ..support.launch import HANGS_S
 CPU = torch.device("cpu")
 
 
-def test_ranks_are_started_and_a_plan_is_made_for_what_they_measured(tmp_path):
+def test_profile_links_starts_ranks_and_its_cluster_is_planned_for(tmp_path):
     file = tmp_path / "cluster.json"
     panpipe = [sys.executable, "-m", "panpipe.cli"]
     command = [*panpipe, "profile", "links", "--device", "cpu", "--ranks", "2", "--repeats", "2", "--json"]
@@ -53,14 +53,14 @@ def test_every_pair_direction_and_group_is_measured():
     assert min(found.together.values()) > 0
 
 
-def test_the_rate_of_flows_is_that_until_the_first_is_through():
+def test_rate_of_flows_counts_until_the_first_ends():
     first, second = [1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 5.0, 9.0]
     assert total_rate([first]) == TOGETHER_BYTES
     assert total_rate([first, second], 10) == pytest.approx((4 + 2.5) * 10 / 4)
 
 
 @pytest.mark.parametrize(("repeats", "shared"), [(1, [1]), (3, [1, 1, 1]), (20, [5, 5, 5, 5]), (22, [6, 6, 5, 5])])
-def test_sizes_take_turns_in_rounds(repeats, shared):
+def test_sizes_are_measured_in_turns(repeats, shared):
     assert rounds(repeats) == shared
 
 
@@ -85,7 +85,7 @@ def test_a_disturbance_of_half_the_rounds_changes_no_time():
         (["links", "--ranks", "2", "--backend", "memcpy"], "backend 'memcpy' connects threads: use --backend gloo"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_ranks_are_started(monkeypatch, capsys, arguments, said):
+def test_wrong_requests_are_refused_before_ranks_are_started(monkeypatch, capsys, arguments, said):
     monkeypatch.setattr(subprocess, "run", None)
     assert main(["profile", *arguments]) == 2
     assert said in capsys.readouterr().err

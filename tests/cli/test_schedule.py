@@ -25,7 +25,7 @@ def answer(capsys, *words):
 SMALL = ("--devices", 4, "--microbatches", 8)
 
 
-def test_json(capsys):
+def test_schedule_json(capsys):
     got = answer(capsys, "1f1b", "--devices", 2, "--microbatches", 3, "--comm", 0.5)
     assert got["schedule"] == "1f1b"
     assert got["makespan"] == 14
@@ -82,14 +82,14 @@ def test_auto_is_at_least_as_fast_as_named_ones_within_the_limit(capsys):
     assert "makespan" in out
 
 
-def test_what_a_time_budget_finds_its_number_of_evaluations_finds_again(capsys):
+def test_number_of_evaluations_of_a_timed_search_reproduces_its_result(capsys):
     timed = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--seconds", 0.1, "--seed", 3)
     budget = timed["schedule"].removeprefix("auto(evaluations=").removesuffix(",seed=3)")
     again = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--evaluations", budget, "--seed", 3)
     assert again == timed
 
 
-def test_over_the_limit_names_device_action_and_excess(capsys):
+def test_exceeded_memory_limit_is_reported_with_device_action_and_excess(capsys):
     status, out, err = run(capsys, "1f1b", *SMALL, "--memory-limit", 3)
     assert (status, out) == (3, "")
     assert err.startswith("panpipe: 1f1b holds 4 on device 0 at 0F3, 1 over the limit of 3: raise --memory-limit to 4")
@@ -98,11 +98,11 @@ def test_over_the_limit_names_device_action_and_excess(capsys):
     assert "the memory limit is 0.1: one microbatch on every stage of a device needs 1" in err
 
 
-def test_at_the_limit_is_within_it(capsys):
+def test_peak_at_the_limit_is_accepted(capsys):
     assert answer(capsys, "1f1b", *SMALL, "--memory-limit", 4)["peak_memory"] == [4, 3, 2, 1]
 
 
-def test_for_people(capsys):
+def test_schedule_table(capsys):
     status, out, err = run(capsys, "interleaved-1f1b", *SMALL)
     assert (status, err) == (0, "")
     assert "interleaved-1f1b(chunks=2)" in out
@@ -173,7 +173,7 @@ def test_help_lists_every_command(capsys):
     assert all(name in out for name in cli.COMMANDS)
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == "0.1.0\n"
 
@@ -214,7 +214,7 @@ def test_an_unexpected_failure_is_a_traceback_and_status_1():
     "words",
     [["--help"], ["schedule", "--help"], ["schedule", "interleaved-1f1b", "--devices", "8", "--microbatches", "32"]],
 )
-def test_starts_without_what_takes_long_to_import(words):
+def test_schedule_command_does_not_import_heavy_packages(words):
     code = (
         "import sys; from panpipe.cli import main; status = main(sys.argv[1:])\n"
         "heavy = {'torch', 'simpy', 'scipy', 'networkx', 'numpy'} & sys.modules.keys()\n"

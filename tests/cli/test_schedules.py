@@ -20,7 +20,7 @@ def answer(capsys, *words):
     return json.loads(out)["schedules"], err
 
 
-def test_all_are_there_with_the_best_marked(capsys):
+def test_schedules_lists_all_and_marks_the_best(capsys):
     rows, err = answer(capsys, *SMALL)
     assert err == ""
     assert [row["peak_memory"] for row in rows] == sorted(row["peak_memory"] for row in rows)
@@ -33,7 +33,7 @@ def test_all_are_there_with_the_best_marked(capsys):
         assert beaten
 
 
-def test_the_same_figures_as_for_one_schedule(capsys):
+def test_schedules_has_the_figures_of_schedule(capsys):
     row = next(row for row in answer(capsys, *SMALL)[0] if row["schedule"] == "zb-v")
     assert cli.main(["schedule", "zb-v", *SMALL, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)
@@ -42,7 +42,7 @@ def test_the_same_figures_as_for_one_schedule(capsys):
     assert row["stage_span"] == alone["stage_span"]
 
 
-def test_within_a_limit(capsys):
+def test_schedules_within_a_memory_limit(capsys):
     rows, _ = answer(capsys, *SMALL, "--memory-limit", "2.5")
     assert max(row["peak_memory"] for row in rows) <= 2.5
     assert any(row["schedule"] == "v-min" for row in rows)
@@ -51,7 +51,7 @@ def test_within_a_limit(capsys):
     assert {row["peak_memory"] for row in rows} == {1.0}
 
 
-def test_with_the_search(capsys):
+def test_schedules_with_the_search(capsys):
     rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "50", "--seed", "3")
     assert "at most 2.75 on a device" in err
     found = [row for row in rows if row["schedule"].startswith("auto")]
@@ -59,7 +59,7 @@ def test_with_the_search(capsys):
     assert all(row["makespan"] >= row["lower_bound"] for row in found)
 
 
-def test_the_table(capsys, monkeypatch):
+def test_schedules_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     status, out, err = run(capsys, *SMALL)
     assert (status, err) == (0, "")
@@ -80,7 +80,7 @@ def test_the_table(capsys, monkeypatch):
         ((*SMALL, "--stage-scale", "1,2,3"), 2, "--stage-scale has 3 factors"),
     ],
 )
-def test_bad_requests(capsys, words, status, said):
+def test_wrong_schedules_requests_are_refused(capsys, words, status, said):
     got, out, err = run(capsys, *words)
     assert (got, out) == (status, "")
     assert said in err

@@ -30,7 +30,7 @@ def plan_file(tmp_path):
     return str(path)
 
 
-def test_for_people(plan_file, capsys, monkeypatch):
+def test_simulate_table(plan_file, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     assert main(["simulate", plan_file]) == 0
     out = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_an_action_is_not_broken_in_a_narrow_table(tmp_path, capsys, monkeypatch
         assert str(action) in out
 
 
-def test_for_programs(plan_file, capsys):
+def test_simulate_json(plan_file, capsys):
     assert main(["simulate", plan_file, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     result = simulate(PLAN)
@@ -103,13 +103,13 @@ def test_trace_and_report_are_written(plan_file, tmp_path, capsys):
     assert "</html>" in report.read_text(encoding="utf-8")
 
 
-def test_a_folder_that_does_not_exist(plan_file, tmp_path, capsys):
+def test_missing_output_folder_is_refused(plan_file, tmp_path, capsys):
     assert main(["simulate", plan_file, "--trace", str(tmp_path / "none" / "trace.json")]) == 2
     assert "cannot write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--trace", "--report"])
-def test_a_folder_to_write(plan_file, tmp_path, capsys, option):
+def test_folder_as_output_file_is_refused(plan_file, tmp_path, capsys, option):
     assert main(["simulate", plan_file, option, str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -117,14 +117,14 @@ def test_a_folder_to_write(plan_file, tmp_path, capsys, option):
     assert captured.err.count("\n") == 1
 
 
-def test_a_folder_or_nothing_to_read(tmp_path, capsys):
+def test_folder_or_missing_plan_file_is_refused(tmp_path, capsys):
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none.json", "No such file or directory")):
         assert main(["simulate", str(path)]) == 2
         said = f"panpipe: cannot read '{path}': {reason}; give the path of a readable file\n"
         assert capsys.readouterr().err == said.encode("utf-8", "backslashreplace").decode()
 
 
-def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, capsys):
+def test_trace_and_report_have_links_and_idle_causes(plan_file, tmp_path, capsys):
     trace, report = tmp_path / "trace.json", tmp_path / "report.html"
     assert main(["simulate", plan_file, "--trace", str(trace), "--report", str(report)]) == 0
     found = read_trace(trace)
@@ -140,7 +140,7 @@ def test_the_trace_and_the_report_tell_links_and_causes(plan_file, tmp_path, cap
     assert "error +0.0%" in capsys.readouterr().out
 
 
-def test_a_plan_for_more_devices_than_its_cluster(tmp_path, capsys):
+def test_plan_for_more_devices_than_the_cluster_is_refused(tmp_path, capsys):
     small = attrs.evolve(PLAN.prediction, cluster=fully_connected(1, 10**9, 100.0, 0.5))
     path = tmp_path / "plan.json"
     path.write_text(plan_json(attrs.evolve(PLAN, prediction=small)), encoding="utf-8")
@@ -148,7 +148,7 @@ def test_a_plan_for_more_devices_than_its_cluster(tmp_path, capsys):
     assert "needs 2 devices and the cluster has 1" in capsys.readouterr().err
 
 
-def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
+def test_plan_that_exceeds_memory_is_reported_and_simulated(tmp_path, capsys):
     path = tmp_path / "plan.json"
     path.write_text(plan_json(scheduled("1f1b", 2, 4, cluster=fully_connected(2, 150, 100.0, 0.5))), encoding="utf-8")
     assert main(["simulate", str(path), "--json"]) == 0
@@ -166,7 +166,7 @@ def test_a_plan_that_does_not_fit_is_told_and_runs(tmp_path, capsys):
         (plan_json(PLAN).replace('"0F3"', '"0F2"'), "0F2 is listed twice"),
     ],
 )
-def test_bad_plans(text, message, tmp_path, capsys):
+def test_wrong_plans_are_refused(text, message, tmp_path, capsys):
     path = tmp_path / "plan.json"
     path.write_text(text, encoding="utf-8")
     assert main(["simulate", str(path)]) == 2
@@ -188,7 +188,7 @@ def test_a_schedule_file_runs_with_equal_stages(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step_s"] > makespan + 5
 
 
-def test_what_the_optimizer_step_waits_for(tmp_path, capsys):
+def test_stage_span_depends_on_the_optimizer_barrier(tmp_path, capsys):
     path = tmp_path / "orders.csv"
     assert main(["schedule", "zb-h2", "--devices", "3", "--microbatches", "6", "--csv", str(path), "--json"]) == 0
     spans = {}
@@ -201,7 +201,7 @@ def test_what_the_optimizer_step_waits_for(tmp_path, capsys):
     assert spans["barrier"] == 20.0  # the first device has nothing to do until the last is done
 
 
-def test_times_are_for_schedule_files(plan_file, capsys):
+def test_times_with_a_plan_are_refused(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward", "2"]) == 2
     assert "--forward is for schedule files" in capsys.readouterr().err
 
@@ -213,7 +213,7 @@ def test_a_plan_runs_on_another_cluster(plan_file, capsys):
     assert {link["src"] for link in moved["links"]} == {"gpu0", "gpu1", "pcie0", "host0"}
 
 
-def test_a_cluster_that_a_plan_does_not_fit_onto(plan_file, tmp_path, capsys):
+def test_cluster_that_does_not_fit_the_plan_is_refused(plan_file, tmp_path, capsys):
     assert main(["simulate", plan_file, "--cluster", "H100"]) == 2
     assert "device" in capsys.readouterr().err
     csv = tmp_path / "order.csv"
@@ -222,7 +222,7 @@ def test_a_cluster_that_a_plan_does_not_fit_onto(plan_file, tmp_path, capsys):
     assert "--cluster is for plans" in capsys.readouterr().err
 
 
-def test_an_evaluation_has_the_forwards_alone(plan_file, tmp_path, capsys):
+def test_simulated_evaluation_has_only_forwards(plan_file, tmp_path, capsys):
     trace, report = tmp_path / "trace.json", tmp_path / "report.html"
     assert main(["simulate", plan_file, "--forward-only", "--trace", str(trace), "--report", str(report)]) == 0
     out = capsys.readouterr().out
@@ -245,7 +245,7 @@ def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step_s"] == 3 + 0.5 + 2 * 3
 
 
-def test_forwards_alone_step_no_optimizer(plan_file, capsys):
+def test_simulated_evaluation_has_no_optimizer_step(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
     assert "--optimizer barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
 

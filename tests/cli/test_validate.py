@@ -28,7 +28,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_plan_for_people(write, capsys, monkeypatch):
+def test_validate_table_of_a_plan(write, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     path = write("plan.json", plan_json(PLAN))
     assert main(["validate", path]) == 0
@@ -37,7 +37,7 @@ def test_a_plan_for_people(write, capsys, monkeypatch):
     assert all(word in out for word in ("peak saved", "200 B", "1.00 GB"))
 
 
-def test_a_plan_for_programs(write, capsys):
+def test_validate_json_of_a_plan(write, capsys):
     assert main(["validate", write("plan.json", plan_json(PLAN)), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["valid"], answer["devices"], answer["actions"], answer["warnings"]) == (True, 2, 16, [])
@@ -49,7 +49,7 @@ def test_a_plan_for_programs(write, capsys):
     [schedule_csv(PLAN.device_actions, PLAN.placement), lowered_csv(lower(PLAN))],
     ids=["compute-only", "lowered"],
 )
-def test_a_schedule_file(text, write, capsys):
+def test_validate_of_a_schedule_file(text, write, capsys):
     assert main(["validate", write("schedule.csv", text), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["stages"], answer["microbatches"], answer["actions"]) == (2, 4, 16)
@@ -76,7 +76,7 @@ def test_a_warning_goes_to_standard_error(write, capsys):
         (("plan.json", plan_json(TOO_LARGE)), 3, "device 0 holds 207 bytes at 0F1 and has 150: 57 too many"),
     ],
 )
-def test_what_is_refused(file, status, message, write, capsys):
+def test_invalid_plans_are_refused(file, status, message, write, capsys):
     assert main(["validate", write(*file)]) == status
     captured = capsys.readouterr()
     assert message in captured.err

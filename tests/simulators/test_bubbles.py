@@ -12,7 +12,7 @@ from panpipe.simulators.run import simulate
 from ..support.plans import orders, plan_of
 
 
-def test_every_cause_of_two_stages():
+def test_idle_time_of_two_stages_by_cause():
     # Device 0: 0F0 0–1, B's gradient is sent at 5.5 and there at 7, 0B0 7–9, sum of the tied weight until 14, STEP.
     # Device 1: 1F0 2.5–3.5, 1B0 3.5–5.5, sum until 14, STEP until 15; device 0's STEP ends at 14.25.
     plan = plan_of(
@@ -46,7 +46,7 @@ def test_every_cause_of_two_stages():
     }
 
 
-def test_contention_is_told_from_communication_and_by_link():
+def test_contention_is_separate_from_communication_and_listed_by_link():
     # Devices 0 and 1 each send 20 bytes to device 2 at 1: 5 bytes/s each through its port until 5. Alone, 2 s.
     names = ("a", "b", "c")
     links = tuple(Link(name, "hub", 10.0, 0.5) for name in names)
@@ -112,7 +112,7 @@ def test_a_message_behind_a_slow_one_in_its_queue_waits_for_the_same_link():
     assert delays == [{("hub", "c"): 2.0}, {("hub", "c"): 4.0}]
 
 
-def test_contention_of_a_reduction_is_told_by_link():
+def test_contention_of_a_reduction_is_listed_by_link():
     # Two stages, two replicas; the reduction of stage 1 (5.5 on) shares a's link with nothing, and that of stage 0 too;
     # with every device behind one port they share with the gradients that go back.
     names = ("a", "b", "c", "d")

@@ -17,7 +17,7 @@ def told(plan, **options):
     return result, found
 
 
-def test_two_stages_with_a_hop_and_a_recompute():
+def test_callbacks_of_two_stages_with_a_hop_and_a_recompute():
     plan = plan_of(
         orders("0F0 0B0", "1F0 1B0"),
         (0, 1),
@@ -52,7 +52,7 @@ def test_two_stages_with_a_hop_and_a_recompute():
 
 @given(plans())
 @settings(max_examples=30)
-def test_every_lowered_action_is_told_in_its_order_and_none_changes_the_times(plan):
+def test_callback_is_called_for_every_lowered_action_in_order_without_changing_times(plan):
     result, found = told(plan)
     alone = simulate(plan)
     assert result.operation_times == alone.operation_times
@@ -66,13 +66,13 @@ def test_every_lowered_action_is_told_in_its_order_and_none_changes_the_times(pl
     assert times == sorted(times)
 
 
-def test_all_replicas_are_told_of():
+def test_callback_is_called_for_all_replicas():
     plan = plan_of(orders("0F0 0B0"), (0,), data=2)
     _, found = told(plan)
     assert [device for moment, device, *_ in found if moment is Moment.START] == [0, 1, 0, 1, 0, 1]
 
 
-def test_what_a_performer_raises_ends_the_run():
+def test_error_in_a_callback_ends_the_run():
     def fail(*_):
         raise ValueError("not here")
 

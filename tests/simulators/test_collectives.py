@@ -47,7 +47,7 @@ def run(cluster, collectives=(), messages=()):
 
 
 @given(st.integers(1, 4), st.sampled_from([*Algorithm, None]), st.integers(0, 500), st.sampled_from([0.0, 0.25]))
-def test_alone_it_takes_what_the_formula_says(near, algorithm, size, latency_s):
+def test_collective_without_contention_takes_the_time_of_the_formula(near, algorithm, size, latency_s):
     cluster = two_nodes(near, latency_s=latency_s)
     members = range(2 * near)
     wanted = collective_s(cluster, members, size, Operation.ALL_REDUCE, algorithm)

@@ -87,7 +87,7 @@ def test_bytes_are_conserved_on_every_link_and_none_is_above_its_rate(plan, eage
 
 @settings(max_examples=50)
 @given(crowded())
-def test_what_flows_lose_is_lost_on_full_links(plan):
+def test_delays_of_flows_are_the_delays_of_full_links(plan):
     result = simulate(plan, memory=False)
     lost = 0.0
     for flow in result.flows:

@@ -10,7 +10,7 @@ from panpipe.simulators.run import simulate
 from ..support.plans import orders, plan_of
 
 
-def test_each_direction_of_each_link_on_the_way():
+def test_link_usage_lists_each_direction_on_the_path():
     # F at 0–1, 20 bytes at 10 bytes/s (the slower link) until 3, F 3–4, B 4–6, 5 bytes back until 6.5, B until 8.5.
     devices = (Device("a", 9), Device("b", 9))
     cluster = Cluster(devices, ("hub",), (Link("a", "hub", 10.0, 0.0), Link("hub", "b", 40.0, 0.0)))
@@ -25,7 +25,7 @@ def test_each_direction_of_each_link_on_the_way():
     )
 
 
-def test_what_a_link_moves_at_each_moment():
+def test_link_usage_has_the_rate_over_time():
     # Devices 0 and 1 send 20 and 10 bytes to device 2 at 1 and 2: 10 bytes/s, then 5 each until 4 (all of the second),
     # and nothing is left of the first.
     names = ("a", "b", "c")
@@ -51,7 +51,7 @@ def test_a_link_without_a_limit_has_no_rate():
     assert result.link_rates == ()
 
 
-def test_links_that_are_not_shared_give_everyone_all_of_them():
+def test_links_that_are_not_shared_give_every_flow_their_full_rate():
     names = ("a", "b", "c")
     links = tuple(Link(name, "hub", 10.0, 0.0) for name in names)
     plan = plan_of(

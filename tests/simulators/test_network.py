@@ -57,7 +57,7 @@ def test_a_transfer_that_joins_slows_the_one_that_is_there():
     assert second == (2.0, 5.0)
 
 
-def test_what_a_slow_port_leaves_goes_to_the_other():
+def test_bandwidth_left_by_a_slow_port_goes_to_the_other_flow():
     # Device 0's port moves 2 bytes/s, so device 1 has 8 of the 10 of device 2's port.
     first, second, _ = two_into_one((1.0, 1.0), (20, 80), rates=(2.0, 100.0, 10.0))
     assert first == (1.0, 11.0)
@@ -71,7 +71,7 @@ def test_latency_is_added_once_and_occupies_nothing():
     assert second == (3.0, 4.0 + 8.0)
 
 
-def test_zero_bytes_take_the_latency_alone_beside_others():
+def test_message_of_zero_bytes_takes_only_the_latency():
     first, second, _ = two_into_one((1.0, 1.0), (0, 10), latency_s=1.0)
     assert first == (1.0, 3.0)
     assert second == (1.0, 4.0)
@@ -152,7 +152,7 @@ def triangle():
     return Cluster(devices, tuple(map(Hub, places)), tuple(links))
 
 
-def test_three_on_a_triangle_do_not_meet():
+def test_three_flows_on_a_triangle_do_not_share():
     # Each goes over a side of its own, and so do the three that go round the other way.
     there = [(0.0, 0, 2, 12), (0.0, 2, 4, 12), (0.0, 4, 0, 12)]
     back = [(0.0, 3, 1, 12), (0.0, 5, 3, 12), (0.0, 1, 5, 12)]
@@ -229,7 +229,7 @@ def test_the_memory_of_the_host_is_shared_by_all_staged_copies():
     assert flows(hosts(30.0), (0.0, 0, 2, 30), (0.0, 3, 1, 30)) == [4.0, 4.0]
 
 
-def test_what_happens_at_one_moment_is_shared_at_once():
+def test_simultaneous_changes_are_shared_once():
     # Three start together, and two end together when the third one goes on: 4 each, 4 each, then 12.
     cluster = star((12.0, 12.0, 12.0, 12.0))
     assert flows(cluster, (1.0, 0, 3, 8), (1.0, 1, 3, 8), (1.0, 2, 3, 20)) == [3.0, 3.0, 4.0]

@@ -26,7 +26,7 @@ def step_starts(mode: OptimizerStep, plan=PLAN) -> tuple[float, ...]:
     return tuple(starts[-1] for starts, _ in simulate(plan, optimizer=mode).operation_times)
 
 
-def test_alone_each_steps_behind_its_own_gradients():
+def test_without_sync_each_device_steps_after_its_own_gradients():
     assert step_starts(OptimizerStep.LOCAL) == COMPUTED_S
     assert simulate(PLAN).step_s == 11.25
 
@@ -59,7 +59,7 @@ def test_a_tied_weight_is_summed_first():
         assert sum(bubbles.values()) + busy + STEP_S == pytest.approx(result.step_s)
 
 
-def test_one_device_waits_for_nobody():
+def test_one_device_steps_without_waiting():
     plan = plan_of(orders("0F0 0B0"), (0,), costs=[COST])
     for mode in OptimizerStep:
         assert simulate(plan, optimizer=mode).step_s == 3.25

@@ -29,7 +29,7 @@ def two_stages(**options):
     return plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), data=2, **options)
 
 
-def test_every_replica_runs_and_gradients_are_summed_behind_the_last_backward():
+def test_gradients_of_replicas_are_summed_after_the_last_backward():
     result = simulate(two_stages())
     one = (([0.0, 7.0, 14.0], [1.0, 9.0, 14.25]), ([2.5, 3.5, 10.5], [3.5, 5.5, 10.75]))
     # Two members: 2·(2−1)/2 of 40 bytes at 10 bytes/s, and two latencies.
@@ -44,7 +44,7 @@ def test_every_replica_runs_and_gradients_are_summed_behind_the_last_backward():
     assert [bubbles["reduction"] for bubbles in result.bubbles] == [5.0] * 4
 
 
-def test_what_is_reduced_overlaps_with_what_is_still_computed():
+def test_reductions_overlap_with_computation():
     # Both stages on one device: 1B ends at 4, 0B at 6; the first reduction ends at 9, and the second behind it at 14.
     plan = plan_of(
         orders("0F0 1F0 1B0 0B0"), (0, 0), costs=[COST] * 2, data=2, cluster=fully_connected(2, 10**6, 10.0, 0.5)
@@ -59,7 +59,7 @@ def test_what_is_reduced_overlaps_with_what_is_still_computed():
     assert result.operation_times[0][1][-2:] == [14.25, 14.5]
 
 
-def test_the_trace_shows_reductions_on_a_queue_of_their_own():
+def test_trace_has_reductions_on_a_separate_queue():
     trace = simulate(two_stages()).trace
     assert trace.devices == 4
     assert [
@@ -73,7 +73,7 @@ def test_the_trace_shows_reductions_on_a_queue_of_their_own():
     assert {e.queue for e in trace.events if e.device == 3} == {"compute", "collectives", "send to 2", "receive from 2"}
 
 
-def test_a_tied_weight_is_summed_behind_its_gradients():
+def test_tied_weight_is_summed_after_its_gradients():
     result = simulate(two_stages(tied=(TiedWeight("embedding", (0, 1), 20),)))
     tied = [(r.device, r.issued_s, r.start_s, r.end_s) for r in result.tasks if r.action.kind == "REDUCE_TIED"]
     assert tied == [(0, 14.0, 14.0, 19.0), (1, 10.5, 14.0, 19.0), (2, 14.0, 14.0, 19.0), (3, 10.5, 14.0, 19.0)]
@@ -85,14 +85,14 @@ def test_a_barrier_waits_for_every_replica():
     assert [starts[-1] for starts, _ in result.operation_times] == pytest.approx([18.2] * 4)
 
 
-def test_what_post_validation_passes_on_stays_within_a_replica():
+def test_post_validation_messages_stay_within_a_replica():
     result = simulate(two_stages(), optimizer=OptimizerStep.POST_VALIDATION)
     starts = [starts[-1] for starts, _ in result.operation_times]
     # From device 0, whose gradients are there at 14, 8 bytes to device 1 in 1.3 s; the same in the other replica.
     assert starts == pytest.approx([14.0, 15.3, 14.0, 15.3])
 
 
-def test_replicas_stand_where_the_mesh_says():
+def test_replicas_are_placed_as_in_the_mesh():
     # Devices 0 and 2 are near each other, and so are 1 and 3: pipelines over near devices, reductions over far ones.
     names = ("a", "b", "c", "d")
     links = [Link("a", "c", 10.0, 0.5), Link("b", "d", 10.0, 0.5), Link("a", "b", 4.0, 0.0), Link("c", "d", 4.0, 0.0)]
@@ -156,7 +156,7 @@ def test_the_longest_path_of_two_stages_and_two_replicas():
     assert longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s == simulate(plan).step_s == 14.25
 
 
-def test_why_it_is_not_faster_is_told_of_the_same_step():
+def test_idle_causes_are_of_the_same_step():
     cluster = Cluster(
         tuple(Device(name, 10**6) for name in "abcd"),
         ("left", "right"),

@@ -33,7 +33,7 @@ def two_stages(**options):
     )
 
 
-def test_two_stages_and_one_hop():
+def test_step_of_two_stages_and_one_hop():
     # 10 bytes at 10 bytes/s and 0.5 s: 1.5 s a hop.
     result = simulate(two_stages())
     assert result.operation_times == (
@@ -62,7 +62,7 @@ def test_the_trace_of_two_stages():
     ]
 
 
-def test_a_tied_weight_is_summed_when_its_last_stage_is_there():
+def test_tied_weight_is_summed_after_its_last_stage():
     plan = two_stages(tied=(TiedWeight("embedding", (0, 1), 20),))
     result = simulate(plan)
     # Stage 0 is there at 9; 20 bytes take 2.5 s to it and 2.5 s back; the steps of both stages follow.
@@ -83,7 +83,7 @@ def test_a_weight_tied_on_one_device_takes_no_time():
     assert [e.action for e in result.trace.events] == list(lower(plan)[0])
 
 
-def test_split_backward_hands_its_gradient_on_behind_i():
+def test_split_backward_sends_its_gradient_after_i():
     plan = plan_of(
         orders("0F0 0B0", "1F0 1I0 1W0"), (0, 1), costs=[StageCosts(1.0, 2.0, 4.0, backward_s=5.0)] * 2, cluster=HOP
     )
@@ -114,7 +114,7 @@ def test_split_backward_hands_its_gradient_on_behind_i():
         ),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(message, arguments):
+def test_invalid_simulation_requests_are_refused(message, arguments):
     with pytest.raises(RequestError, match=message):
         simulate(**arguments)
 
@@ -204,6 +204,6 @@ def test_busy_and_idle_time_add_up_to_the_step(plan):
         assert sum(idle.values()) + result.busy_s[device] + steps == pytest.approx(result.step_s)
 
 
-def test_without_memory_everything_about_it_is_empty():
+def test_simulation_without_memory_has_no_memory_results():
     result = simulate(scheduled("1f1b", 2, 2), memory=False)
     assert (result.timelines, result.peak_memory_bytes, result.trace.memory) == ((), (), ())

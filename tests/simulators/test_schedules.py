@@ -38,7 +38,7 @@ def check(found: Scored) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=8)
 @given(data=st.data())
-def test_named_schedules(family, data):
+def test_simulated_named_schedules_equal_the_evaluation(family, data):
     chunks = family.chunks[0] if family.chunks else data.draw(st.integers(1, 3))
     problem = data.draw(problems(chunks))
     check(score(problem, family.build(problem)))
@@ -46,7 +46,7 @@ def test_named_schedules(family, data):
 
 @settings(max_examples=10)
 @given(st.data(), st.integers(1, 3), st.one_of(st.none(), st.floats(0, 400)))
-def test_schedules_that_are_searched(data, chunks, limit):
+def test_simulated_searched_schedules_equal_the_evaluation(data, chunks, limit):
     problem = data.draw(problems(chunks))
     problem = ScheduleProblem(
         problem.devices, problem.microbatches, chunks, problem.costs, problem.hop_s, memory_limit=limit

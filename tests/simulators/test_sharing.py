@@ -21,12 +21,12 @@ INFINITE = float("inf")
         ([["a", "a"], ["a"]], [5.0, INFINITE], {"a": 9.0}, [3.0, 3.0]),
     ],
 )
-def test_by_hand(routes, limits, capacity, rates):
+def test_fair_rates_by_hand(routes, limits, capacity, rates):
     assert fair_rates(routes, limits, capacity)[0] == rates
 
 
 @given(st.data())
-def test_laws(data):
+def test_fair_rates_obey_capacities_and_limits(data):
     capacity = {link: data.draw(st.floats(1.0, 100.0)) for link in "abcd"}
     routes = data.draw(st.lists(st.lists(st.sampled_from("abcd"), min_size=1, unique=True), min_size=1, max_size=8))
     limits = [data.draw(st.one_of(st.just(INFINITE), st.floats(0.5, 50.0))) for _ in routes]

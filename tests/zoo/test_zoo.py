@@ -12,7 +12,7 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_trains_as_one_process_does(results, name):
+def test_model_trains_like_one_process(results, name):
     found = [result for result in results if result["model"] == name]
     assert len(found) == 8, found
     for result in found:
@@ -20,7 +20,7 @@ def test_trains_as_one_process_does(results, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_is_refused_as_expected(results, name):
+def test_model_is_refused_as_expected(results, name):
     found = [result for result in results if result["model"] == name]
     assert {result["backend"] for result in found} == {"threads", "gloo"}
     assert {result["outcome"] for result in found} == {"refused"}, found
