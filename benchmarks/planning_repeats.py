@@ -1,15 +1,15 @@
-"""Plans the demo again and again: is it the same plan, how long does it take, and does the step lie in its interval?
+"""Plans the demo repeatedly: is it the same plan, how long does it take, and is the step within the interval?
 
 Each run is a new pair of gloo workers of one thread each, as ``torchrun`` starts them. A run plans the demo's GPT-2 and
 trains some steps by that plan, between two readings of the reference workload. Counted over the runs:
 
 - how often each plan was chosen: the same schedule, stages and orders are the same plan;
-- how long planning took, the capture apart;
-- whether the median step lies in the plan's 90 % interval, as it is and moved by the machine's drift, and how wide that
-  is; and how far the prediction is off.
+- how long planning took, without the capture;
+- whether the median step is within the plan's 90 % interval, as it is and scaled by the machine's drift, the width of
+  the interval, and the error of the prediction.
 
-With ``--load N``, N other processes compute all the time. Then the plan chosen takes turns with 1F1B on its own stages,
-planned in the same run: is it slower by more than 2 %?
+With ``--load N``, N other processes compute all the time. Then the chosen plan takes turns with 1F1B on its own stages,
+planned in the same run: is it more than 2 % slower?
 
     python benchmarks/planning_repeats.py [--runs 10] [--steps 16] [--load 0] [--record FILE]
 """
@@ -81,7 +81,7 @@ class Run:
         return (self.interval_s[1] - self.interval_s[0]) / (2 * self.predicted_s)
 
     def hit(self, drift: float) -> bool:
-        """Whether the measured step lies in the interval moved by a drift."""
+        """Whether the measured step is within the interval scaled by a drift."""
         low, high = self.interval_s
         return low * (1 + drift) <= self.measured_s <= high * (1 + drift)
 
@@ -161,7 +161,7 @@ def busy() -> None:
 
 
 def run(number: int, steps: int, against_plain: bool) -> Run:
-    """One run, in processes of its own."""
+    """One run, in new processes."""
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as cache:  # every run plans again

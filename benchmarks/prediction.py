@@ -244,7 +244,7 @@ class Case:
         return self.team.decide(lambda: with_prediction(plan, tuple(costs), self.cluster))
 
     def ready(self, plan: Plan) -> Pipeline:
-        """The pipeline of a plan, with a model of its own."""
+        """The pipeline of a plan, with a new model."""
         torch.manual_seed(0)
         model = MODELS[self.name]()[0]
         example = Example(model, self.step, self.piece, self.operators)
@@ -503,7 +503,7 @@ def main() -> None:
 
 
 def answer(wire: Any, processes: Sequence[Any]) -> Any:
-    """What the workers tell next."""
+    """The next message of the workers."""
     while not wire.poll(1):
         dead = next((p for p in processes if not p.is_alive() and p.exitcode != 0), None)
         if dead is not None:

@@ -2,9 +2,9 @@
 
 All contenders stay alive and take turns of a few steps, so that a machine whose speed drifts is as fast for one as for
 the next; a ratio is the median over rounds of ratios within a round. Steps are timed from barrier to barrier, gradients
-only (no optimizer), as the peer's own schedules do it. Every worker of every contender stays on a core of its own: that
-two of them share one for some milliseconds now and then is the scheduler's doing. Memory is resident memory: the peak
-while training above the level right before the first step (the kernel's high-water mark is reset there).
+only (no optimizer), as the peer's own schedules do it. Every worker of every contender is pinned to a separate core:
+otherwise the scheduler sometimes runs two of them on one core for some milliseconds. Memory is resident memory: the
+peak while training above the level right before the first step (the kernel's high-water mark is reset there).
 
     python benchmarks/two_workers.py [--rounds 15] [--steps 2] [--peers 1F1B,ZBVZeroBubble] [--record FILE]
 """

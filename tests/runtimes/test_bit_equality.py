@@ -22,7 +22,7 @@ F32 = torch.float32
 
 
 def one_placeholder_a_reader(operators: Operators) -> dict[str, str]:
-    """Give every node that reads a parameter a placeholder of its own; their names → the parameter's."""
+    """Give every node that reads a parameter a separate placeholder; their names → the parameter's."""
     graph, parameters = operators.step.graph, operators.step.parameters
     for placeholder in [node for node in graph.nodes if node.name in parameters]:
         for number, reader in enumerate(list(placeholder.users)[1:]):
@@ -89,7 +89,7 @@ def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, op
     assert torch.equal(found, loss)
     mine = dict(pipe.model.named_parameters())
     for key, partial in gradients.items():
-        # The one that the graph reads first stands in the first stage that reads it.
+        # The first stage that reads the parameter has the placeholder that the graph reads first.
         total = None
         for _, gradient in sorted(partial.items()):
             total = gradient if total is None else total + gradient

@@ -136,8 +136,8 @@ def test_copies_overlap_with_compute():
     copies = [(e.start_s, e.end_s) for e in trace.events if e.action.peer is not None]
     assert len(copies) == 2 * 2 * MICROBATCHES
     assert all(end >= start for start, end in copies)
-    beside = [any(begin < end and start < until for begin, until in compute) for start, end in copies]
-    assert sum(beside) > len(copies) // 4
+    overlap = [any(begin < end and start < until for begin, until in compute) for start, end in copies]
+    assert sum(overlap) > len(copies) // 4
 
 
 def step_times(pipe, batch, steps):

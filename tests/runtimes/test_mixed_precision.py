@@ -1,4 +1,4 @@
-"""bf16 and fp16: by autocast in the user's own step, captured bit for bit, and in parameters of their own."""
+"""bf16 and fp16: by autocast in the user's step, captured bit for bit, and as dtypes of parameters."""
 
 import functools
 
@@ -20,7 +20,7 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 class Reused(nn.Module):
-    """A layer that two others stand between; within one stage its weight is cast once for both of its calls."""
+    """A layer that is called twice, with two others between; one stage casts its weight once for both calls."""
 
     def __init__(self) -> None:
         super().__init__()

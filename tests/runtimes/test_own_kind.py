@@ -1,4 +1,4 @@
-"""A kind of action made up here, on a queue of its own: lowered, validated, simulated, traced and executed.
+"""A kind of action declared here, on a separate queue: lowered, validated, simulated, traced and executed.
 
 CHECKSUM adds up the saved tensors of a stage and microbatch after each F, and B waits for it. All of it is in this
 file.

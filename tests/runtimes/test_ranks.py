@@ -25,7 +25,7 @@ def two(tmp_path_factory):
 
 
 def assert_parity(ranks: list[dict[str, dict[str, float]]], plans: int) -> None:
-    """On every rank every case equals one process, over so many plans in all."""
+    """On every rank every case equals one process; ``plans`` is their number."""
     for found in ranks:
         assert len(found) == plans
         for case, distance in found.items():
@@ -289,7 +289,7 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
     ],
 )
 def test_transport_that_would_wait_forever_for_a_killed_rank_ends_with_its_name(tmp_path, mesh, ranks, victim, where):
-    """As NCCL does. Nothing of the transport's fails here; what all ranks see is a connection beside it that breaks."""
+    """As NCCL does. No call of the transport fails; all ranks detect the broken connection of `peer_connections`."""
     assert_all_name(victim, tmp_path, "dying", ranks, backend="deaf", MESH=mesh, VICTIM=str(victim), WHERE=where)
 
 

@@ -1,7 +1,7 @@
-"""The executor and memcpy on streams: every read behind its write, every reuse behind the last use, over plans.
+"""The order of the executor and memcpy on streams, for several plans: reads follow writes, reuse follows the last use.
 
-No GPU is needed: operators run on the CPU, and recorded streams tell what a device that runs behind its host would
-have been free to do in another order.
+No GPU is needed: operators run on the CPU, and recorded streams report what an asynchronous device could have run in
+another order.
 """
 
 import threading
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def train(
     recorded, monkeypatch, plan, *, case="tied gpt with dropout", rows=8, microbatches=4, devices=2, steps=2, user=None
 ):
-    """Train on recorded streams; the user's own work goes on between steps, on the default stream or another one."""
+    """Train on recorded streams; between steps the user's code runs operators on the default stream or another one."""
     monkeypatch.setitem(streams._KINDS, "cpu", recorded)
     with recorded.using(user or recorded.current(CPU)):
         pipe = build(ThreadTeam(devices), case, torch.float64, rows, None, microbatches, **PLANS[plan])
@@ -73,7 +73,7 @@ def test_a_device_keeps_its_thread_until_its_team_is_closed():
     for thread in before:
         thread.join(10)
     assert not any(thread.is_alive() for thread in before)
-    assert len(set(team.everywhere(lambda _: threading.get_ident()))) == 3, "it is made again when it is asked for"
+    assert len(set(team.everywhere(lambda _: threading.get_ident()))) == 3, "threads are created again after close"
 
 
 @pytest.mark.parametrize(("case", "rows", "devices"), [("token-weighted", 7, 2), ("batchnorm with a skip", 8, 3)])

@@ -169,7 +169,7 @@ class Spilling(MemcpyBackend):
 
 
 class Disordered(MemcpyBackend):
-    """Every device adds doubles up in an order of its own."""
+    """Every device sums doubles in a different order."""
 
     def all_reduce(self, tensor):
         if tensor.dtype is not torch.float64:

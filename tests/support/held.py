@@ -16,7 +16,7 @@ from panpipe.simulators.run import simulate
 from .plans import hosted
 
 Held = list[list[tuple[str, float]]]
-"""Per device each action that computes, and the bytes behind it."""
+"""For each device every compute action, and the bytes held after it."""
 
 
 def costs_of(memory: StageMemory) -> StageCosts:
@@ -28,22 +28,22 @@ def costs_of(memory: StageMemory) -> StageCosts:
 
 
 def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
-    """The plan's step, on links of its own, with the memory of the pipeline's programs."""
+    """The plan's simulated step, on separate links, with the memory of the pipeline's programs."""
     costs = [costs_of(pipe.programs[stage.index].memory) for stage in plan.stages]
     return simulate(plan, costs, hosted(fully_connected(plan.devices, 10**9, 1e9, 0.25), 1e9))
 
 
 def predicted(result: SimulationResult, passed: bool = False) -> Held:
-    """By the memory timeline; with ``passed`` the communication beside the saved tensors."""
+    """Bytes by the memory timeline; with ``passed`` communication in addition to the saved tensors."""
     found: Held = []
     for timeline in result.timelines:
-        behind: dict[int, float] = {}
+        after: dict[int, float] = {}
         for position, size in zip(
             timeline.operations.tolist(), timeline.moving[: 1 + passed].sum(axis=0).tolist(), strict=True
         ):
-            behind[position] = size
+            after[position] = size
         actions = enumerate(timeline.actions)
-        found.append([(str(action), behind[i]) for i, action in actions if action.kind in WORK_KINDS])
+        found.append([(str(action), after[i]) for i, action in actions if action.kind in WORK_KINDS])
     return found
 
 

@@ -3,7 +3,7 @@
 ``large.py reference FOLDER`` writes a checkpoint of it shard by shard, and trains it in one process, from its own
 initialisation and from the checkpoint. ``torchrun … large.py ranks FOLDER`` trains it as a pipeline, each rank under a
 limit of data that the operating system enforces and that the parameters alone are above. Both leave what they trained
-in FOLDER; the ranks tell their losses and figures in FOLDER/ranks.<rank>.json.
+in FOLDER; the ranks write their losses and figures to FOLDER/ranks.<rank>.json.
 """
 
 import functools

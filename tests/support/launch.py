@@ -39,7 +39,7 @@ def torchrun(
 def torchrun_script(
     script: Path, *arguments: str, ranks: int = 2, restarts: int = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """A script of its own under torchrun; the rest as of :func:`torchrun`."""
+    """Another script under torchrun; the rest as of :func:`torchrun`."""
     options = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
     process = _launcher(options, (str(script), *arguments), more)
     out, err = process.communicate(timeout=HANGS_S)
@@ -106,9 +106,9 @@ def alone(
     absent: tuple[int, ...] = (),
     **more: str,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Ranks whom nobody watches: an agent would stop those that are left, perhaps before they have said why.
+    """Ranks without an agent, which would stop the remaining ranks, perhaps before they have printed the reason.
 
-    They are forks, but where ``PYTHONPATH`` is given: what they import is then their own.
+    They are forks, unless ``PYTHONPATH`` is given: then they import their own modules.
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """A transformer block with dropout in attention and behind both halves."""
+    """A transformer block with dropout in attention and after both halves."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Case:
     Args:
         model: makes it in a dtype.
         step: its training step.
-        batch: makes a batch of so many rows in a dtype.
+        batch: (rows, dtype) → a batch.
     """
 
     model: Callable[[torch.dtype], nn.Module]

@@ -1,4 +1,4 @@
-"""Train a case as a pipeline and in one process, and tell how far they are apart."""
+"""Train a case as a pipeline and in one process, and compute the distance between them."""
 
 import copy
 import functools
@@ -33,7 +33,7 @@ PLANS = {
         name: {"schedule_name": name, "chunks": 2} for name in ("zb-v", "v-min", "1f1b-v", "gis", "gis-h", "dualpipe-v")
     },
 }
-"""What an even plan is made with: every named schedule, and two whose backwards are split afterwards."""
+"""Options of even plans: every named schedule, and two whose backwards are split afterwards."""
 EVERYWHERE = ("1f1b", "interleaved", "split backward", "v-half", "recompute in a v")
 """Plans that differ most: one stage a device and two, both placements of two, halves of backwards, and recompute."""
 SOME = ("interleaved", "v-half")

@@ -1,4 +1,4 @@
-"""Ranks of which each has a cache folder of its own, started with ``torchrun`` by the tests."""
+"""Ranks with separate cache folders, started with ``torchrun`` by the tests."""
 
 import os
 import sys

@@ -229,7 +229,7 @@ def evaluation_of_replicas(team):
 def dying(team):
     """The rank that the environment names is killed in its third step, or evaluation, where the environment says.
 
-    ``STARVED`` names another one, which has no processor for the first two seconds and a half behind that.
+    ``STARVED`` names another one, which gets no CPU time for the next two and a half seconds.
     """
     victim, place, starved = int(os.environ["VICTIM"]), os.environ["WHERE"], os.environ.get("STARVED")
     Path(sys.argv[2], f"{team.rank_here}.pid").write_text(str(os.getpid()), encoding="utf-8")
@@ -255,7 +255,7 @@ def dying(team):
         return call
 
     if team.rank_here == victim:
-        left = iter(range(1))  # behind the second call of the step
+        left = iter(range(1))  # after the second call of the step
         if place == "STEP":
             left = iter(())
             register_optimizer_step_pre_hook(lambda *_: die())
@@ -283,7 +283,7 @@ def raising_in_context(team):
 
 
 def thinking(team):
-    """Rank 1 is killed while rank 0 is busy for long, as with a plan, and talks to nobody."""
+    """Rank 1 is killed while rank 0 computes for long, as when it plans, and sends nothing."""
 
     def choose():
         time.sleep(600)
@@ -452,7 +452,7 @@ def resumed(team):
 
 @captures((GPT, torch.float32, 8, 4))
 def differing(team):
-    """What is said to ranks that were given different things, and a step behind all of that."""
+    """The errors of ranks with different arguments, and a step after all of them."""
     name, other = "tied gpt with dropout", team.local == (1,)
     case, operators = CASES[name], captured_once(CASES[name], torch.float32, 8, 4, "cpu")
 
@@ -659,7 +659,7 @@ def ending(team):
 
 @captures((GPT, torch.float32, 8, 4))
 def raising(team):
-    """Rank 1 fails by an error of its own: in a step, or where the environment says so in the user's code."""
+    """Rank 1 alone raises an error: in a step, or in the user's code if the environment requests it."""
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
     for step in range(1000):

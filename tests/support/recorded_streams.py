@@ -1,12 +1,12 @@
-"""Streams that record instead of run: operators happen at once on the CPU, and what streams would allow is checked.
+"""Streams that record: operators run at once on the CPU, and the order that the streams guarantee is checked.
 
-Every stream has a vector clock. An operator on a stream is behind what that stream's clock covers, and behind nothing
-else: neither that the host called it later nor that the CPU ran it later counts. Checked are:
+Every stream has a vector clock. An operator on a stream is ordered after what that stream's clock covers, and after
+nothing else: that the host called it later, or that the CPU ran it later, does not count. The checks are:
 
-1. a read is behind the write of what it reads;
-2. a write is behind the reads and the write before it;
-3. memory that the host let go of is handed out again on the stream it was made on, at once, as CUDA's allocator does:
-   whatever is made there next must be behind all that was done with it, on any stream.
+1. a read is ordered after the write of its tensor;
+2. a write is ordered after the earlier reads and the earlier write;
+3. memory that the host frees is reused at once on the stream that allocated it, as by CUDA's allocator: the next tensor
+   allocated there must be ordered after every use of the freed one, on any stream.
 """
 
 import threading
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Clock = dict[int, int]
 Access = tuple[int, int]
-"""A stream, and how many operators it had by then."""
+"""A stream, and its number of operators at the access."""
 
 
 @define(eq=False)
@@ -140,21 +140,21 @@ class RecordedStreams(Streams):
             for tensor in read:
                 memory, *others = self._parts(tensor)
                 for part in (memory, *others):
-                    self._behind(func, stream, "reads what is being written", part.write)
+                    self._check_after(func, stream, "reads what is being written", part.write)
                 memory.reads[now[0]] = now[1]
             for tensor in written:
                 memory, *others = self._parts(tensor)
                 for use in (use for part in (memory, *others) for use in part.uses()):
-                    self._behind(func, stream, "writes what is in use", use)
+                    self._check_after(func, stream, "writes what is in use", use)
                 memory.write, memory.reads = now, {}
             for tensor in made:
                 if tensor.untyped_storage()._cdata not in self._memory:
                     for memory in self._freed.pop(stream.number, []):
                         for use in memory.uses():
-                            self._behind(func, stream, "is handed memory that is in use", use)
+                            self._check_after(func, stream, "is handed memory that is in use", use)
                     self._of(tensor, stream.number).write = now
 
-    def _behind(self, func: Any, stream: Stream, what: str, use: Access | None) -> None:
+    def _check_after(self, func: Any, stream: Stream, what: str, use: Access | None) -> None:
         if use is not None and stream.clock.get(use[0], 0) < use[1]:
             self.problems.append(f"{func} on {stream.name} {what} on {self._streams[use[0]].name}")
 

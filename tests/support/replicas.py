@@ -22,7 +22,7 @@ def batches(case: Case, replicas: int, rows: list[int], dtype: torch.dtype = tor
 
 
 class Trained:
-    """A pipeline over replicas, and one process beside it.
+    """A pipeline over replicas, and one process to compare it with.
 
     Args:
         team: the ranks.
@@ -44,7 +44,7 @@ class Trained:
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
 
     def step(self, rows: list[int]) -> dict[str, float]:
-        """One step on batches of so many rows; the largest distances, gradients relative in norm."""
+        """One step on batches of these numbers of rows; the largest distances, gradients relative in norm."""
         index, parts = self.pipe.steps, batches(self.case, self.team.replicas, rows)
         loss = self.pipe.step(parts[self.team.replica]).item()
         wanted = reference_of_replicas(

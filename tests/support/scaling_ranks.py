@@ -1,4 +1,4 @@
-"""Ranks that train with clipping, accumulation and scaled losses, beside one process on all their batches; see
+"""Ranks that train with clipping, accumulation and scaled losses, compared with one process on all their batches; see
 `ranks`."""
 
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def refusal(ask: Callable[[], Any]) -> str:
 
 
 def step_apart(team: Team) -> None:
-    """A step behind one whose scaler was then given another scale, on the first rank."""
+    """A step after one rank's scaler was given another scale."""
     scaler = Scaler(**OPTIONS)
     pipe, _ = on_team(team, TAPPED, Training(scaler=scaler))
     batch = tapped_batch(8, torch.float32)

@@ -21,7 +21,7 @@ def tokens(rows: int, length: int = 12) -> dict[str, torch.Tensor]:
 
 
 class Pair:
-    """A pipeline beside one process.
+    """A pipeline, and one process to compare it with.
 
     Args:
         team: the devices.

@@ -1,4 +1,4 @@
-"""Training as people do it, beside the same in one process, with what torch itself has for each part of it."""
+"""Training with common features, compared with one process that uses torch's functions for each of them."""
 
 import copy
 import functools
@@ -38,7 +38,7 @@ def on_team(team: Team, case: Case, training: Training) -> tuple[panpipe.Pipelin
 
 
 def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Callable[..., Any]) -> Case:
-    """A case whose model is made from a fixed seed."""
+    """A case whose model is initialised with a fixed seed."""
 
     def build(dtype: torch.dtype) -> nn.Module:
         torch.manual_seed(0)

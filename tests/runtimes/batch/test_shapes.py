@@ -170,7 +170,7 @@ def test_stage_without_operators_for_a_shape_is_supported():
 
 
 class Attended(nn.Module):
-    """Pixels turned into a sequence and back, in front of a group normalisation."""
+    """Pixels turned into a sequence and back, before a group normalisation."""
 
     def __init__(self) -> None:
         super().__init__()

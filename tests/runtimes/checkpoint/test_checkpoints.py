@@ -1,4 +1,4 @@
-"""Training that stops and goes on, under the same plan and under others: as if it had never stopped."""
+"""Training that stops and resumes, under the same plan and under others, equals uninterrupted training."""
 
 import copy
 import functools
@@ -96,7 +96,7 @@ def test_load_state_dict_copies_tensors_and_keeps_copies_of_tied_weights_equal()
 
 
 def pipe_copy(pipe):
-    """Another one that goes on from the same."""
+    """Another pipeline that continues from the same state."""
     found = pipe_of(GPT, seed=9)
     found.load_state_dict(copy.deepcopy(pipe.state_dict()))
     return found
@@ -336,7 +336,7 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
 
 
 class Counting(torch.optim.SGD):
-    """Keeps something of its own."""
+    """Keeps state that belongs to no parameter."""
 
     def step(self, closure=None):
         self.state["count"] = self.state.get("count", 0) + 1
@@ -354,7 +354,7 @@ def test_optimizer_state_without_a_parameter_is_refused(tmp_path):
 
 
 def on_ranks(folder, stop, ranks, **mesh):
-    """A job over gloo that goes on from what is in the folder, up to a step; what each rank tells."""
+    """A job over gloo that resumes from the folder and trains up to a step. Returns what each rank reports."""
     return results("resumed", folder, ranks, STOP=str(stop), **mesh)
 
 
@@ -381,7 +381,7 @@ def test_ranks_resume_a_checkpoint_of_two_ranks(tmp_path, ranks, mesh):
 
 @pytest.mark.slow
 def test_killed_job_resumes_from_its_last_checkpoint(tmp_path):
-    """Ranks of the example die behind a checkpoint, are started again by torchrun, and come to the same numbers."""
+    """Ranks of the example die after a checkpoint, torchrun restarts them, and they compute the same numbers."""
 
     def losses(folder, **environment):
         arguments = ("--folder", str(folder), "--steps", "7", "--every", "2")

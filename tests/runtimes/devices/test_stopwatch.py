@@ -1,4 +1,4 @@
-"""Profiling on streams: moments are events, nobody waits between them, and what is timed comes behind what it reads."""
+"""Profiling on streams: times are events, nothing waits between them, and timed operations run after their inputs."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ class Watched(RecordedStreams):
         return super().elapsed_s(start, end)
 
     def synchronize(self, device):
-        raise AssertionError("nobody waits for the whole device")
+        raise AssertionError("the stopwatch waits for the whole device")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_stage_profile_does_not_wait_between_programs(recorded):
         list(batch.values()), torch.optim.SGD, repeats=3,
     )[1]  # fmt: skip
     first = recorded.asked.index("wait")
-    assert recorded.asked[:first] == ["moment"] * (2 * 4 * 4), "F, B, I and W, four times, before anybody waits"
+    assert recorded.asked[:first] == ["moment"] * (2 * 4 * 4), "F, B, I and W, four times, before the first wait"
     assert recorded.problems == []
     times = costs.forward_s, costs.full_backward_s, costs.backward_input_s, costs.backward_weight_s, costs.optimizer_s
     assert min(times) >= 1e-6
@@ -99,4 +99,4 @@ def test_kernel_profile_times_sequences_of_calls(recorded):
     seconds = least_s(lambda: calls.append(x + 1), CPU, repeats=2)
     assert seconds == pytest.approx(1e-6)
     waits = [i for i, what in enumerate(recorded.asked) if what == "wait"]
-    assert recorded.asked[waits[0] + 1 : waits[1]] == ["moment"] * 4, "both runs are asked about behind the last"
+    assert recorded.asked[waits[0] + 1 : waits[1]] == ["moment"] * 4, "both runs are read after the last"

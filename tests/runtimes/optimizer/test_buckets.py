@@ -22,7 +22,7 @@ def bucket_of(device, *present):
 
 
 def test_reduction_does_not_read_tensors_if_every_parameter_has_a_gradient():
-    """On meta there is nothing to read: whoever tries fails."""
+    """A tensor on meta has no values: reading it raises an error."""
     bucket = bucket_of("meta", True, True)
     bucket.reduce(Alone())
     bucket.assign_gradients()

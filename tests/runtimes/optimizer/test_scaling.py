@@ -30,7 +30,7 @@ def pair(case, devices=2, *, clip_norm=None, plan_options=None, optimizer=Moment
 
 
 def together(pipe, scaler, alone, batches):
-    """Train both; which updates were skipped, and the scale behind each."""
+    """Train both. Returns for each update whether it was skipped, and the scale after it."""
     torch.set_num_threads(1)
     found, before = [], pipe.updates
     for batch in batches:
@@ -102,7 +102,7 @@ def test_overflow_in_one_stage_skips_the_step_of_all_stages(stage):
 
 @pytest.mark.parametrize("case", [GPT, WEIGHTED])
 def test_loss_scaling_of_tied_weights_and_weighted_losses(case):
-    """Weights are counted in the forward, and the scale comes to them there; what is reported is not scaled."""
+    """Weights are computed in the forward and scaled there; the reported loss is not scaled."""
     pipe, scaler, alone = pair(case, 3, optimizer=SGD, scaler={"init_scale": 2.0**15}, clip_norm=1.0)
     alone.optimizer = SGD(alone.model.parameters())
     found = []

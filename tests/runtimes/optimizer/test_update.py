@@ -1,4 +1,4 @@
-"""What comes between the last backward and the optimizer's step, beside torch's own way of doing it."""
+"""The update between the last backward and the optimizer's step, compared with torch's functions."""
 
 import math
 
@@ -91,7 +91,7 @@ def test_every_device_with_a_stage_has_a_sync_action():
     pipe, _ = pipeline_of(CONV, 8, 4, 3, clip_norm=1.0)
     assert pipe.plan.sync
     _, trace = pipe.trace_step(CONV.batch(8, torch.float32))
-    # A message starts when both of its ends are posted, which may be behind a SYNC that was issued later.
+    # A message starts when both of its ends are posted, which may be after a SYNC that was issued later.
     done = [e for e in trace.events if e.action.kind not in COMM_KINDS]
     ends = {d: [str(e.action) for e in done if e.device == d][-2:] for d in range(3)}
     assert ends == {d: [f"{d}SYNC", f"{d}STEP"] for d in range(3)}
@@ -110,7 +110,7 @@ class Deciding(torch.optim.SGD):
 
 
 class Alone:
-    """A transport without anybody else."""
+    """A transport with one device."""
 
     device, devices = 0, 2
 

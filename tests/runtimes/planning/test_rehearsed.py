@@ -1,4 +1,4 @@
-"""What rehearsed steps tell: times of programs, and a profile that serves other schedules of the same stages."""
+"""Times of programs from rehearsed steps, and a profile for other schedules of the same stages."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sources of values: initialisation by module names and seeds, what it leaves out, and checkpoints before it."""
+"""Sources of values: initialisation by module names and seeds, incomplete initialisation, and checkpoints first."""
 
 import pytest
 import torch
