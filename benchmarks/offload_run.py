@@ -35,9 +35,13 @@ from panpipe.cli.output import print_table
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.cluster.cluster import Hub, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.host_arena import host_slots
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
-from panpipe.core.plan.plan import Plan
+from panpipe.core.plan.plan import Plan, Prediction
+from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
@@ -93,6 +97,22 @@ def plans(operators: Operators) -> tuple[Plan, Plan]:
     return plan, evolve(plan, memory=evolve(plan.memory, offload=tuple(offload)))
 
 
+def peaks(plan: Plan, operators: Operators) -> tuple[float, ...]:
+    """The planned peak of saved tensors on each device, in bytes."""
+    compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(RANKS))
+    costs = [
+        StageCosts(1.0, 1.0, 1.0, saved_bytes=each.memory.saved, freed_by_input_bytes=each.memory.freed_by_input,
+                   created_by_input_bytes=each.memory.created_by_input)
+        for each in (compiled.programs[stage] for stage in range(RANKS))
+    ]  # fmt: skip
+    links = fully_connected(RANKS, 1 << 50, 1e9, 0.0)
+    to_host = tuple(Link(device.name, "host", 1e9, 0.0) for device in links.devices)
+    cluster = evolve(links, hubs=(Hub("host", "host"),), links=(*links.links, *to_host))
+    none = (0.0,) * RANKS
+    found = validate(evolve(plan, prediction=Prediction(tuple(costs), cluster, 1.0, none, none, 0.0)))
+    return found.peak_saved_bytes
+
+
 def resident(name: str) -> int:
     """``VmHWM`` or ``VmRSS`` of this process, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
@@ -106,6 +126,7 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
     operators = operators_of(capture_step(made, step, tokens[: ROWS // MICROBATCHES]))
     plain, away = plans(operators)
     plan = away if offload else plain
+    planned = [before - after for before, after in zip(peaks(plain, operators), peaks(away, operators), strict=True)]
     del operators
     pipe = panpipe.pipeline(made, step, tokens, plan=plan, optimizer=torch.optim.SGD, offload_to=disk, progress=False)
     gc.collect()
@@ -123,10 +144,9 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
             peak_data = max(peak_data, data_bytes() - data)
     except BaseException as error:
         found["failure"] = f"{type(error).__name__}: {error}"
-    device = pipe.plan.stages[dist.get_rank()].device
-    found |= {"resident": resident("VmHWM") - before, "data": peak_data}
+    device = dist.get_rank()
+    found |= {"resident": resident("VmHWM") - before, "data": peak_data, "planned": planned[device]}
     if offload:
-        found["planned"] = sum(each.bytes for each in away.memory.offload if each.stage == device)
         found["arena"], found["slots"] = pipe._trainer.offloads[device].memory.bytes, host_slots(away, device).bytes
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")
     if found["failure"] is not None:
@@ -141,7 +161,7 @@ def run(steps: int, disk: str, *, offload: bool, limit: int | None = None) -> li
         words = [__file__, "--rank-of", name, "--steps", str(steps), "--folder", disk]
         words += ["--offload"] * offload + (["--limit", str(limit)] if limit is not None else [])
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        subprocess.run([*command, *words], check=True, stderr=subprocess.DEVNULL, timeout=900)
+        subprocess.run([*command, *words], check=True, timeout=1500)
         return [json.loads((Path(name) / f"{each}.json").read_text(encoding="utf-8")) for each in range(RANKS)]
 
 
@@ -174,8 +194,8 @@ def main() -> None:
         rows.append(
             [
                 str(number), f"{one['resident'] / mib:.0f}", f"{other['resident'] / mib:.0f}", f"{fell / mib:.0f}",
-                f"{planned / mib:.0f}", f"{other['arena'] / mib:.1f}", f"{other['slots'] / mib:.1f}",
-                f"{seconds[0]:.2f}", f"{seconds[1]:.2f}",
+                f"{planned / mib:.0f}", f"{fell / planned:.0%}", f"{other['arena'] / mib:.1f}",
+                f"{other['slots'] / mib:.1f}", f"{seconds[0]:.2f}", f"{seconds[1]:.2f}",
             ]
         )  # fmt: skip
     title = (
@@ -184,7 +204,7 @@ def main() -> None:
         f"with offload and not without ({refused[0]['failure'] or refused[1]['failure']})"
     )
     header = (
-        "rank", "resident MiB without", "with", "fell by", "planned of a microbatch", "arena", "arena of the plan",
+        "rank", "resident MiB without", "with", "fell by", "planned", "of it", "arena", "arena of the plan",
         "step s without", "with",
     )  # fmt: skip
     print_table(title, header, rows)

@@ -5,6 +5,7 @@ What the jobs found, by their names: FOLDER/RANK.json.
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from unittest import mock
+from zlib import crc32
 
 import attrs
 import torch
@@ -24,6 +26,7 @@ from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.runtimes.devices.devices import of_rank
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
+from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
@@ -33,11 +36,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support import deaf
-from tests.support.cuts import captured_once
+from tests.support.cuts import captured_once, even_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
 from tests.support.forks import serve
 from tests.support.models import CASES, PYTHON
+from tests.support.offloading import all_away
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
@@ -669,6 +673,44 @@ def raising(team):
                 raise FAILURES[os.environ["OUTSIDE"]]()
             batch["y"] = batch["y"] + 10_000
         pipe.step(batch)
+
+
+@captures((GPT, torch.float32, 12, 6))
+def offloading(team):
+    """The bits of plans without offload, with saved tensors on the host, and in a file."""
+    operators, found = captured_once(GPT, torch.float32, 12, 6, "cpu"), {}
+    for name in ("interleaved", "recompute in a v"):
+        plan = even_plan(operators, team.size, 6, **PLANS[name])
+        away, file = all_away(plan, operators), OffloadTier(Path(sys.argv[2]))
+        found[name] = [_bits(team, each, tier) for each, tier in ((plan, None), (away, None), (away, file))]
+        assert away.memory.offload
+    return found
+
+
+def _bits(team, plan, tier):
+    """Losses, and checksums of the gradients that are here, over two steps."""
+    pipe = build(team, "tied gpt with dropout", torch.float32, 12, plan, 6, offload=tier)
+    found = []
+    for _ in range(2):
+        found.append(pipe.step(GPT.batch(12, torch.float32)).item().hex())
+        gradients = [p.grad for p in pipe.model.parameters() if not p.is_meta and p.grad is not None]
+        found += [crc32(gradient.numpy().tobytes()) for gradient in gradients]
+    for each in pipe._trainer.offloads.values():
+        each.memory.close()
+    return found
+
+
+@captures((GPT, torch.float32, 12, 6))
+def full_disk(team):
+    """The file of rank 1 may not be written any more after the first step and its checkpoint."""
+    operators, folder = captured_once(GPT, torch.float32, 12, 6, "cpu"), Path(sys.argv[2])
+    plan = all_away(even_plan(operators, team.size, 6, "gpipe"), operators)
+    pipe = build(team, "tied gpt with dropout", torch.float32, 12, plan, 6, offload=OffloadTier(folder))
+    pipe.step(GPT.batch(12, torch.float32))
+    pipe.checkpoint(folder / "checkpoint")
+    if team.local == (1,):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+    pipe.step(GPT.batch(12, torch.float32))
 
 
 def main() -> None:

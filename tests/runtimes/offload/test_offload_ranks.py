@@ -1,0 +1,27 @@
+"""Ranks over gloo whose saved tensors leave: the same bits, and all of them stop when a file is full."""
+
+import torch
+from panpipe.runtimes.launch.team import ThreadTeam
+
+from ...support.launch import alone, results
+from ...support.parity import build
+
+
+def test_two_ranks_have_the_same_bits_with_offload_to_the_host_and_to_a_file(tmp_path):
+    for found in results("offloading", tmp_path):
+        for plain, host, file in found.values():
+            assert plain == host == file
+            assert len(plain) > 2
+
+
+def test_a_full_disk_ends_all_ranks_with_its_name_and_leaves_the_checkpoint(tmp_path):
+    left, stopped = alone("full_disk", tmp_path)
+    assert (left.returncode, stopped.returncode) == (1, 1)
+    assert (
+        "rank 1 stopped: WorkerError: offload of saved tensors failed: OSError: [Errno 27] File too large"
+        in left.stderr
+    )
+    pipe = build(ThreadTeam(2), "tied gpt with dropout", torch.float32, 12, None, 6)
+    pipe.resume(tmp_path / "checkpoint")
+    assert pipe.steps == 1
+    pipe.close()
