@@ -12,6 +12,7 @@ from .core.capture.batch.batch_dims import AUTO
 from .core.capture.regions.breaks import StepFunction
 from .core.cluster.cluster import Cluster
 from .core.cluster.mesh import Mesh
+from .core.offload.request import OffloadRequest
 from .core.plan.derive import Recompute
 from .core.plan.plan import Plan
 from .core.search import longest_path
@@ -50,6 +51,7 @@ def pipeline(
     max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None,
+    offload: OffloadRequest | None = None,
     offload_to: str | Path = HOST,
     host_memory: int | None = None,
     devices: Names | None = None,
@@ -115,10 +117,13 @@ def pipeline(
             meta or not, one tensor at a time.
         recompute: ``"none"``, ``"all"``, or the numbers of the stages that run their forward a second time, before
             the backward, instead of holding its saved tensors. By default as in the plan, or chosen by the planner.
-        offload_to: where saved tensors go that leave their device between forward and backward (``memory.offload`` of
-            the plan): ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in the folder for temporary
-            files; or the folder of that file. For devices on the CPU the host's memory is their own, and only a file
-            makes room. The file has no name and ends with the process.
+        offload: which saved tensors leave their device between forward and backward: ``"none"``; ``"all"``, as much as
+            the links carry without a longer step; ``"auto"``, only if memory is short, what makes the step fastest
+            together with ``recompute``; or a dict from stage to the share of its bytes, from 0 to 1. By default as in
+            the plan (``memory.offload``); an automatic plan then offloads nothing. See the page Offload of the docs.
+        offload_to: where they go: ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in the folder for
+            temporary files; or the folder of that file. For devices on the CPU the host's memory is their own, and only
+            a file makes room. The file has no name and ends with the process.
         host_memory: bytes that these tensors may occupy there, over all devices of a host; by default what is free.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; under ``torchrun`` of every rank, on the rank's own host. The model's tensors are moved there, as by
@@ -177,6 +182,8 @@ def pipeline(
             max_chunks=max_chunks,
             cluster=cluster,
             recompute=recompute,
+            offload="none" if offload is None else offload,
+            tier=OffloadTier(offload_to, host_memory),
             seconds=plan_seconds,
             cached=plan_cache,
         ),
@@ -190,7 +197,7 @@ def pipeline(
         compile=compile,
         max_shapes=max_shapes,
         batch_dims=batch_dims,
-        tier=OffloadTier(offload_to, host_memory),
+        offload=offload,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

@@ -77,6 +77,7 @@ class SimulatedDevices:
             oracle=options.oracle,
             anneal=options.anneal,
             recompute=options.recompute,
+            offload=options.offload,
             max_chunks=options.max_chunks,
             alternatives=False,
         )

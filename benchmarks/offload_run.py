@@ -39,7 +39,7 @@ from panpipe.core.cluster.cluster import Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.host_arena import host_slots
-from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
+from panpipe.core.plan.offload import HostCopy, StageOffload
 from panpipe.core.plan.plan import Plan, Prediction
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.problem import ScheduleProblem
@@ -85,7 +85,7 @@ def plans(operators: Operators) -> tuple[Plan, Plan]:
     compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(RANKS))
     offload = []
     for stage in range(RANKS):
-        storages = (Storage(each.name, each.bytes) for each in movable(stage, compiled, plan.placement))
+        storages = movable(stage, compiled, plan.placement)
         actions = plan.device_actions[stage]
         copies = []
         for number in range(MICROBATCHES):
@@ -93,7 +93,7 @@ def plans(operators: Operators) -> tuple[Plan, Plan]:
             back = actions[actions.index(Action(stage, Kind.B, number)) - 1]
             if actions.index(freed) < actions.index(back):
                 copies.append(HostCopy(number, freed, back))
-        offload.append(StageOffload(stage, tuple(storages), tuple(copies)))
+        offload.append(StageOffload(stage, storages, tuple(copies)))
     return plan, evolve(plan, memory=evolve(plan.memory, offload=tuple(offload)))
 
 

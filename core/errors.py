@@ -64,6 +64,10 @@ class WorkerError(PanpipeError):
         return cls(message, suspects=details["suspects"])
 
 
+class OffloadError(PanpipeError):
+    """A copy of saved tensors to the host or back failed: the message has the reason. Exit status 1."""
+
+
 def message_of(failure: BaseException) -> str:
     """The message of any exception; if its ``__str__`` raises, a text that names that error."""
     try:

@@ -12,12 +12,12 @@ from ..backends.kind import BackendKind
 from ..core.capture.batch.batch_dims import AUTO as FIND
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
+from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
-from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
@@ -99,7 +99,8 @@ class PipelineOptions:
         compile: what compiles stage programs; None runs operators one by one.
         max_shapes: for how many shapes of microbatches programs are kept.
         batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
-        tier: where saved tensors go that leave their device.
+        offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
+            automatic one.
 
     Raises:
         RequestError: an argument has a value that it cannot have, or two of them contradict each other.
@@ -117,7 +118,7 @@ class PipelineOptions:
     compile: CompilerChoice | None = field(default=None, converter=_compiler)
     max_shapes: int = MAX_SHAPES
     batch_dims: Any = FIND
-    tier: OffloadTier = field(factory=OffloadTier)
+    offload: OffloadRequest | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -126,7 +127,9 @@ class PipelineOptions:
             raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
         check_max_shapes(self.max_shapes)
         if self.plan is not None:
-            check_agrees(self.plan, self._microbatches, self.planning.schedule, self.planning.recompute)
+            check_agrees(
+                self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked()
+            )
             mesh_for(self.plan, self.mesh)
         if self.simulated and self.compile is not None:
             raise RequestError(
@@ -135,6 +138,13 @@ class PipelineOptions:
             )
         if self.simulated and self.mesh is not None:
             mesh_in_simulator(self.mesh)
+
+    def _offload_asked(self) -> bool | None:
+        """Whether the given plan has to offload; None if it may do either."""
+        if self.offload is None or self.plan is None:
+            return None
+        check_offload_request(self.offload, len(self.plan.stages))
+        return None if self.offload == "auto" else self.offload != "none"
 
     @property
     def microbatches(self) -> int:

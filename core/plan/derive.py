@@ -72,7 +72,9 @@ def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
     return plan if _directions(wanted) == _directions(plan.edges) else evolve(plan, edges=wanted, prediction=None)
 
 
-def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None) -> None:
+def check_agrees(
+    plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None, offload: bool | None = None
+) -> None:
     """Refuse a plan that contradicts other arguments.
 
     Args:
@@ -80,6 +82,7 @@ def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute:
         microbatches: the number per step; None if not requested.
         schedule: a family's name, or ``auto`` for any.
         recompute: the stages that recompute; None if not requested.
+        offload: whether saved tensors leave; None if not requested.
 
     Raises:
         RequestError: the first contradiction.
@@ -94,6 +97,9 @@ def check_agrees(plan: Plan, microbatches: int | None, schedule: str, recompute:
         refuse("schedule", f"'{schedule}'", f"'{plan.schedule}'")
     if recompute is not None and (stages := recomputed_stages(recompute, len(plan.stages))) != plan.memory.recompute:
         refuse("recompute", _stages_text(stages), _stages_text(plan.memory.recompute))
+    if offload is not None and offload != bool(plan.memory.offload):
+        what = [each.stage for each in plan.memory.offload]
+        refuse("offload", "asked for" if offload else "'none'", f"offload of {_stages_text(what)}")
 
 
 def _stages_text(stages: Sequence[int]) -> str:

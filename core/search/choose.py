@@ -151,7 +151,7 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
     """The search, with offload if it is asked for."""
     arguments = settings, space, meter, options.oracle, options.seed, options.alternatives
     if options.offloads:
-        return OffloadSearch(options.offload, *arguments).result()
+        return OffloadSearch(options.offload, options.storages, *arguments).result()
     return confirmed(*arguments)
 
 

@@ -6,7 +6,7 @@ every device fits, and the oracle scores the result. So an order that holds litt
 the host compete under one limit. Where no order is short of memory nothing leaves, and nothing further is searched.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -16,6 +16,7 @@ from ..offload.choice import Offloadable, Picks, of_stages, within
 from ..offload.plan_offload import offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
+from ..plan.offload import Storage
 from ..plan.plan import Plan
 from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
@@ -48,9 +49,11 @@ class OffloadSearch:
 
     Args:
         wanted: what is to be offloaded.
+        storages: see ``SearchOptions``.
     """
 
     wanted: OffloadRequest
+    storages: Mapping[tuple[tuple[str, ...], ...], Sequence[Sequence[Storage]]]
     settings: Sequence[Setting]
     space: SearchSpace
     meter: Meter
@@ -70,7 +73,7 @@ class OffloadSearch:
         refused: RequestError | None = None
         walks, stopped = self._searched(self.space, INFINITY, 1.0)
         for walk in _chosen(walks):
-            base = _Base.of(walk)
+            base = _Base.of(walk, self.storages)
             try:
                 pick = of_stages(dict(walk.offload)) if self.wanted == "none" else picks_of(self.wanted, base.stages)
             except RequestError as error:  # it has fewer stages than were named
@@ -155,7 +158,7 @@ class OffloadSearch:
 
     def _within_limits(self, walk: Walk) -> Iterator[Candidate]:
         """A walk with the copies with which it fits; nothing if it fits without."""
-        base = _Base.of(walk)
+        base = _Base.of(walk, self.storages)
         limits = [
             limit - sum(base.costs[stage.index].state_bytes for stage in base.plan.stages_on(device))
             for device, limit in enumerate(base.limits)
@@ -180,10 +183,10 @@ class _Base:
     task: Offloadable
 
     @classmethod
-    def of(cls, walk: Walk) -> "_Base":
+    def of(cls, walk: Walk, known: Mapping[tuple[tuple[str, ...], ...], Sequence[Sequence[Storage]]]) -> "_Base":
         plan, costs = draft(walk)
-        setting = walk.setting
-        storages = graph_storages(setting.graph, [stage.nodes for stage in plan.stages], costs)
+        setting, stages = walk.setting, tuple(tuple(stage.nodes) for stage in plan.stages)
+        storages = known[stages] if stages in known else graph_storages(setting.graph, stages, costs)
         return cls(setting, plan, costs, limits_of(setting, plan), offloadable(plan, costs, setting.cluster, storages))
 
     @property

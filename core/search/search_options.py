@@ -1,6 +1,6 @@
 """Options of a search for plans: its choices, its oracle and its budget."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -8,12 +8,16 @@ from ..costs.message_times import FREE, MessageLine
 from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute
+from ..plan.offload import Storage
 from ..schedules.problem import ScheduleFamily
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS
 from .problem.oracle import longest_path
 from .problem.score import Oracle
 from .problem.search_space import SearchSpace
+
+Names = tuple[tuple[str, ...], ...]
+"""The operators of every stage."""
 
 
 def _families(families: Sequence[ScheduleFamily]) -> tuple[ScheduleFamily, ...]:
@@ -38,6 +42,8 @@ class SearchOptions:
         seconds: a limit on the time; at its end the best plan so far is the result.
         progress: called repeatedly during the search.
         offload: what leaves the devices; with ``"none"`` only what the families offload.
+        storages: for stages (the names of their operators) whose programs are known, the storages of each that may
+            leave; for others one storage for each operator that saves enough.
         until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
             this does.
 
@@ -59,6 +65,7 @@ class SearchOptions:
     seconds: float | None = None
     progress: Progress | None = None
     offload: OffloadRequest = "none"
+    storages: Mapping[Names, Sequence[Sequence[Storage]]] = field(factory=dict)
     until_fit: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -22,7 +22,7 @@ from attrs import define, field
 from torch import Tensor
 
 from ...backends.streams import Streams
-from ...core.errors import WorkerError, in_a_line
+from ...core.errors import OffloadError, in_a_line
 from .arena import Arena, chunks
 
 
@@ -58,7 +58,7 @@ class Copy(ABC):
         """Order what compute does from now on after the copy.
 
         Raises:
-            WorkerError: the copy failed.
+            OffloadError: the copy failed.
         """
 
 
@@ -101,7 +101,7 @@ class ThreadCopy(Copy):
     def wait(self) -> None:
         self.done.wait()
         if self.failure is not None:
-            raise WorkerError(
+            raise OffloadError(
                 f"{'offload' if self.outward else 'reload'} of saved tensors failed: {in_a_line(self.failure)}: give "
                 "offload_to more space, or offload less"
             ) from self.failure

@@ -6,12 +6,10 @@ from ...core.analytic.model import saved_values
 from ...core.capture.graph.nodes import root_of
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.errors import RequestError
-from ...core.plan.offload import StageOffload
+from ...core.offload.storages import SMALLEST_BYTES
+from ...core.plan.offload import StageOffload, Storage
 from ...core.plan.plan import Plan
 from ..programs.compiled import Compiled
-
-LEAST_BYTES = 1 << 20
-"""Smaller storages stay: a copy's latency is then more than its bytes take, and thousands of them free little."""
 
 
 def refusal(storage: SavedStorage, stage: int, compiled: Compiled, placement: Sequence[int]) -> str:
@@ -28,20 +26,20 @@ def refusal(storage: SavedStorage, stage: int, compiled: Compiled, placement: Se
     return storage.held
 
 
-def movable(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[SavedStorage, ...]:
+def movable(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[Storage, ...]:
     """The storages of a stage that can leave and are large enough."""
     return tuple(
-        storage
+        Storage(storage.name, storage.bytes)
         for storage in compiled.programs[stage].storages
-        if storage.bytes >= LEAST_BYTES and not refusal(storage, stage, compiled, placement)
+        if storage.bytes >= SMALLEST_BYTES and not refusal(storage, stage, compiled, placement)
     )
 
 
 def remaining(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[tuple[SavedStorage, str], ...]:
     """The storages of a stage that stay on the device, each with the reason."""
-    small = f"it is smaller than {LEAST_BYTES} bytes"
+    small = f"it is smaller than {SMALLEST_BYTES} bytes"
     found = (
-        (storage, refusal(storage, stage, compiled, placement) or (small if storage.bytes < LEAST_BYTES else ""))
+        (storage, refusal(storage, stage, compiled, placement) or (small if storage.bytes < SMALLEST_BYTES else ""))
         for storage in compiled.programs[stage].storages
     )
     return tuple((storage, why) for storage, why in found if why)
@@ -80,7 +78,7 @@ def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) 
                 f"the plan offloads '{storage.name}' of stage {stage}, which stays on its device: {why}; remove it "
                 "from memory.offload, or plan again"
             )
-        if storage.name in named or (storage.name in saved_by and not why and storage.bytes >= LEAST_BYTES):
+        if storage.name in named or (storage.name in saved_by and not why and storage.bytes >= SMALLEST_BYTES):
             found.append(storage)
     return tuple(found)
 

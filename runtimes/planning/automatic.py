@@ -33,6 +33,7 @@ from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory
 from ..profile.measured_cluster import measured_cluster
+from ..profile.offload_rates import with_host
 from ..programs.options import ProgramOptions
 from .budget import Budget
 from .cuts import CutSearch
@@ -106,6 +107,9 @@ class Planning:
             self.team.mesh.check(options.cluster)
         self.report("measuring links")
         cluster = options.cluster or measured_cluster(self.team, self.measured.where)
+        if options.offload != "none" and options.cluster is None:
+            self.report("measuring copies to the host")
+            cluster = with_host(cluster, self.team, self.measured.where, options.tier)
         self.report("measuring operators")
         graph = self.measured.graph()
         times = (node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
@@ -224,6 +228,8 @@ class Planning:
             anneal=options.anneal,
             recompute=options.recompute,
             message=self.measured.message,
+            offload=options.offload,
+            storages=self.measured.storages,
         )
 
     def _schedules(

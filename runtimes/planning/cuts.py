@@ -72,6 +72,7 @@ class CutSearch:
             anneal=options.anneal,
             recompute=options.recompute,
             message=self.measured.message,
+            offload=options.offload,
             min_chunks=chunks,
             max_chunks=chunks,
         )

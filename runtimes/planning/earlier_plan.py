@@ -72,6 +72,8 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         "other orders": options.anneal,
         "max_chunks": options.max_chunks,
         "recompute": options.recompute,
+        "offload": options.offload if isinstance(options.offload, str) else sorted(options.offload.items()),
+        "offload to": None if options.offload == "none" else options.tier,
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
         "plan_seconds": planning.budget.seconds,

@@ -12,11 +12,13 @@ from ...core.capture.export.operators import Operators, tensor_bytes
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_times import MessageLine
+from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
 from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent
 from ..launch.team import Team
+from ..offload.leaving import movable
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
@@ -41,6 +43,7 @@ class Measurements:
 
     Attributes:
         stage_costs: costs of all stages measured so far.
+        storages: of these stages, the storages of saved tensors that may leave the device, by stage.
     """
 
     example: Example
@@ -49,6 +52,7 @@ class Measurements:
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
     stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
+    storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -131,6 +135,10 @@ class Measurements:
             )  # fmt: skip
 
         found = self.team.everywhere(measure)
+        parts = self.team.everywhere(
+            lambda device: {i: movable(i, compiled, place) for i in mine if place[i] == device}
+        )
+        self.storages[stages] = tuple(next(part[i] for part in parts if i in part) for i in range(len(stages)))
         costs = tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))
         self.stage_costs[stages] = costs
         return costs

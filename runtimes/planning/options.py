@@ -7,10 +7,12 @@ from attrs import Factory, field, frozen
 from ...core.cluster.catalog import find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.errors import RequestError
+from ...core.offload.request import OffloadRequest, check_offload_request
 from ...core.plan.derive import Recompute
 from ...core.schedules.problem import ScheduleFamily
-from ...core.schedules.registry import families, find_family
+from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
+from ..offload.tier import OffloadTier
 from .budget import check_seconds
 
 AUTO = "auto"
@@ -22,7 +24,9 @@ def _found(cluster: Cluster | str | Path | None) -> Cluster | None:
 
 
 def _families(options: "PlanningOptions") -> list[ScheduleFamily]:
-    return list(families().values()) if options.anneal else [find_family(options.schedule)]
+    if not options.anneal:
+        return [find_family(options.schedule)]
+    return resident_families() if options.offload == "none" else list(families().values())
 
 
 @frozen(kw_only=True)
@@ -36,6 +40,8 @@ class PlanningOptions:
         max_chunks: largest number of stages per device.
         cluster: the machine: a Cluster, its file, or its name in the catalog; None measures the machine at hand.
         recompute: ``"none"``, ``"all"`` or the stages that recompute; None lets the planner choose.
+        offload: what leaves the devices between F and the backward (see ``core/offload/request``).
+        tier: where it goes.
         seconds: limit on planning after the capture; None for the default (see `Budget.of`).
         cached: whether plans are cached on disk.
 
@@ -52,12 +58,15 @@ class PlanningOptions:
     max_chunks: int = 2
     cluster: Cluster | None = field(default=None, converter=_found)
     recompute: Recompute | None = None
+    offload: OffloadRequest = "none"
+    tier: OffloadTier = field(factory=OffloadTier)
     seconds: float | None = None
     cached: bool = False
     families: list[ScheduleFamily] = field(init=False, default=Factory(_families, takes_self=True))
 
     def __attrs_post_init__(self) -> None:
         check_seconds(self.seconds)
+        check_offload_request(self.offload)
         if not isinstance(self.cached, bool):
             raise RequestError(f"plan_cache is {self.cached!r}: give True or False; PANPIPE_CACHE names the folder")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from panpipe.core.errors import RequestError, WorkerError
+from panpipe.core.errors import OffloadError, RequestError
 from panpipe.runtimes.offload.arena import FileArena, MemoryArena
 from panpipe.runtimes.offload.copies import Part, ThreadCopies
 from panpipe.runtimes.offload.tier import OffloadTier
@@ -81,7 +81,7 @@ def test_a_reload_of_bytes_that_did_not_arrive_fails_too(monkeypatch):
     out = copies.out([Part(data(64), 0)])
     back = copies.back([Part(data(64), 0)], out)
     for copy in (out, back):
-        with pytest.raises(WorkerError, match="No space left on device"):
+        with pytest.raises(OffloadError, match="No space left on device"):
             copy.wait()
     copies.close()
 

@@ -7,8 +7,9 @@ from panpipe.core.actions import parse_action
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
+from panpipe.core.offload.storages import SMALLEST_BYTES
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
-from panpipe.runtimes.offload.leaving import LEAST_BYTES, leaving, movable, refusal, remaining
+from panpipe.runtimes.offload.leaving import leaving, movable, refusal, remaining
 from panpipe.runtimes.programs.compiled import compile_stages
 from torch import nn
 from torch.nn import functional as F
@@ -76,7 +77,7 @@ def test_what_python_reads_and_its_ticket_stay():
 def test_small_storages_stay():
     compiled = compiled_of(CASES["tied gpt with dropout"])
     assert movable(0, compiled, APART) == ()
-    assert {why for _, why in remaining(0, compiled, APART)} >= {f"it is smaller than {LEAST_BYTES} bytes"}
+    assert {why for _, why in remaining(0, compiled, APART)} >= {f"it is smaller than {SMALLEST_BYTES} bytes"}
 
 
 def test_a_plan_that_names_what_stays_is_refused():
@@ -91,7 +92,7 @@ def test_a_plan_that_names_what_stays_is_refused():
 
 
 def test_operators_of_a_graph_stand_for_what_they_are_the_first_to_save(monkeypatch):
-    monkeypatch.setattr("panpipe.runtimes.offload.leaving.LEAST_BYTES", 1)
+    monkeypatch.setattr("panpipe.runtimes.offload.leaving.SMALLEST_BYTES", 1)
     case = CASES["tied gpt with dropout"]
     compiled, operators = compiled_of(case), captured_once(case, F32, 8, 4)
     plan = even_plan(operators, 2, 4)

@@ -18,7 +18,7 @@ def test_a_full_disk_ends_all_ranks_with_its_name_and_leaves_the_checkpoint(tmp_
     left, stopped = alone("full_disk", tmp_path)
     assert (left.returncode, stopped.returncode) == (1, 1)
     assert (
-        "rank 1 stopped: WorkerError: offload of saved tensors failed: OSError: [Errno 27] File too large"
+        "rank 1 stopped: OffloadError: offload of saved tensors failed: OSError: [Errno 27] File too large"
         in left.stderr
     )
     pipe = build(ThreadTeam(2), "tied gpt with dropout", torch.float32, 12, None, 6)
