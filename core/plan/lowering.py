@@ -25,6 +25,7 @@ from ..actions import Action, Kind
 from ..errors import RequestError
 from . import host_copies, step_end  # noqa: F401 - declare their kinds
 from .kinds import declarations
+from .messages import Positions, computed_at
 from .plan import Plan
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -53,7 +54,7 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         raise RequestError(f"prefetch is {prefetch}: a receive cannot be posted after its reader; give at least 0")
     recompute = frozenset(plan.memory.recompute)
     peers = _Peers(plan)
-    readers = [_readers(actions) for actions in plan.device_actions]
+    readers = [computed_at(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
@@ -69,8 +70,6 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     )
 
 
-Positions = dict[tuple[int, int | None], int]
-Readers = tuple[Positions, Positions]
 Placed = dict[int, list[tuple[int, int, int, Action]]]
 """Receives by the compute position that they precede, each with its sorting key first."""
 
@@ -88,18 +87,6 @@ class _Peers:
                 self.forward[edge.src].append(edge.dst)
                 if edge.gradient_bytes > 0:
                     self.backward[edge.dst].append(edge.src)
-
-
-def _readers(actions: Iterable[Action]) -> Readers:
-    """Positions of F, and of B or I, by stage and microbatch."""
-    forward: Positions = {}
-    backward: Positions = {}
-    for position, action in enumerate(actions):
-        if action.kind is Kind.F:
-            forward[action.stage, action.microbatch] = position
-        elif action.kind is not Kind.W:
-            backward[action.stage, action.microbatch] = position
-    return forward, backward
 
 
 def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Action]]) -> list[Action]:
@@ -129,7 +116,7 @@ def _insert(actions: Iterable[tuple[int | None, Action]], after: list[list[Actio
 def _place(
     src: int,
     messages: list[Action],
-    readers: Readers,
+    readers: tuple[Positions, Positions],
     prefetch: int,
     receives: Placed,
 ) -> None:

@@ -9,11 +9,14 @@ Each send has the last compute item issued before it, each receive the next comp
     message 2B0>1                                  posted=1, reader=1
 """
 
+from collections.abc import Iterable, Sequence
+
 from ..actions import Action, Kind
 from ..errors import RequestError
 from .items import Message
 from .plan import Plan
 
+_F, _B, _I = Kind.F, Kind.B, Kind.I
 _SEND_F, _SEND_B, _RECV_F = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F
 
 Pair = tuple[int, int]
@@ -23,22 +26,36 @@ Positions = dict[tuple[int, int | None], int]
 """Positions of F, or of B and I, by stage and microbatch."""
 
 
+def computed_at(actions: Iterable[Action]) -> tuple[Positions, Positions]:
+    """Positions of F, and of B or I: the actions that read messages and compute them."""
+    forward: Positions = {}
+    backward: Positions = {}
+    for position, action in enumerate(actions):
+        kind = action.kind
+        if kind is _F:
+            forward[action.stage, action.microbatch] = position
+        elif kind is _B or kind is _I:
+            backward[action.stage, action.microbatch] = position
+    return forward, backward
+
+
 def match_messages(
-    plan: Plan, sent: Posted, received: Posted, forward: list[Positions], backward: list[Positions]
+    plan: Plan, sent: Posted, received: Posted, compute: Iterable[Iterable[Action]]
 ) -> dict[Pair, list[Message]]:
     """Match every send with its receive: the messages of every ordered pair of devices, in the order of both ends.
 
     Args:
         plan: its placement and edges.
         sent, received: the actions that devices issue; a send's number is that of the compute item before it.
-        forward, backward: per device the positions of the actions that compute and read messages.
+        compute: per device its compute queue.
 
     Raises:
         RequestError: a send or receive has no counterpart; the two ends of a queue differ in order; a message is sent
             before it is computed, received after its reader, sent twice, or not sent.
     """
+    positions = [computed_at(actions) for actions in compute]
     queues = {
-        pair: _match_queue(plan, pair, sent.get(pair, []), received.get(pair, []), (forward, backward))
+        pair: _match_queue(plan, pair, sent.get(pair, []), received.get(pair, []), positions)
         for pair in (*sent, *(pair for pair in received if pair not in sent))
     }
     _check_complete(plan, queues)
@@ -68,10 +85,9 @@ def _match_queue(
     pair: Pair,
     sent: list[tuple[Action, int]],
     received: list[tuple[Action, int]],
-    positions: tuple[list[Positions], list[Positions]],
+    positions: Sequence[tuple[Positions, Positions]],
 ) -> list[Message]:
     src, dst = pair
-    forward, backward = positions
     sizes = {(edge.src, edge.dst): edge for edge in plan.edges}
     messages: list[Message] = []
     for (send, issued), (receive, posted) in zip(sent, received, strict=False):
@@ -90,12 +106,12 @@ def _match_queue(
         edge = sizes.get((stage, peer) if is_forward else (peer, stage))
         if edge is None or not (is_forward or edge.gradient_bytes > 0):
             raise RequestError(f"{send} has no edge in the plan: remove it and its receive")
-        ready = (forward if is_forward else backward)[src].get((stage, microbatch))
+        ready = positions[src][0 if is_forward else 1].get((stage, microbatch))
         if ready is None or ready > issued:
             raise RequestError(
                 f"{send} is before the action that computes its tensors: move it after {_compute_of(send)}"
             )
-        reader = (forward if is_forward else backward)[dst].get((peer, microbatch))
+        reader = positions[dst][0 if is_forward else 1].get((peer, microbatch))
         if reader is None or reader < posted:
             raise RequestError(f"{receive} is after the action that reads it: move it before {_compute_of(receive)}")
         size = edge.bytes if is_forward else edge.gradient_bytes

@@ -9,16 +9,13 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ..actions import Action, Kind
+from ..actions import RECV_KINDS, SEND_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies, step_end  # noqa: F401 - declare their kinds
 from .items import Item, Message, Task
-from .kinds import TaskKind, declarations, task_kinds
-from .messages import Positions, Posted, match_messages, peer_device
+from .kinds import COMPUTE_SECONDS, TaskKind, declarations, task_kinds
+from .messages import Posted, match_messages, peer_device
 from .plan import Plan
-
-_F, _B, _I, _W, _RECOMPUTE, _STEP = Kind.F, Kind.B, Kind.I, Kind.W, Kind.RECOMPUTE, Kind.STEP
-_SEND_F, _SEND_B, _RECV_F, _RECV_B = Kind.SEND_F, Kind.SEND_B, Kind.RECV_F, Kind.RECV_B
 
 
 @frozen
@@ -107,36 +104,24 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     sent: Posted = {}
     received: Posted = {}
     compute: list[tuple[Action, ...]] = []
-    forward: list[Positions] = []
-    backward: list[Positions] = []
     kinds = task_kinds()
     items: dict[TaskKind, list[Item]] = {declared: [] for declared in declarations()}
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
-        forward_at: Positions = {}
-        backward_at: Positions = {}
         for place, action in enumerate(actions):
             kind = action.kind
-            if kind is _F:
-                forward_at[action.stage, action.microbatch] = len(ops)
+            if kind in COMPUTE_SECONDS:
                 ops.append(action)
-            elif kind is _B or kind is _I:
-                backward_at[action.stage, action.microbatch] = len(ops)
-                ops.append(action)
-            elif kind is _W or kind is _RECOMPUTE or kind is _STEP:
-                ops.append(action)
-            elif kind is _SEND_F or kind is _SEND_B:
+            elif kind in SEND_KINDS:
                 sent.setdefault((device, peer_device(plan, device, action)), []).append((action, len(ops) - 1))
-            elif kind is _RECV_F or kind is _RECV_B:
+            elif kind in RECV_KINDS:
                 received.setdefault((peer_device(plan, device, action), device), []).append((action, len(ops)))
             elif kind in kinds:
                 items[kinds[kind]].append(Item(device, kinds[kind].queue, action, len(ops), place))
             else:
                 raise RequestError(f"device {device} issues {action}: this version cannot run it; remove it")
         compute.append(tuple(ops))
-        forward.append(forward_at)
-        backward.append(backward_at)
-    messages = match_messages(plan, sent, received, forward, backward)
+    messages = match_messages(plan, sent, received, compute)
     tasks: list[Task] = []
     for declared, found in items.items():
         tasks += declared.tasks(plan, compute, found, tuple(tasks))
