@@ -150,9 +150,9 @@ class SimulationResult:
     def kept(self) -> tuple[Kept, ...]:
         """What stays on the devices of a plan that offloads, with the reasons."""
         spans = {
-            action: span
+            action: (start, end)
             for actions, times in zip(self.queues.compute[: self.plan.devices], self.operation_times, strict=False)
-            for action, *span in zip(actions, *times, strict=True)
+            for action, start, end in zip(actions, *times, strict=True)
         }
         return kept_tensors(self.plan, self.costs, self.cluster, spans) if self.plan.memory.offload else ()
 
