@@ -11,10 +11,11 @@ it, all storages of evenly spread microbatches. Microbatches that do not stay lo
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from math import floor
 from statistics import median
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
@@ -265,23 +266,36 @@ def of_stages(shares: Shares) -> Picks:
     return lambda _, __: shares
 
 
-def choose_offload(task: Offloadable, pick: Picks, *, turns: bool = True) -> tuple[StageOffload, ...]:
+class Sharing(StrEnum):
+    """How devices plan copies over a link that they share."""
+
+    TURNS = "turns"
+    """One after another."""
+    SLOWED = "slowed"
+    """Each on its own, at the rate that the link has while all of them copy."""
+    ALONE = "alone"
+    """Each on its own, at the rate that the link has for one."""
+
+
+def choose_offload(task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> tuple[StageOffload, ...]:
     """What leaves of every stage, and when.
 
     Args:
         task: the orders.
         pick: what leaves each device.
-        turns: whether devices that share a link take turns; otherwise each plans its copies alone.
+        sharing: how devices that share a link plan their copies.
 
     Returns:
         In order of stages; none without copies.
     """
     storages: dict[int, tuple[Storage, ...]] = {}
     copies: dict[int, list[HostCopy]] = {}
+    slowed = evolve(task, links=task.links.contended())
     for devices, share in task.links.groups:
-        choices = [DeviceChoice(task, device) for device in devices]
-        chosen = [choice.chosen(pick(device, choice)) for device, choice in zip(devices, choices, strict=True)]
-        if turns:
+        picks = [pick(device, DeviceChoice(task if sharing is Sharing.ALONE else slowed, device)) for device in devices]
+        choices = [DeviceChoice(slowed if sharing is Sharing.SLOWED else task, device) for device in devices]
+        chosen = [choice.chosen(picked) for choice, picked in zip(choices, picks, strict=True)]
+        if sharing is Sharing.TURNS:
             group = CopyGroup(tuple(choice.clock for choice in choices), task.queues, share)
             stays = [stay._replace(device=at) for at, each in enumerate(chosen) for stay in each.stays]
             timed = plan_copies(group, stays)

@@ -23,6 +23,10 @@ class HostLink:
     back_bytes_per_s: float
     latency_s: float = 0.0
 
+    def slowed(self, share: float) -> "HostLink":
+        """The link at a share of its rates."""
+        return HostLink(share * self.out_bytes_per_s, share * self.back_bytes_per_s, self.latency_s)
+
     def out_s(self, size_bytes: float) -> float:
         """Seconds of a copy to the host."""
         return self.latency_s + size_bytes / self.out_bytes_per_s
@@ -44,6 +48,13 @@ class HostLinks:
 
     links: tuple[HostLink | None, ...]
     groups: tuple[tuple[tuple[int, ...], float], ...]
+
+    def contended(self) -> "HostLinks":
+        """The same links, each at the rate that it has while all devices of its group copy."""
+        slower = {device: min(share / len(devices), 1.0) for devices, share in self.groups for device in devices}
+        return HostLinks(
+            tuple(None if link is None else link.slowed(slower[at]) for at, link in enumerate(self.links)), self.groups
+        )
 
 
 def host_links(plan: Plan, cluster: Cluster) -> HostLinks:

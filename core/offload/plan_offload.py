@@ -10,7 +10,7 @@ from ..evaluate.latest import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan
-from .choice import Offloadable, Picks, choose_offload, everything, of_stages
+from .choice import Offloadable, Picks, Sharing, choose_offload, everything, of_stages
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
 
@@ -46,16 +46,16 @@ def offloadable(
     )  # fmt: skip
 
 
-def with_offload(plan: Plan, task: Offloadable, pick: Picks, *, turns: bool = True) -> Plan:
+def with_offload(plan: Plan, task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> Plan:
     """The plan with offload, without its prediction; the same plan if nothing leaves.
 
     Args:
         plan: a plan.
         task: see :func:`offloadable`.
         pick: what leaves each device.
-        turns: whether devices that share a link to a host take turns.
+        sharing: how devices that share a link to a host plan their copies.
     """
-    offload = choose_offload(task, pick, turns=turns)
+    offload = choose_offload(task, pick, sharing)
     if offload == plan.memory.offload:
         return plan
     return evolve(plan, memory=evolve(plan.memory, offload=offload), prediction=None)

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..offload.choice import Offloadable, Picks, of_stages, within
+from ..offload.choice import Offloadable, Picks, Sharing, of_stages, within
 from ..offload.plan_offload import offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
@@ -195,10 +195,10 @@ class _Base:
         return len(self.plan.stages)
 
     def scored(self, pick: Picks, oracle: Oracle) -> Candidate:
-        """With what is picked, by the oracle; of the ways in which devices share links the faster one."""
-        plans = [with_offload(self.plan, self.task, pick)]
-        if any(len(devices) > 1 for devices, _ in self.task.links.groups):
-            plans.append(with_offload(self.plan, self.task, pick, turns=False))
+        """With what is picked, by the oracle; of the ways in which devices share links the fastest."""
+        shared = any(len(devices) > 1 for devices, _ in self.task.links.groups)
+        ways = Sharing if shared else (Sharing.ALONE,)
+        plans = [with_offload(self.plan, self.task, pick, sharing) for sharing in ways]
         found = [candidate_of(self.setting, plan, self.costs, oracle) for plan in plans]
         return min(found, key=lambda each: each.rank)
 

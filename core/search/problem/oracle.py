@@ -64,10 +64,10 @@ def _replicas(
 
 
 def _copies(plan: Plan, cluster: Cluster) -> list[list[TimedCopy]]:
-    """Per device its copies to the host and back, each at the rate of its path alone."""
+    """Per device its copies to the host and back, each at the rate that its path has while all devices copy."""
     if not plan.memory.offload:
         return [[] for _ in plan.device_actions]
-    links = host_links(plan, cluster)
+    links = host_links(plan, cluster).contended()
     return timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)
 
 
