@@ -28,7 +28,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.errors import InfeasibleError
+from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.offload.choice import Picks, Sharing, everything, of_stages
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
@@ -188,7 +188,7 @@ def step_s(case: "Limited", families_: Sequence[ScheduleFamily], recompute: str 
     )  # fmt: skip
     try:
         return search_plan(case.graph, cluster_of(case.devices), case.microbatches, options).predicted.step_s
-    except InfeasibleError:
+    except (InfeasibleError, RequestError):  # or the family builds no schedule within the limit
         return float("inf")
 
 

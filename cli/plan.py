@@ -91,6 +91,13 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    host_memory: Annotated[
+        float | None,
+        typer.Option(
+            help="Bytes of saved tensors that each host may hold; by default as the cluster file says.",
+            show_default=False,
+        ),
+    ] = None,
     schedule: Annotated[
         str,
         typer.Option(
@@ -144,6 +151,6 @@ def plan(
     run(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
         optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-        schedule=schedule, budget=budget, seconds=seconds, seed=seed, samples=samples, tokens=tokens, top=top,
-        out=out, json=json,
+        host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, samples=samples,
+        tokens=tokens, top=top, out=out, json=json,
     )  # fmt: skip

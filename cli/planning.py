@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from attrs import evolve
+
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.mesh import least_by_position
 from ..core.costs.partition import device_limits
@@ -40,6 +42,7 @@ def run(
     mesh: str | None,
     recompute: str | None,
     offload: str | None,
+    host_memory: float | None,
     schedule: str,
     budget: int | None,
     seconds: float | None,
@@ -63,6 +66,7 @@ def run(
     known = resident_families() if wanted_offload == "none" else list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
+    machine = _with_host_memory(machine, host_memory)
     device_limits(machine, memory_limit)
     wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
@@ -99,6 +103,16 @@ def run(
         print(f"{len(plans)} of {top}: every other plan found is slower and has no lower peak on its fullest device.")
     if written:
         print(f"\nWritten to {', '.join(map(str, written))}.")
+
+
+def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:
+    """The cluster with a limit on what each of its hosts may hold."""
+    if limit is None:
+        return machine
+    if not 0 <= limit < float("inf"):
+        raise RequestError(f"--host-memory is {limit:g}: give a finite number of bytes, at least 0")
+    hubs = (evolve(hub, memory_bytes=int(limit)) if hub.kind == "host" else hub for hub in machine.hubs)
+    return evolve(machine, hubs=tuple(hubs))
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -12,6 +12,7 @@ it, all storages of evenly spread microbatches. Microbatches that do not stay lo
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from itertools import accumulate
 from math import floor
 from statistics import median
 
@@ -26,6 +27,7 @@ from ..plan.offload import HostCopy, StageOffload, Storage
 from .copy_times import Clock, CopyGroup, Stay, long_enough, plan_copies, waits_s
 from .host_links import HostLinks
 
+INFINITY = float("inf")
 WAIT_SHARE = 0.015
 """Share of a step by which copies may delay a device, if all that the link carries should leave."""
 STEPS = 64
@@ -51,6 +53,7 @@ class Offloadable:
         links: between devices and hosts.
         recompute: the stages that recompute; nothing of them leaves.
         queues: host-copy queues of each device: 1 for both directions, or 2.
+        host_limits: per device the bytes of the host's memory that a choice within limits may use.
     """
 
     orders: Sequence[Sequence[Action]]
@@ -60,6 +63,7 @@ class Offloadable:
     links: HostLinks
     recompute: tuple[int, ...] = ()
     queues: int = 1
+    host_limits: Sequence[float] | None = None
 
 
 @frozen
@@ -87,6 +91,7 @@ class DeviceChoice:
 
     def __init__(self, task: Offloadable, device: int) -> None:
         self.order, self._link, self._queues = task.orders[device], task.links.links[device], task.queues
+        self._host_limit = INFINITY if task.host_limits is None else task.host_limits[device]
         self.clock = _clock(task, device)
         self._where = _stays(self.order)
         self._storages = {
@@ -148,6 +153,14 @@ class DeviceChoice:
         after = (held - gone for held, (_, gone) in zip(self._after, away, strict=True))
         return max(max(running, default=0.0), max(after, default=0.0))
 
+    def host_bytes(self, copies: Sequence[TimedCopy]) -> float:
+        """The most that the device has on its host at once."""
+        changes = [0.0] * len(self.order)
+        for copy in copies:
+            changes[copy.forward] += copy.bytes
+            changes[copy.reader] -= copy.bytes
+        return max(accumulate(changes), default=0.0)
+
     def most_that_the_link_carries(self) -> int:
         """Steps that leave if all should: all, or those with the lowest peak."""
         chosen = self.chosen(self.shares(STEPS))
@@ -162,18 +175,23 @@ class DeviceChoice:
         return best[1]
 
     def fewest_within(self, limit: float) -> int:
-        """The fewest steps with which the device holds at most ``limit``; else those with the lowest peak found."""
+        """The fewest steps with which the device holds at most ``limit``; else those with the lowest peak found.
+
+        Steps that take more of the host's memory than there is are left out.
+        """
         found: dict[int, float] = {}
 
         def peak(step: int) -> float:
             if step not in found:
-                found[step] = self.peak_bytes(self._copies_of(step))
+                copies = self._copies_of(step)
+                fits = self.host_bytes(copies) <= self._host_limit
+                found[step] = self.peak_bytes(copies) if fits else INFINITY
             return found[step]
 
         if peak(0) <= limit:
             return 0
         # More than the link carries may leave a higher peak.
-        tried = (STEPS, *range(STEPS // 4, STEPS, STEPS // TRIED))
+        tried = (STEPS, *range(STEPS // TRIED, STEPS, STEPS // TRIED))
         high = next((step for step in tried if peak(step) <= limit), None)
         if high is None:
             lowest: int = min(found, key=lambda step: (found[step], step))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ..cluster.cluster import Cluster
-from ..cluster.routing import Hop
+from ..cluster.routing import Hop, path_latency_s, path_rate, reverse
 from ..errors import RequestError
 from ..plan.plan import Plan
 
@@ -84,8 +84,7 @@ def _path(cluster: Cluster, device: int) -> tuple[Hop, ...]:
 def _link(path: Sequence[Hop]) -> HostLink | None:
     if not path:
         return None
-    rate = min(link.bytes_per_s for link, _ in path)
-    return HostLink(rate, rate, sum(link.latency_s for link, _ in path))
+    return HostLink(path_rate(path), path_rate(reverse(path)), path_latency_s(path))
 
 
 def _slowest(found: Sequence[HostLink | None]) -> HostLink | None:
@@ -102,14 +101,18 @@ def _slowest(found: Sequence[HostLink | None]) -> HostLink | None:
 def _groups(paths: Sequence[tuple[Hop, ...]], links: Sequence[HostLink | None]) -> list[tuple[tuple[int, ...], float]]:
     """Devices by the link that limits them together, where there is one."""
     users: dict[tuple[str, str], list[int]] = {}
-    rates = {(link.a, link.b): link.bytes_per_s for path in paths for link, _ in path}
+    rates = {(link.a, link.b): min(link.rate(True), link.rate(False)) for path in paths for link, _ in path}
     for device, path in enumerate(paths):
         for link, _ in path:
             users.setdefault((link.a, link.b), []).append(device)
     groups: dict[tuple[int, ...], float] = {}
     grouped: set[int] = set()
     for name, devices in sorted(users.items(), key=lambda item: rates[item[0]] / len(item[1])):
-        own = [found.out_bytes_per_s for device in devices if (found := links[device]) is not None]
+        own = [
+            min(found.out_bytes_per_s, found.back_bytes_per_s)
+            for device in devices
+            if (found := links[device]) is not None
+        ]
         if len(devices) > 1 and rates[name] < sum(own) and not grouped & set(devices):
             groups[tuple(devices)] = rates[name] / max(own)
             grouped |= set(devices)

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from ..cluster.catalog.find import device_type
 from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
+from ..errors import RequestError
 from ..evaluate.latest import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan
-from .choice import Offloadable, Picks, Sharing, choose_offload, everything, of_stages
+from .choice import INFINITY, Offloadable, Picks, Sharing, choose_offload, everything, of_stages
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
 
@@ -42,7 +44,7 @@ def offloadable(
     )  # fmt: skip
     return Offloadable(
         plan.device_actions, times, costs, storages, links or host_links(plan, machine), recompute,
-        plan.memory.host_copy_queues,
+        plan.memory.host_copy_queues, _host_limits(plan, machine),
     )  # fmt: skip
 
 
@@ -72,3 +74,27 @@ def picks_of(wanted: OffloadRequest, stages: int) -> Picks:
         return everything
     assert not isinstance(wanted, str) or wanted == "none"
     return of_stages({} if isinstance(wanted, str) else wanted)
+
+
+def copy_queues(plan: Plan, cluster: Cluster) -> int:
+    """Host-copy queues of a plan's devices: as few as the type of any of them has; 1 where none is known."""
+    types = [device_type(cluster, device) for device in plan.mesh.cluster_devices]
+    return min((1 if kind is None else kind.host_copy_queues or 1 for kind in types), default=1)
+
+
+def _host_limits(plan: Plan, machine: Cluster) -> list[float] | None:
+    """Per device an equal share of the memory of its host; None where no host has a limit."""
+    limits = {hub.name: hub.memory_bytes for hub in machine.hubs if hub.memory_bytes is not None}
+    if not limits:
+        return None
+    hosts = [_host(machine, rank) for rank in range(plan.mesh.ranks)]
+    shares = [limits.get(name, INFINITY) / hosts.count(name) for name in hosts]
+    return [min(shares[device :: plan.devices]) for device in range(plan.devices)]
+
+
+def _host(machine: Cluster, rank: int) -> str:
+    """The host of a rank's device; empty where it reaches none."""
+    try:
+        return machine.host_of(rank).name
+    except RequestError:
+        return ""

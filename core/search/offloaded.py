@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
+from ..cluster.routing import path_rate, reverse
 from ..costs.costs import StageCosts
-from ..errors import RequestError
+from ..errors import InfeasibleError, RequestError
 from ..offload.choice import Offloadable, Picks, Sharing, of_stages, within
-from ..offload.plan_offload import offloadable, picks_of, with_offload
+from ..offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
 from ..plan.offload import Storage
 from ..plan.plan import Plan
+from ..plan.validation.host_memory import check_host_memory
 from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
@@ -80,6 +82,9 @@ class OffloadSearch:
                 refused = error
                 continue
             found.append(base.scored(pick, self.oracle))
+        best = min(found, key=lambda each: each.rank, default=None)
+        if best is not None:
+            check_host_memory(best.plan, best.plan.mesh.arrange(best.setting.cluster))
         if refused is not None and not found:
             raise refused
         return result_of(self._wanted_of(found), self.meter.spent, stopped)
@@ -105,7 +110,7 @@ class OffloadSearch:
                 if walk.step_s >= enough_s:
                     break
                 candidates += self._within_limits(walk)
-                if candidates[-1].rank[0] <= 0:
+                if candidates and candidates[-1].rank[0] <= 0:
                     enough_s = min(enough_s, candidates[-1].score.step_s)
             if stopped:
                 break
@@ -165,6 +170,8 @@ class OffloadSearch:
         ]
         for _ in range(TIGHTER):
             found = base.scored(within(limits), self.oracle)
+            if not base.fits_hosts(found.plan):
+                return
             yield found
             if found.rank[0] <= 0:
                 return
@@ -186,8 +193,17 @@ class _Base:
     def of(cls, walk: Walk, known: Mapping[tuple[tuple[str, ...], ...], Sequence[Sequence[Storage]]]) -> "_Base":
         plan, costs = draft(walk)
         setting, stages = walk.setting, tuple(tuple(stage.nodes) for stage in plan.stages)
+        plan = evolve(plan, memory=evolve(plan.memory, host_copy_queues=copy_queues(plan, setting.cluster)))
         storages = known[stages] if stages in known else graph_storages(setting.graph, stages, costs)
         return cls(setting, plan, costs, limits_of(setting, plan), offloadable(plan, costs, setting.cluster, storages))
+
+    def fits_hosts(self, plan: Plan) -> bool:
+        """Whether what a plan offloads fits the memory of its hosts."""
+        try:
+            check_host_memory(plan, plan.mesh.arrange(self.setting.cluster))
+        except InfeasibleError:
+            return False
+        return True
 
     @property
     def stages(self) -> int:
@@ -237,7 +253,8 @@ def _load(setting: Setting) -> float:
     saved = sum(node.saved_bytes for node in nodes)
     devices = {device for replica in setting.replicas for device in replica}
     try:
-        rate = min(link.bytes_per_s for device in devices for link, _ in setting.cluster.host_path(device))
+        paths = [setting.cluster.host_path(device) for device in devices]
     except RequestError:
         return INFINITY
-    return 2 * saved / rate / work if work else INFINITY
+    slowest_s = max(saved / path_rate(path) + saved / path_rate(reverse(path)) for path in paths)
+    return slowest_s / work if work else INFINITY

@@ -26,17 +26,17 @@ def uniform_graph(operators: int, k: float, parts: int = 1) -> OpGraph:
 
 
 def cluster_with_hosts(
-    devices: int, memory_bytes: int = 80 << 30, *, rate: float = RATE, per_switch: int = 1
+    devices: int, *, rate: float = RATE, per_switch: int = 1, host_bytes: int | None = None
 ) -> Cluster:
     """Devices on one NVSwitch, and groups of ``per_switch`` of them on a PCIe switch with one link to their host."""
     names = [f"gpu{i}" for i in range(devices)]
     hosts = [f"host{i}" for i in range(devices // per_switch)]
     links = [Link(name, "nvswitch", 300e9, 1e-6) for name in names]
-    hubs = [Hub("nvswitch"), *(Hub(host, "host") for host in hosts)]
+    hubs = [Hub("nvswitch"), *(Hub(host, "host", host_bytes) for host in hosts)]
     if per_switch == 1:
         links += [Link(name, host, rate, 1e-6) for name, host in zip(names, hosts, strict=True)]
     else:
         hubs += [Hub(f"pcie{i}", "pcie") for i in range(len(hosts))]
         links += [Link(name, f"pcie{i // per_switch}", rate, 1e-6) for i, name in enumerate(names)]
         links += [Link(f"pcie{i}", host, rate, 1e-6) for i, host in enumerate(hosts)]
-    return Cluster(tuple(Device(name, memory_bytes) for name in names), tuple(hubs), tuple(links))
+    return Cluster(tuple(Device(name, 80 << 30) for name in names), tuple(hubs), tuple(links))

@@ -2,6 +2,7 @@
 
 import pytest
 from attrs import evolve
+from panpipe.core.cluster.catalog.registry import find_device
 from panpipe.core.costs.graph import OpGraph
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.plan.plan import plan_json
@@ -108,3 +109,52 @@ def test_stages_recompute_or_offload():
 
 def test_searches_without_offload_have_no_families_that_do():
     assert not any(family.offloads for family in resident_families())
+
+
+@pytest.mark.parametrize("layers_on_host", [0, 2, 5])
+def test_auto_takes_no_more_of_a_host_than_it_has(layers_on_host):
+    cluster = cluster_with_hosts(DEVICES, per_switch=2, host_bytes=layers_on_host * SAVED)
+    limit = STATE + 0.6 * ONE_F_ONE_B
+    options = SearchOptions(families=ALL, offload="auto", memory_limit=limit, budget=200)
+    found = plan(uniform_graph(8, 0.5), cluster, MICROBATCHES, options)
+    used = validate(found).host_bytes
+    assert max(sum(used[:2]), sum(used[2:])) <= layers_on_host * SAVED
+    assert max(found.predicted.peak_memory_bytes) <= limit
+
+
+def test_host_with_too_little_memory_for_all_is_infeasible_with_what_would_fit():
+    cluster = cluster_with_hosts(DEVICES, host_bytes=SAVED)
+    options = SearchOptions(families=(find_family("1f1b"),), offload="all", anneal=False, budget=50)
+    with pytest.raises(InfeasibleError, match=r"host 'host0' holds \d+ bytes .* give it \d+ bytes more, or keep stage"):
+        plan(uniform_graph(8, 0.3), cluster, MICROBATCHES, options)
+
+
+def test_devices_of_a_type_with_two_copy_queues_use_both():
+    cluster = cluster_with_hosts(DEVICES)
+    kind = evolve(find_device("A100-40GB"), name="two-queues", host_copy_queues=2)
+    typed = evolve(cluster, devices=tuple(evolve(each, type="two-queues") for each in cluster.devices), types=(kind,))
+    options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50)
+    found = plan(uniform_graph(8, 1.0), typed, MICROBATCHES, options)
+    assert found.memory.host_copy_queues == 2
+    score = simulated(found, found.predicted.costs, typed)
+    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
+
+
+def test_directions_may_have_different_rates():
+    cluster = cluster_with_hosts(DEVICES)
+    links = tuple(evolve(link, back_bytes_per_s=7e9) if "host" in link.b else link for link in cluster.links)
+    options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50)
+    found = plan(uniform_graph(8, 0.5), evolve(cluster, links=links), MICROBATCHES, options)
+    score = simulated(found, found.predicted.costs, found.predicted.cluster)
+    assert found.memory.offload
+    assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
+
+
+def test_pairs_on_one_link_keep_their_limits_in_the_simulator():
+    cluster = cluster_with_hosts(DEVICES, per_switch=2)
+    limit = STATE + 0.45 * ONE_F_ONE_B
+    options = SearchOptions(families=ALL, offload="auto", memory_limit=limit, budget=200, oracle=simulated)
+    found = plan(uniform_graph(8, 0.4), cluster, MICROBATCHES, options)
+    resident = plan(uniform_graph(8, 0.4), cluster, MICROBATCHES, evolve(options, families=RESIDENT, offload="none"))
+    assert found.predicted.step_s <= resident.predicted.step_s
+    assert max(found.predicted.peak_memory_bytes) <= limit
