@@ -11,10 +11,10 @@ from ..capture.graph.storages import storage_sizes
 from ..capture.programs.joint import (
     JointGraph,
     ancestors,
-    at_hand,
     closed_over,
     forward_nodes,
     ordered,
+    selecting_nodes,
     split_masked,
     trace_joint,
 )
@@ -123,7 +123,7 @@ def _divided(joint: JointGraph, activations: int) -> _Nodes:
         split_masked(joint.graph, ancestors(towards.values()))
     inputs = ancestors(towards.values()) - forward
     for node in joint.gradients.values():
-        inputs |= (at_hand(node, forward | inputs) or set()) if towards else set()
+        inputs |= (selecting_nodes(node, forward | inputs) or set()) if towards else set()
     weights = ancestors(joint.gradients.values()) - forward - inputs
     return _Nodes(forward, inputs, weights)
 

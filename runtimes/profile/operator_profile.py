@@ -19,7 +19,7 @@ from ...core.analytic.alone import LoneOperator
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.graph.storages import storage_sizes
-from ...core.capture.programs.stage import aimed
+from ...core.capture.programs.stage import with_device
 from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.stand_ins import stand_in_for
 from ...core.costs.graph import OpGraph, OpNode
@@ -215,7 +215,7 @@ class _Aimed(ModalInterpreter):
         self._device = device
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_function(target, aimed(args, self._device), aimed(kwargs, self._device))
+        return super().call_function(target, with_device(args, self._device), with_device(kwargs, self._device))
 
 
 def _flat(value: Any) -> list[Tensor]:

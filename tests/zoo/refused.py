@@ -115,7 +115,7 @@ REFUSED: tuple[Entry, ...] = (
           refusal="writes parameter"),
     Entry("Sparse embedding", "torch",
           lambda: nn.Sequential(nn.Embedding(32, WIDTH, sparse=True), nn.Flatten(), nn.Linear(10 * WIDTH, 4)),
-          classify, labelled, "sparse gradients", refusal="say sparse=False"),
+          classify, labelled, "sparse gradients", refusal="give sparse=False"),
     Entry("Sparse matrix", "torch", SparseAdjacency, fit, regression, "a sparse buffer", float64=False,
           refusal="keep its indices and values"),
 )  # fmt: skip

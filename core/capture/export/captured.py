@@ -85,7 +85,7 @@ def captured_step(
         rows: what its results have, where it returns tensors with a row for each sample and no loss.
 
     Raises:
-        RequestError: the step writes a parameter, or returns no scalar loss, or a function no rows.
+        RequestError: the step writes a parameter, or does not return a scalar loss, or a function no rows.
         LateSize: something in it has a data-dependent size.
     """
     inputs = _Inputs.of(program, names, leaves)

@@ -83,7 +83,7 @@ def capture_step(
             tensors to find out.
 
     Raises:
-        RequestError: the step cannot be captured as one graph (with the user's line), or it returns no scalar loss, or
+        RequestError: the step cannot be captured as one graph (with the user's line), or it does not return a scalar loss, or
             no rows.
     """
     leaves, nesting = flatten_batch(batch)

@@ -1,4 +1,4 @@
-"""Operators that hand on the very tensor that they are given, rewritten so that every later trace sees it so."""
+"""Operators that return their input itself, rewritten so that later traces keep the alias."""
 
 from collections.abc import Collection
 from typing import Any
@@ -14,7 +14,7 @@ _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_drop
 
 
 def copy_written(graph: fx.Graph, names: Collection[str]) -> None:
-    """Have a step that writes into its batch write into a copy, one for each microbatch.
+    """Replace tensors of the batch that the step writes in place by copies, one for each microbatch.
 
     Args:
         graph: a captured graph; changed in place.
@@ -31,10 +31,10 @@ def copy_written(graph: fx.Graph, names: Collection[str]) -> None:
 
 
 def rewrite_aliases(graph: fx.Graph) -> None:
-    """Take out dropout that drops nothing, and turn detaching in place into what the readers behind it read.
+    """Remove dropout that drops nothing, and have later readers of a tensor that is detached in place read the result.
 
-    Such a dropout returns its input, and what is written into the one is written into the other; tracing copies it.
-    Tracing also forgets that a tensor was detached in place.
+    Such a dropout returns its input, so a write to one is a write to the other; tracing would copy it. Tracing would
+    also lose that a tensor was detached in place.
 
     Args:
         graph: a captured graph; changed in place.

@@ -1,9 +1,9 @@
-"""Buffers that a step assigns: it reads the old values, whatever is written into the buffer later.
+"""Buffers that a step assigns a new tensor: earlier reads keep the old values.
 
-In eager PyTorch an assignment gives the module a new tensor, and what was read before, and what autograd saved of it,
-keeps the old values. In a captured graph an assignment is a copy into the buffer at the end of the step. So the step
-reads a clone, made before the first reader, and the copy comes as soon as the new values are there: all in between has
-to be in one stage.
+In eager PyTorch an assignment gives the module a new tensor; tensors that were read before, and what autograd saved,
+keep the old values. In a captured graph an assignment is a copy into the buffer at the end of the step. So the step
+reads a clone, created before the first reader, and the copy is moved to where the new values are known. All nodes
+between the two belong to one stage.
 """
 
 from collections.abc import Collection
@@ -42,7 +42,7 @@ def keep_read_values(graph: fx.Graph, assigned: Collection[str]) -> None:
 
 
 def _move_up(graph: fx.Graph, copy: fx.Node) -> None:
-    """Move a copy up to where the values that it copies are final."""
+    """Move a copy to the first position at which the values that it copies are final."""
     buffer, value = copy.all_input_nodes
     moved = [value, copy] if value.target is aten.detach.default and list(value.users) == [copy] else [copy]
     position = {node: i for i, node in enumerate(graph.nodes)}

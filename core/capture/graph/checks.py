@@ -1,7 +1,7 @@
-"""Checks of values that a captured graph carries and nothing depends on: they are left out.
+"""Removal of checks of values from a captured graph.
 
-Tracing turns a user's assertion about a tensor's values into operators that compute a Python number and test it. They
-would make every stage wait for its tensors in the middle of a program, and no result depends on them.
+Tracing turns a user's assertion about a tensor's values into operators that compute a Python number and test it. No
+result depends on them, and every stage would wait for its tensors in the middle of a program.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ _TESTS = {
 
 @contextmanager
 def late_checks_dropped() -> Iterator[None]:
-    """Within, assertions about numbers that are known late are left out, too."""
-    original: Any = torch._check_with  # behind all of torch's own
+    """Within this context, assertions about late numbers are removed, too."""
+    original: Any = torch._check_with  # all of torch's checks call it
 
     def check(error: Any, condition: Any, *message: Any) -> None:
         if type(condition) is not LateNumber:
@@ -38,7 +38,7 @@ def late_checks_dropped() -> Iterator[None]:
 
 
 def drop_checks(graph: fx.Graph) -> None:
-    """Erase tests of values, and numbers and sizes read from values that nothing else uses.
+    """Erase tests of values, and numbers and sizes read from values that have no other use.
 
     Args:
         graph: a captured graph; changed in place.

@@ -1,8 +1,8 @@
-"""Python that is called as one operator: custom autograd functions, whose backward is the user's own.
+"""Custom autograd functions as single operators, so that the user's backward is kept.
 
-Tracing alone would look into such a function's forward and differentiate what it finds there, and lose the backward
-that the user wrote. Under `own_functions` a call becomes one node of the captured graph that calls the user's function
-again; where a stage's programs are derived, forward and backward are traced as they are written.
+Tracing alone would record the operators of such a function's forward, differentiate them, and lose the user's backward.
+Under `own_functions` a call becomes one node of the captured graph that calls the user's function again; when a stage's
+programs are derived, the user's forward and backward are both traced.
 """
 
 import functools
@@ -33,7 +33,7 @@ _calls: dict[int, "_Call"] = {}
 
 @define
 class _Call:
-    """A call of a custom autograd function, with everything given to it but tensors.
+    """A call of a custom autograd function, with its arguments other than tensors.
 
     Args:
         function: the user's function.
@@ -56,7 +56,7 @@ class _Call:
         if versions != [tensor._version for tensor in given]:
             raise RequestError(
                 f"autograd function {self.function.__qualname__} writes what it is given in place: "
-                "a captured one may not; return a new tensor"
+                "a captured function may not; return a new tensor"
             )
         return found
 
@@ -71,7 +71,7 @@ _library.impl("call", lambda given, number: _calls[number](given), "CompositeImp
 
 @contextmanager
 def own_functions() -> Iterator[None]:
-    """Within, every call of a custom autograd function is recorded as one operator."""
+    """Within this context, every call of a custom autograd function is recorded as one operator."""
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     inside = False
 
@@ -108,7 +108,7 @@ def own_functions() -> Iterator[None]:
 
 
 class _Hooked(torch.autograd.Function):
-    """The identity; its gradient is what a user's hook makes of it."""
+    """The identity, whose gradient is changed by a user's hook."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor:
@@ -144,10 +144,10 @@ def place_hooks(graph: fx.Graph) -> None:
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Within, activation checkpointing calls its function and keeps everything.
+    """Within this context, activation checkpointing calls its function and saves all tensors.
 
-    What is recomputed is a matter of the plan. The numbers are the same, but for keyed random ones: a recomputation in
-    the backward would draw further ones.
+    The plan decides what is recomputed. The results are equal except for keyed random numbers, of which a recomputation
+    in the backward would draw more.
     """
 
     def plain(*_args: Any, **_kwargs: Any) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Masked scatters, rewritten so that their gradients have sizes that depend on no value."""
+"""Masked scatters, rewritten so that the sizes of their gradients do not depend on values."""
 
 from math import prod
 from typing import Any
@@ -10,10 +10,10 @@ aten = torch.ops.aten
 
 
 def rewrite_masked_scatters(graph: fx.Graph) -> None:
-    """Replace every masked scatter by a choice between the old values and gathered new ones.
+    """Replace every masked scatter by a choice between the old values and gathered new values.
 
-    The gradient of a masked scatter selects by the mask, and how many it selects is not known before it runs. Both
-    forms copy numbers and add none but zeros to a gradient, and so agree in every bit.
+    The gradient of a masked scatter selects by the mask, so its size is not known before it runs. Both forms only copy
+    numbers and add zeros to gradients, so they are equal to the last bit.
 
     Args:
         graph: a captured graph; changed in place.

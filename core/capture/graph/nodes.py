@@ -1,4 +1,4 @@
-"""What a node of a captured graph writes, what its result shows, and where it comes from."""
+"""Nodes of a captured graph: their written arguments, the storage of their results, their module."""
 
 import operator
 from collections.abc import Mapping
@@ -43,9 +43,9 @@ def is_view(node: fx.Node) -> bool:
 
 
 def always_views(target: Any) -> bool:
-    """Whether what an operator returns is a view of what it reads, whatever that is."""
+    """Whether an operator always returns a view of its input."""
     if target is torch.ops.aten._unsafe_view.default:
-        return True  # its schema does not say so
+        return True  # its schema does not declare it
     return isinstance(target, torch._ops.OpOverload) and any(
         returned.alias_info is not None and not returned.alias_info.is_write for returned in target._schema.returns
     )
@@ -55,9 +55,9 @@ _MAYBE_VIEWS = {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.defaul
 
 
 def note_roots(graph: fx.Graph, values: Mapping[str, Any]) -> None:
-    """Note at every node whose storage it shows, by the storages that it was seen to return.
+    """Note at every node which node's storage it shares, from the storages of a run's results.
 
-    A schema does not always tell: dropout that drops nothing returns what it is given, and so may functions of users.
+    A schema does not always declare it: dropout that drops nothing returns its input, and so may users' functions.
 
     Args:
         graph: a captured graph.
@@ -77,11 +77,11 @@ def note_roots(graph: fx.Graph, values: Mapping[str, Any]) -> None:
 _ROOT = "shows"
 
 WITH_PREVIOUS = "with_previous"
-"""Key of ``meta`` of a node that belongs together with the one in front of it."""
+"""Key of ``meta`` of a node that must be in the same stage as the node before it."""
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """The node whose storage a node shows."""
+    """The node whose storage a node shares; the node itself if its storage is its own."""
     if _ROOT in node.meta:
         root: fx.Node = node.meta[_ROOT]
         return root

@@ -1,6 +1,6 @@
-"""What a captured function returns, and where it stands in its graph.
+"""The results of a captured function, and their nodes in its graph.
 
-A training step returns loss, weight, metrics, and what it prints; a function that is only run forward any nesting of
+A training step returns loss, weight and metrics, and prints. A function that is only run forward returns any nesting of
 tensors with a row for each sample.
 """
 
@@ -20,11 +20,11 @@ from .nodes import WITH_PREVIOUS
 
 @frozen
 class StepOutputs:
-    """Where the parts of the step's result stand in the captured graph.
+    """The nodes of the parts of the step's result.
 
     Args:
         loss: name of the node that computes the loss.
-        weight: name of the node of its weight, a number, or None where the step returns none.
+        weight: name of the node of its weight, a number, or None if the step returns none.
         metrics: name of the node of every metric, or a plain value.
         texts: names of the nodes whose values the step writes into text, by number.
         printed: what it prints and logs for each microbatch.
@@ -44,19 +44,19 @@ class StepOutputs:
 
     @property
     def home(self) -> str:
-        """Name of the node beside which whatever every stage could compute for itself is computed."""
+        """Name of a node: results that every stage could compute are computed in its stage."""
         return self.loss
 
 
 @frozen
 class RowOutputs:
-    """Where the results of a function that is only run forward stand in the captured graph.
+    """The nodes of the results of a function that is only run forward.
 
     Args:
-        values: name of the node of every tensor, in order; None where the function returns None.
+        values: name of the node of every tensor, in order; None if the function returns None there.
         dims: of each the dimension that has a row for each sample.
         nesting: of these.
-        home: name of the node beside which whatever every stage could compute for itself is computed.
+        home: name of a node: results that every stage could compute are computed in its stage.
         texts: names of the nodes whose values the function writes into text, by number.
         printed: what it prints and logs for each microbatch.
     """
@@ -78,7 +78,7 @@ Outputs = StepOutputs | RowOutputs
 
 
 def parts_in_words(outputs: Outputs) -> str:
-    """The parts of a step's result, in words."""
+    """The parts of a step's result, as text for messages."""
     if isinstance(outputs, RowOutputs):
         marks = [None if value is None else "tensor" for value in outputs.values]
         return str(pytree.tree_unflatten(marks, outputs.nesting)).replace("'tensor'", "tensor")
@@ -87,7 +87,7 @@ def parts_in_words(outputs: Outputs) -> str:
 
 
 def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
-    """Find the parts of a step's result in the graph that was exported of it.
+    """Find the parts of a step's result in its exported graph.
 
     Args:
         program: the exported program; it returns the step's result, and tensors that the step wrote into text.
@@ -95,7 +95,7 @@ def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
         line: where the step begins, for messages.
 
     Raises:
-        RequestError: the result holds no scalar loss.
+        RequestError: the result has no scalar loss.
     """
     result, texts = _returned(program)
     parts = list(result) if isinstance(result, tuple | list) else [result]
@@ -103,12 +103,12 @@ def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
     rule = "return a scalar loss, or (loss, weight), either followed by a dict of metrics, or an object with a loss"
     who = f"{line}: the step" if line else "the step"
     if not parts or len(parts) > 2 or not isinstance(parts[0], str):
-        raise RequestError(f"{who} returns {type(result).__name__} and no scalar loss: {rule}")
+        raise RequestError(f"{who} returns {type(result).__name__} and not a scalar loss: {rule}")
     node = next(n for n in program.graph.nodes if n.name == parts[0])
     value = node.meta["val"]
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise RequestError(f"{who} returns {shape}, which is no scalar loss: {rule}; reduce it with .mean()")
+        raise RequestError(f"{who} returns {shape}, which is not a scalar loss: {rule}; reduce it with .mean()")
     return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
 
 
@@ -125,7 +125,7 @@ class ResultRows:
     dims: tuple[tuple[int, ...], ...] | None = None
 
     def of(self, number: int, value: Tensor) -> int | None:
-        """The dimension of a result's rows; None where there is none, or more than one."""
+        """The dimension of a result's rows; None if there is none, or more than one."""
         dims = (0,) if self.dims is None else self.dims[number] if number < len(self.dims) else ()
         right = len(dims) == 1 and dims[0] < value.ndim and value.shape[dims[0]] == self.samples
         return dims[0] if right else None
@@ -140,7 +140,7 @@ def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
         rows: what its results have.
 
     Raises:
-        RequestError: it returns something that has not a row for each sample, or no tensor at all.
+        RequestError: it returns something that does not have a row for each sample, or no tensor at all.
     """
     result, texts = _returned(program)
     leaves, nesting = pytree.tree_flatten(result)
@@ -158,10 +158,10 @@ def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
         if leaf is not None and dim is None:
             raise RequestError(
                 f"the function returns {_described(leaf, value)} for {rows.samples} samples: what is joined over "
-                "microbatches has a row for each sample along one dimension; return tensors of a batch, and reduce "
-                "what comes back"
+                "microbatches needs a row for each sample along one dimension; return tensors of a batch, and reduce "
+                "them afterwards"
             )
-        if node is not None and node.op == "placeholder":  # a result is something that is computed
+        if node is not None and node.op == "placeholder":  # a result must be computed by a node
             with program.graph.inserting_before(end):
                 copy = program.graph.call_function(torch.ops.aten.clone.default, (node,))
             copy.meta = dict(node.meta)
@@ -170,7 +170,7 @@ def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
         values.append(None if node is None else node.name)
     named = {name for name in values if name is not None}
     if not named:
-        raise RequestError("the function returns no tensor: return what is to be joined, such as model(batch['x'])")
+        raise RequestError("the function returns no tensor: return the results to join, such as model(batch['x'])")
     home = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
     return RowOutputs(tuple(values), tuple(dims), nesting, home, tuple(texts), printed)
 
@@ -190,7 +190,7 @@ def _described(leaf: Any, value: Any) -> str:
 
 
 def weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
-    """Have a weight that the model computes arrive where the loss does: the loss's gradient begins with it.
+    """Compute a weight that depends on the model in the loss's stage, because the loss's gradient starts from it.
 
     Args:
         graph: a captured graph; changed in place.

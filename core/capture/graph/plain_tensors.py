@@ -1,7 +1,7 @@
-"""Tensors that are attributes of modules and no buffers, and that a step writes: they become buffers.
+"""Tensors that a step writes and that are plain attributes of modules: they become buffers.
 
-What a captured step writes has to be a tensor that one stage holds, whatever the shape of the microbatch; a constant of
-a captured graph belongs to that graph alone. Such a buffer is not persistent, so that ``state_dict`` stays as it was.
+A tensor that a captured step writes must be held by one stage for microbatches of every shape; a constant of a captured
+graph belongs to that graph alone. These buffers are not persistent, so that ``state_dict`` does not change.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from .nodes import root_of, written_arguments
 
 
 def make_buffer(model: nn.Module, tensor: Tensor) -> bool:
-    """Make a tensor that is an attribute of modules their buffer, wherever it is one.
+    """Register a tensor that is an attribute of modules as their buffer.
 
     Args:
         model: the user's module.
@@ -47,14 +47,14 @@ class WritesConstant(Exception):
 
 
 def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -> None:
-    """Stop where a graph writes a captured constant.
+    """Refuse a graph that writes a captured constant.
 
     Args:
         graph: captured.
         constants: name of a placeholder → the constant.
 
     Raises:
-        WritesConstant: with the first one.
+        WritesConstant: for the first one.
     """
     for node in graph.nodes:
         for name in (root_of(argument).name for argument in written_arguments(node)):
@@ -63,7 +63,7 @@ def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -
 
 
 def make_constant_a_buffer(model: nn.Module, written: WritesConstant, reached: Reached) -> None:
-    """Make a constant that a step writes a buffer of the module that has it as an attribute.
+    """Register a constant that a step writes as a buffer of the module that has it as an attribute.
 
     Raises:
         RequestError: no module has it.
@@ -76,6 +76,6 @@ def make_constant_a_buffer(model: nn.Module, written: WritesConstant, reached: R
                 return
     line = written.line or reached.line_of(reached.place_of(written.constant))
     raise RequestError(
-        f"{line}: the step writes a tensor {tuple(written.constant.shape)} in place that is no attribute of a module: "
-        "each captured graph would have one of its own; register it with register_buffer"
+        f"{line}: the step writes a tensor {tuple(written.constant.shape)} in place that is not an attribute of a "
+        "module: each captured graph would have its own copy; register it with register_buffer"
     )

@@ -1,9 +1,9 @@
 """Random numbers that do not depend on the plan.
 
-Every draw comes from a generator of its own, keyed by (seed, step, microbatch, ordinal of the draw in the whole
-graph): a cut, a schedule or a recomputation changes none of them, and no two threads share a generator. `KeyedRandom`
-is the one place where this happens. Stage programs are traced under it, with the key as an input of the program; an
-untouched eager model run under it draws the very same numbers.
+Every draw has its own generator, keyed by (seed, step, microbatch, ordinal of the draw in the whole graph). So cuts,
+schedules and recomputation do not change the numbers, and threads share no generator. `KeyedRandom` implements this.
+Stage programs are traced under it, with the key as an input of the program; an eager model that runs under it draws the
+same numbers.
 """
 
 import sys
@@ -109,7 +109,7 @@ def _attention_in_parts(
 
 
 class _DropoutOutOfAttention(TorchFunctionMode):
-    """Has attention with dropout computed in parts: the kernels that a GPU has for it draw from its own generator."""
+    """Computes attention with dropout in parts, because a GPU's fused kernels draw from the GPU's own generator."""
 
     _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
@@ -158,7 +158,7 @@ class KeyedRandom(TorchDispatchMode):
             return rule(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _draws_nothing(func, args, kwargs):
             raise RequestError(
-                f"{_line()}operator {func} draws random numbers in a way that panpipe cannot key: random numbers must "
+                f"{_line()}operator {func} draws random numbers in an unsupported way: random numbers must "
                 "not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
             )
         return func(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Recurrent operators of several layers, taken apart so that a cut may go between the layers.
+"""Recurrent operators of several layers, split into one operator per layer so that a cut may be between the layers.
 
-`nn.LSTM` and its like call one operator for all layers, with dropout between them. The operator for one layer, called
-layer by layer, computes the same numbers in the same order. Times come first between the layers, as they do inside the
-operator, so that dropout draws its masks in the same shapes.
+`nn.LSTM`, `nn.GRU` and `nn.RNN` call one operator for all layers, with dropout between them. The operator for one
+layer, called layer by layer, computes the same numbers in the same order. Between the layers the time dimension is
+first, as inside the operator, so that dropout draws its masks in the same shapes.
 """
 
 import operator
@@ -19,14 +19,14 @@ _STATES = {
     aten.rnn_tanh.input: 1,
     aten.rnn_relu.input: 1,
 }
-"""Recurrent operators, and how many states they carry from one time to the next.
+"""Recurrent operators, and the number of states that they carry from one time to the next.
 
 All take (input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first).
 """
 
 
 def split_layers(graph: fx.Graph) -> None:
-    """Replace every recurrent operator of several layers by one operator a layer, with dropout between them.
+    """Replace every recurrent operator of several layers by one operator per layer, with dropout between them.
 
     Args:
         graph: a captured graph; changed in place.

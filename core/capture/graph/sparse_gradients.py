@@ -1,4 +1,4 @@
-"""Operators that are asked for sparse gradients, which nothing behind them in a pipeline could take."""
+"""Operators with ``sparse=True``, whose gradients a pipeline does not support."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from ..values.user_lines import line_of
 from .nodes import module_of
 
 RULE = (
-    "gradients are dense in a pipeline; say sparse=False (sparse_grad=False), and use an optimizer for dense gradients"
+    "gradients are dense in a pipeline; give sparse=False (sparse_grad=False), and use an optimizer for dense gradients"
 )
 """The rule and the fix, for messages."""
 
@@ -21,15 +21,15 @@ _FLAGS = ("sparse", "sparse_grad")
 def refuse_sparse_gradients(nodes: Iterable[fx.Node], values: Mapping[str, Any]) -> None:
     """Refuse operators that would give a sparse gradient.
 
-    A stage's programs, what they send and what they add gradients up in are dense; and a dense gradient in place of a
-    sparse one would train otherwise: optimizers pass over rows that a sparse one leaves out.
+    A stage's programs, messages and gradient sums are dense. A dense gradient in place of a sparse one would train
+    differently, because optimizers skip rows that a sparse gradient does not contain.
 
     Args:
         nodes: calls of a captured graph.
-        values: node name → its fake result; ``requires_grad`` tells whether a gradient flows.
+        values: node name → its fake result; with ``requires_grad`` if a gradient flows.
 
     Raises:
-        RequestError: one is asked for.
+        RequestError: an operator has a sparse gradient.
     """
     for node in nodes:
         source = node.args[0] if node.args else None

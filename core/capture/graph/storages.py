@@ -1,4 +1,4 @@
-"""Counting bytes of tensors by the storages behind them, and watching storages live and die."""
+"""The storages of tensors: their bytes, and when they are freed."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ def storage_sizes(values: Iterable[Any]) -> dict[int, int]:
 
 
 def storage_of(tensor: Tensor) -> int | None:
-    """Identity of the storage behind a tensor; None where there is none: sparse tensors, and those of `torch.vmap`."""
+    """Identity of a tensor's storage; None if it has none: sparse tensors, and those of `torch.vmap`."""
     try:
         found: int = tensor.untyped_storage()._cdata
     except NotImplementedError:
@@ -29,21 +29,21 @@ def storage_of(tensor: Tensor) -> int | None:
 
 
 def state_of(tensor: Tensor) -> tuple[int, int | None]:
-    """Changes when a tensor is written in place, and when it is given other data."""
+    """A tensor's version and storage: they change when it is written in place or its data are replaced."""
     return tensor._version, storage_of(tensor)
 
 
 class StorageMeter:
-    """Counts the bytes of watched storages that are alive, from their own finalizers.
+    """Counts the bytes of watched storages that are alive.
 
-    It learns of a storage's end from the storage itself, never from whoever was meant to free it.
+    A finalizer of each storage reports its end; code that is expected to free it does not.
 
     Args:
         changed: called with the bytes alive after every change, if given.
 
     Attributes:
         alive: bytes alive now.
-        peak: the most there were.
+        peak: the largest number of bytes alive.
     """
 
     def __init__(self, changed: Callable[[int], None] | None = None) -> None:
@@ -53,7 +53,7 @@ class StorageMeter:
         self._watched: set[int] = set()
 
     def watch(self, tensors: Iterable[Any], ignored: Iterable[int] | dict[int, int] = ()) -> None:
-        """Count the tensors' storages, each once, until it dies; those in ``ignored`` (by identity) are left out."""
+        """Count the tensors' storages, each once, until it is freed; those in ``ignored`` (by identity) are skipped."""
         for tensor in tensors:
             if not isinstance(tensor, Tensor):
                 continue

@@ -1,4 +1,4 @@
-"""Turns a part of a graph into a Python function that calls operators and drops each tensor after its last use."""
+"""Generates a Python function from part of a graph; it calls operators and frees each tensor after its last use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,13 +12,13 @@ from .products import Product, products_of
 
 
 class Sink(Protocol):
-    """Takes results that a program does not return, each by its number, as soon as they are there."""
+    """Receives results that a program does not return, each with its number, as soon as they are computed."""
 
     def add(self, number: int, value: Any) -> None:
-        """Take a value."""
+        """Receive a value."""
 
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Take the product of two matrices, which is for the sink to compute."""
+        """Receive the factors of a matrix product, which the sink computes."""
 
 
 Program = Callable[[list[Any], Sink], list[Any]]
@@ -34,7 +34,7 @@ class _NoSink:
 
 
 no_sink = _NoSink()
-"""For programs that hand nothing over while they run, and for callers who do not want it."""
+"""For programs without results for a sink, and for callers that do not need these."""
 
 
 def compile_program(
@@ -47,17 +47,17 @@ def compile_program(
 ) -> Program:
     """Generate the function of some nodes.
 
-    Operators are bound by name instead of looked up, and a tensor's name is deleted behind its last use: the time
-    between two operators and the bytes held are what a training step is made of.
+    Operators are bound to local names instead of being looked up, and a tensor's name is deleted after its last use,
+    because the time between two operators and the held bytes matter in every step.
 
     Args:
-        nodes: what to run, in order.
-        inputs: nodes whose values are handed in.
-        outputs: nodes to return; None where there is none.
+        nodes: the nodes to run, in order.
+        inputs: nodes whose values are arguments.
+        outputs: nodes to return; None for an output without a node.
         modules: attribute name → module, for ``get_attr`` nodes.
-        handed_over: nodes whose values go to the sink, each by its position, where they are computed: a gradient is
-            added up while it is still in the cache, and its memory serves the next one.
-        fusions: takes the groups of operators that run as one; None where each runs by itself.
+        handed_over: nodes whose values go to the sink, each with its position, as soon as they are computed: a gradient
+            is accumulated while it is in the cache, and its memory is reused for the next one.
+        fusions: collects the groups of operators that run as one; None if each operator runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
     scope: dict[str, Any] = {"restrided": restrided}
@@ -106,13 +106,13 @@ def compile_program(
 def _gone(
     nodes: Sequence[fx.Node], position: int, last: dict[fx.Node, int], names: dict[fx.Node, str], scope: dict[str, Any]
 ) -> list[str]:
-    """The line that lets go of those that nothing reads from here on."""
+    """The line that deletes the names of nodes that are not read any more."""
     done = [names[n] for n in dict.fromkeys(nodes) if last.get(n, position) == position and names[n] not in scope]
     return [f"    del {', '.join(done)}"] if done else []
 
 
 def _checked(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> list[str]:
-    """The line that gives a result the strides that it was traced with, where its kernel may return others."""
+    """The line that gives a result the strides that it was traced with, if its kernel may return others."""
     strides = strides_to_check(node)
     if strides is None:
         return []
@@ -132,7 +132,7 @@ def _call(
     scope: dict[str, Any],
     over: tuple[Any, str, fx.Node] | None,
 ) -> str:
-    """The call of an operator; where it is to overwrite an operand, of that one of its family which does."""
+    """The call of an operator; of its ``out=`` variant if it overwrites an operand."""
     arguments = [_argument(value, names, scope) for value in node.args]
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
     if over is not None:

@@ -1,4 +1,4 @@
-"""Operators with an effect, such as the error check of `torch.linalg.solve`: they return nothing and must run.
+"""Operators with a side effect, such as the error check of `torch.linalg.solve`: they return nothing and must run.
 
 AOTAutograd orders them by *tokens*, empty tensors that are passed from one to the next. Programs run their operators in
 the graph's order, so the tokens are removed and the operators called directly.
@@ -25,7 +25,7 @@ def is_token(meaning: Any) -> bool:
 
 
 def remove_tokens(graph: fx.Graph) -> None:
-    """Call operators with an effect directly, without tokens.
+    """Call operators with a side effect directly, without tokens.
 
     Args:
         graph: a joint graph; changed in place. Placeholders of tokens are left without users.
@@ -51,7 +51,7 @@ def remove_tokens(graph: fx.Graph) -> None:
 
 
 def forward_checks(graph: fx.Graph) -> set[fx.Node]:
-    """Error checks of the forward: those that no incoming gradient reaches."""
+    """Error checks of the forward: those that do not depend on an incoming gradient."""
     late: set[fx.Node] = set()
     for node in graph.nodes:
         meaning = node.meta.get("desc") if node.op == "placeholder" else None

@@ -1,8 +1,8 @@
-"""Which operators a compiler can make one kernel of, together with their neighbours.
+"""Which operators a compiler can fuse with their neighbours into one kernel.
 
-What works element by element, along rows, or only moves and fills memory. Matrix products, convolutions and attention
-have kernels of their own that no compiler of loops is faster than; random draws are keyed; Python that stays Python and
-operators that write in place are nobody else's business. All of these stay as they are.
+Operators that work element by element or along rows, or that only move or fill memory. Not fused are matrix products,
+convolutions and attention, whose own kernels are faster; random draws, which are keyed; regions; and operators that
+write in place.
 """
 
 import operator
@@ -55,13 +55,13 @@ _ROWS_AND_LAYOUT = {
     aten.zeros.default,
     aten.zeros_like.default,
 }
-"""Operators without the tag of those that work element by element."""
+"""Fusible operators without torch's pointwise tag."""
 
 _DEVICES = {"cpu", "cuda"}
 
 
 def fusible(node: fx.Node) -> bool:
-    """Whether an operator may be part of a fused one; views are told apart by `shows`."""
+    """Whether an operator may be part of a fused group; for views see `is_single_view`."""
     return _known(node) and _tensors_of(node)
 
 
@@ -75,7 +75,7 @@ def _known(node: fx.Node) -> bool:
 
 
 def _tensors_of(node: fx.Node) -> bool:
-    """Whether what it reads and makes are ordinary tensors, all on one device."""
+    """Whether its inputs and results are strided real tensors, all on one device."""
     values = [value for one in (*node.all_input_nodes, node) for value in values_of(one)]
     return bool(values) and all(
         isinstance(value, Tensor)
@@ -88,13 +88,13 @@ def _tensors_of(node: fx.Node) -> bool:
 
 
 def values_of(node: fx.Node) -> list[Any]:
-    """The fake values of a node: several where it returns several."""
+    """The fake values of a node, one for each result."""
     value = node.meta.get("val")
     return [v for v in value if v is not None] if isinstance(value, list | tuple) else [value]
 
 
-def shows(node: fx.Node) -> bool:
-    """Whether a node is a view of its first argument, one tensor of one tensor."""
+def is_single_view(node: fx.Node) -> bool:
+    """Whether a node returns one tensor that is a view of its only tensor argument."""
     target: Any = node.target
     return (
         node.op == "call_function"
@@ -107,5 +107,5 @@ def shows(node: fx.Node) -> bool:
 
 
 def parts(node: fx.Node) -> list[fx.Node]:
-    """The nodes that pick one of several results."""
+    """The nodes that select one of several results."""
     return [user for user in node.users if user.target is operator.getitem]

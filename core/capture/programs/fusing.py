@@ -1,13 +1,13 @@
-"""Groups of neighbouring operators that a compiler makes one of: what lies between products, attention and the like.
+"""Groups of neighbouring operators that a compiler fuses: those between matrix products, attention and the like.
 
     order of a program       add  norm ─▶ mm     sum    gelu ─▶ mm
     groups                  ╰────1────╯         ╰1╯    ╰─2─╯
     what runs            [add norm sum]  mm  [gelu]  mm
 
-A group takes in what follows it as long as nothing that it reads waits for an operator that itself waits for the group.
-Operators that wait for no group move in front of it, others behind. So a layer falls apart at its products, the same
-way wherever a stage is cut: equal groups are compiled once, and what a compiled program holds, adds up and lets go of
-is what the plain one does. Views cost nothing inside a group; whoever reads one outside makes it there.
+A group is extended by the next operator as long as that does not depend on an operator that depends on the group.
+Operators that do not depend on the group move before it, others after it. So a layer is divided at its products, in the
+same way for every cut: equal groups are compiled once, and a compiled program holds, accumulates and frees the same
+tensors as one that is not compiled. Views are free inside a group; a reader outside creates the view itself.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,10 +17,10 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
-from .fusible import fusible, parts, shows, values_of
+from .fusible import fusible, is_single_view, parts, values_of
 
 LEAST = 2
-"""Operators that a group has at least: one alone is a kernel already."""
+"""Smallest number of operators in a group: a single operator is one kernel already."""
 
 
 @frozen(eq=False)
@@ -29,8 +29,8 @@ class Fusion:
 
     Args:
         nodes: in order, with the views through which they read.
-        inputs: what it reads from outside.
-        outputs: what is read outside: no views, and nothing that shares memory.
+        inputs: nodes outside that it reads.
+        outputs: its nodes that are read outside: no views, and none that share memory.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -39,17 +39,17 @@ class Fusion:
 
     @property
     def all_input_nodes(self) -> tuple[fx.Node, ...]:
-        """What it reads, under the name that a node has for that."""
+        """Its inputs, under the name that ``fx.Node`` has for them."""
         return self.inputs
 
     def graph(self) -> fx.Graph:
-        """The group as a graph of its own, which returns its outputs in a tuple."""
+        """The group as a separate graph, which returns its outputs in a tuple."""
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for number, node in enumerate(self.inputs):
             copies[node] = graph.placeholder(f"x{number}")
         for node in self.nodes:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
-            copies[node].meta = {}  # of another trace: a compiler makes its own
+            copies[node].meta = {}  # it is of another trace; a compiler computes its own
         graph.output(tuple(copies[node] for node in self.outputs))
         return graph
 
@@ -57,31 +57,31 @@ class Fusion:
 Piece = fx.Node | Fusion
 
 Call = Callable[..., Sequence[Tensor]]
-"""Takes a group's inputs, each by itself, and returns its outputs."""
+"""Takes a group's inputs as arguments, and returns its outputs."""
 
 
 @frozen
 class Fusions:
-    """Where programs call groups. Until it is known what they call, that only takes the memory of their outputs.
+    """The calls of groups in programs. Until `bind`, a call only allocates its outputs.
 
     Args:
-        places: the variables of a program, a name among them, and the group that it stands for.
+        places: the global variables of a program, the name in them that the program calls, and the group.
     """
 
     places: list[tuple[dict[str, Any], str, Fusion]] = field(factory=list)
 
     def add(self, scope: dict[str, Any], name: str, fusion: Fusion) -> None:
-        """Have a name in a program stand for a group."""
-        scope[name] = _taking_memory(fusion)
+        """Bind a name in a program to a group."""
+        scope[name] = _allocating(fusion)
         self.places.append((scope, name, fusion))
 
     def bind(self, call_of: Callable[[Fusion], Call]) -> None:
-        """Say what is called for each group."""
+        """Set the function of each group."""
         for scope, name, fusion in self.places:
             scope[name] = call_of(fusion)
 
 
-def _taking_memory(fusion: Fusion) -> Call:
+def _allocating(fusion: Fusion) -> Call:
     made = [node.meta["val"] for node in fusion.outputs]
 
     def call(*_given: Tensor) -> list[Tensor]:
@@ -96,9 +96,9 @@ class _Group:
 
     Args:
         nodes: in it.
-        before: operators and views that wait for no node of it, in order; they run in front of it.
-        after: others; they run behind it.
-        waiting: what of these is no view of the group's own nodes.
+        before: operators and views that do not depend on it, in order; they run before it.
+        after: the others; they run after it.
+        waiting: those of ``after`` that are not views of the group's own nodes.
     """
 
     nodes: dict[fx.Node, None] = field(factory=dict)
@@ -108,11 +108,11 @@ class _Group:
 
 
 def fused(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> list[Piece]:
-    """What a program runs, with groups in the place of their operators, in an order that is as sound.
+    """The pieces that a program runs: operators, and groups in place of theirs, in a valid order.
 
     Args:
-        nodes: of the program, in order; views that nobody reads outside of groups are not in the result.
-        kept: what it returns or hands over.
+        nodes: of the program, in order; views that are not read outside of groups are not in the result.
+        kept: nodes that the program returns or hands over.
     """
     inside = set(nodes)
     runs: list[list[fx.Node] | fx.Node] = []
@@ -140,7 +140,7 @@ def fused(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> list[Pi
             group.nodes.update(dict.fromkeys([node, *picked]))
         elif waits or any(source in group.nodes for source in sources):
             group.after.append(node)
-            if waits or not shows(node):
+            if waits or not is_single_view(node):
                 group.waiting.add(node)
         else:
             group.before.append(node)
@@ -154,8 +154,8 @@ def _on_one_device(node: fx.Node, group: _Group) -> bool:
 
 
 def _root(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node:
-    """What a node of the program shows, as far as the program itself makes the view."""
-    while node in inside and shows(node):
+    """The node of which a node is a view; views that other programs create are not followed."""
+    while node in inside and is_single_view(node):
         node = node.all_input_nodes[0]
     return node
 
@@ -163,12 +163,12 @@ def _root(node: fx.Node, inside: Collection[fx.Node]) -> fx.Node:
 def _pieces(
     runs: Sequence[list[fx.Node] | fx.Node], inside: Collection[fx.Node], kept: Collection[fx.Node | None]
 ) -> list[Piece]:
-    """Close groups over what they read and make; from the end, where it is known what is read later."""
+    """Determine the inputs and outputs of groups, from the end of the program, where later reads are known."""
     read = {node for node in kept if node is not None}
     found: list[Piece] = []
     for run in reversed(runs):
         if isinstance(run, fx.Node):
-            if run in read or not shows(run):
+            if run in read or not is_single_view(run):
                 read.update(run.all_input_nodes)
                 found.append(run)
             continue
@@ -191,10 +191,10 @@ def _take_in(
     nodes: dict[fx.Node, None],
     inputs: dict[fx.Node, None],
 ) -> None:
-    """Have what a member reads in a group: itself, or the views that lead to it and what they show."""
+    """Add an input of a member to the group: as an input, or as views in the group and the input of these views."""
     if source in members or source in nodes:
         return
-    if source in inside and shows(source):
+    if source in inside and is_single_view(source):
         _take_in(source.all_input_nodes[0], members, inside, nodes, inputs)
         nodes[source] = None
     else:
@@ -202,7 +202,7 @@ def _take_in(
 
 
 def running_order(nodes: Sequence[fx.Node], pieces: Sequence[Piece]) -> list[fx.Node]:
-    """All nodes of a program, those too that are gone or inside of groups, in an order in which they could run.
+    """All nodes of a program, including removed nodes and those inside of groups, in an order in which they could run.
 
     Args:
         nodes: of the program.

@@ -1,9 +1,9 @@
-"""The joint graph of a stage, forward and backward in one, and its cut into F, B, I and W.
+"""The joint graph of a stage, forward and backward in one graph, and its division into F, B, I and W.
 
-F keeps what the backward reads. B is everything that depends on a gradient that comes in. I is the part of B that the
-gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds at once: it
-stands in I and W, each with its own half of the output mask. The backward of a normalisation does so, too, and stays in
-I whole: its parameters' gradients come with little work, and W would need all it reads and one more gradient.
+F saves what the backward reads. B is everything that depends on an incoming gradient. I is the part of B that the
+gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds of gradients: it
+is in I and in W, with complementary output masks. The backward of a normalisation does so, too, and is in I alone: its
+parameters' gradients take little work, and W would need all its inputs and one more gradient.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
 
     Args:
         stage: the stage.
-        as_on_cpu: whether dropout rounds as eager PyTorch does on a CPU, in operators of its own; for costs of another
-            device, whose dropout is one kernel, it does not.
+        as_on_cpu: whether dropout rounds as in eager PyTorch on a CPU, by separate operators; not for the costs of a
+            device whose dropout is one kernel.
 
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
@@ -79,10 +79,10 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
 
 
 def dropout_as_eager(graph: fx.Graph) -> None:
-    """Have the backward of dropout round as eager PyTorch does on a CPU, where the mask itself carries the scale.
+    """Make the backward of dropout round as in eager PyTorch on a CPU, where the mask is multiplied by the scale.
 
-    The mask stays a byte an element between forward and backward. The product has the strides that the operator was
-    traced with, whatever the gradient's are: its readers were traced for these.
+    The mask has one byte per element between forward and backward. The product has the strides that the operator was
+    traced with, independent of the gradient's, because its readers were traced with these.
 
     Args:
         graph: a joint graph; changed in place.
@@ -97,8 +97,8 @@ def dropout_as_eager(graph: fx.Graph) -> None:
             scaled = _inserted(graph, node, aten.div.Scalar, scaled, 1 / scale)
             product = _inserted(graph, node, aten.mul.Tensor, gradient, scaled)
             if product.meta["val"].stride() != wanted.stride():
-                # Where operands disagree, a product has the strides of the first; where those of neither are wanted,
-                # the program restrides it.
+                # If the operands' strides differ, a product has those of the first; if it needs others, the program
+                # restrides it.
                 product.args = (scaled, gradient)
                 product.meta["val"] = wanted
         node.replace_all_uses_with(product)
@@ -106,7 +106,7 @@ def dropout_as_eager(graph: fx.Graph) -> None:
 
 
 def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call with its fake result, in the place and with the notes of another node."""
+    """A call with its fake result, at the position and with the ``meta`` of another node."""
     made = graph.call_function(target, args, kwargs)
     values = fx.map_arg(args, lambda node: node.meta["val"])
     made.meta = {**like.meta, "val": target(*values, **kwargs)}
@@ -146,7 +146,7 @@ def _by_meaning(graph: fx.Graph) -> JointGraph:
 
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes and everything that they depend on, placeholders left out."""
+    """The nodes and everything that they depend on, without placeholders."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
@@ -158,16 +158,16 @@ def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def forward_nodes(joint: JointGraph) -> set[fx.Node]:
-    """The nodes of F: what outputs and new values of buffers depend on, and the forward's error checks.
+    """The nodes of F: those that outputs and new values of buffers depend on, and the forward's error checks.
 
-    Of an operator with several results F picks all, so that the backward keeps those that it reads and no others.
+    F selects all results of an operator with several, so that only those that the backward reads are saved.
     """
     found = ancestors([*joint.outputs, *joint.mutations.values(), *forward_checks(joint.graph)])
     return found | {user for node in found for user in node.users if user.target is operator.getitem}
 
 
 def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
-    """Give fused backward operators that serve both I and W one copy for each, masks complementary.
+    """Duplicate fused backward operators that both I and W need, with complementary masks.
 
     Args:
         graph: the joint graph; changed in place.
@@ -189,14 +189,14 @@ def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
             parts[i].args = (twin, i)
 
 
-def at_hand(gradient: fx.Node, computed: set[fx.Node]) -> set[fx.Node] | None:
-    """The nodes that pick a gradient from what is computed, or None where there is more to do than to pick."""
+def selecting_nodes(gradient: fx.Node, computed: set[fx.Node]) -> set[fx.Node] | None:
+    """The nodes that only select a gradient from computed results; None if it takes more than selecting."""
     picked = ancestors([gradient]) - computed
     return picked if all(node.target is operator.getitem for node in picked) else None
 
 
 def closed_over(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> list[fx.Node]:
-    """What nodes read from outside a set, in order of first reading."""
+    """The nodes outside a set that its nodes read, in order of first reading."""
     return list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
 
 

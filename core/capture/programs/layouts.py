@@ -1,10 +1,10 @@
 """Results with the strides that they were traced with.
 
-A program is traced over fake tensors, and what is traced depends on their strides: whether a reshape is a `view` or a
-copy, whether `contiguous` does anything, what a kernel that reads the memory format off the strides finds. Kernels do
-not always return the strides that their fake ones predict: BatchNorm and convolutions of transposed inputs do not, and
-with one row a tensor's stride along the rows is arbitrary. Where they may differ, a program compares, and copies a
-result that has other strides. Everything after it, in this stage and in the others, is then as it was traced.
+A program is traced over fake tensors, and the trace depends on their strides: whether a reshape is a `view` or a copy,
+whether `contiguous` copies, which memory format a kernel detects. Real kernels do not always return the strides of
+their fake versions: BatchNorm and convolutions of transposed inputs do not, and with one row a tensor's stride along
+the rows is arbitrary. If they may differ, a program compares them, and copies a result with other strides. So all later
+operators, in this stage and in others, get what they were traced with.
 """
 
 import operator
@@ -25,13 +25,13 @@ _CONTIGUOUS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddb
 
 
 def strides_to_check(node: fx.Node) -> Strides | None:
-    """The strides that a node's result has to have, where its kernel may return others.
+    """The strides that a node's result must have, if its kernel may return others.
 
     Args:
         node: of a traced graph.
 
     Returns:
-        The strides; None where the result is no tensor, or has them by definition.
+        The strides; None if the result is not a tensor, or always has them.
     """
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -56,11 +56,11 @@ def _by_definition(node: fx.Node, value: Tensor) -> bool:
 
 
 def restrided(tensor: Tensor, strides: Strides) -> Tensor:
-    """The tensor with other strides: a view where only dimensions of one element differ, else a copy.
+    """The tensor with other strides: a view if only dimensions of one element differ, otherwise a copy.
 
     Args:
         tensor: any.
-        strides: those of a tensor of its shape that fills its memory.
+        strides: of a dense tensor with its shape.
     """
     shape = tensor.shape
     if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), strides, shape, strict=True)):

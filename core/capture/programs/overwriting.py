@@ -1,8 +1,8 @@
-"""Operators that may write their result over one of their operands, which nothing reads any more.
+"""Operators that may write their result over one of their operands, which is not read any more.
 
-The sum of the gradients on a residual connection goes where one of the two stands; so does the gradient of an
-activation function. Memory that was just written is in the cache, memory newly taken is not: of a step's time on the
-benchmark GPT, two hundredths. It is held a moment less, too.
+The sum of two gradients on a residual connection overwrites one of them; so does the gradient of an activation
+function. Memory that was just written is in the cache, newly allocated memory is not: that is 2 % of a step's time on
+the benchmark GPT. It also holds less memory.
 """
 
 import operator
@@ -27,7 +27,7 @@ _OVER = {
     aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
     aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
 }
-"""Element by element: the same operator writing to a tensor that is given, which may be one that it reads."""
+"""Pointwise operators → the variant that writes to a given tensor, which may be an operand, and its argument."""
 
 _FRESH = {
     *_OVER,
@@ -45,7 +45,7 @@ _FRESH = {
     aten.clone.default,
     aten.cat.default,
 }
-"""What returns tensors in memory of their own, each of several in its own."""
+"""Operators whose results never share memory with an input or with each other."""
 
 
 def overwriting(
@@ -53,23 +53,23 @@ def overwriting(
 ) -> dict[fx.Node, tuple[Any, str, fx.Node]]:
     """For each operator that may overwrite an operand: the operator to call, its argument, and the operand.
 
-    An operand can be overwritten when its memory was taken by an operator among ``nodes``, neither it nor a view of
-    the same memory is read later or kept, and its values lie in memory as those of the result do.
+    An operand can be overwritten if its memory was allocated by an operator among ``nodes``, neither it nor a view of
+    the same memory is read later or kept, and it has the same layout as the result.
 
     Args:
         nodes: of a program, in the order in which they run.
-        kept: what it returns or hands over.
-        passed_over: nodes that run inside of something else, where nothing is overwritten.
+        kept: nodes that the program returns or hands over.
+        passed_over: nodes that run inside of a fused group, where nothing is overwritten.
     """
     place = {node: position for position, node in enumerate(nodes)}
     found: dict[fx.Node, tuple[Any, str, fx.Node]] = {}
     for node in nodes:
         if node.target not in _OVER or node in passed_over:
             continue
-        # The operand that was made last is the likeliest to be in the cache.
+        # The operand that was computed last is the most likely to be in the cache.
         operands = sorted((n for n in dict.fromkeys(node.all_input_nodes) if n in place), key=lambda n: -place[n])
         for operand in operands:
-            if may_overwrite(node, operand) and _dies(operand, node, place, kept, found):
+            if may_overwrite(node, operand) and _is_last_read(operand, node, place, kept, found):
                 function, name = _OVER[node.target]
                 found[node] = function, name, operand
                 break
@@ -77,7 +77,7 @@ def overwriting(
 
 
 def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether an operator can write its result where an operand is, by what it does and how both lie in memory."""
+    """Whether an operator can write its result over an operand, by its kind and the layout of both."""
     one, other = node.meta.get("val"), operand.meta.get("val")
     return (
         node.target in _OVER
@@ -88,14 +88,14 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
     )
 
 
-def _dies(
+def _is_last_read(
     operand: fx.Node,
     reader: fx.Node,
     place: dict[fx.Node, int],
     kept: Collection[fx.Node | None],
     overwritten: dict[fx.Node, tuple[Any, str, fx.Node]],
 ) -> bool:
-    """Whether ``reader`` is the last to read the memory of ``operand``, which an operator of this program took."""
+    """Whether ``reader`` is the last to read the memory of ``operand``, which an operator of this program allocated."""
     owner = _owner(operand, place, overwritten)
     if owner is None:
         return False
@@ -125,7 +125,7 @@ def _dies(
 def _owner(
     node: fx.Node, place: dict[fx.Node, int], overwritten: dict[fx.Node, tuple[Any, str, fx.Node]]
 ) -> fx.Node | None:
-    """The operator that took a tensor's memory; None where it is none of this program's, or is not known to be one."""
+    """The operator of this program that allocated a tensor's memory; None if there is none, or it is not known."""
     while node in place:
         if node in overwritten:
             node = overwritten[node][2]
@@ -144,7 +144,7 @@ def _owner(
 
 
 def _shares(user: fx.Node, alias: fx.Node, overwritten: dict[fx.Node, tuple[Any, str, fx.Node]]) -> bool | None:
-    """Whether what an operator returns is in the memory of what it reads; None where that is not known."""
+    """Whether an operator's result shares memory with an input; None if that is not known."""
     if user in overwritten:
         return overwritten[user][2] is alias
     if user.target is operator.getitem or always_views(user.target):
@@ -153,5 +153,5 @@ def _shares(user: fx.Node, alias: fx.Node, overwritten: dict[fx.Node, tuple[Any,
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
     if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
-        return None  # one of those that return what they are given where there is nothing to do
+        return None  # composite operators may return their input
     return False

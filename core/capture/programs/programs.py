@@ -1,4 +1,4 @@
-"""The programs of a stage: F, B, and where it can, I and W, with the saved tensors between them explicit."""
+"""The programs of a stage: F, B, and, if the backward can be split, I and W, with explicit saved tensors."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,16 @@ from torch import fx
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
 from .code import Program, compile_program, no_sink
 from .fusing import Call, Fusion, Fusions
-from .joint import JointGraph, ancestors, at_hand, closed_over, forward_nodes, ordered, split_masked, trace_joint
+from .joint import (
+    JointGraph,
+    ancestors,
+    closed_over,
+    forward_nodes,
+    ordered,
+    selecting_nodes,
+    split_masked,
+    trace_joint,
+)
 from .saved_storages import SavedStorage, python_reads, saved_storages
 from .stage import Boundary, StageGraph, StageInputs
 
@@ -22,8 +31,8 @@ class Backward:
 
     Args:
         run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
-            outputs; hands gradients of parameters to its sink, and returns those of boundary inputs, then what it
-            created for a later program.
+            outputs; gives gradients of parameters to its sink, and returns those of boundary inputs, then the tensors
+            that it creates for W.
         saved: positions in F's saved tensors of those it reads.
         created: positions in I's created tensors of those it reads (W alone).
         inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.
@@ -43,12 +52,13 @@ class Backward:
 
 @frozen
 class Recompute:
-    """F again, for its saved tensors: what only other stages or the step's result need is left out.
+    """The part of F that computes its saved tensors, without what only other stages or the step's result need.
 
     Args:
-        run: takes what F takes, None where it does not read it; returns what F saves. It draws the same random numbers.
-        inputs: positions of the inputs that have to be kept for it: tensors of other stages, and buffers that F gives
-            new values, of which it reads the old ones.
+        run: takes F's inputs, None for those that it does not read; returns F's saved tensors. It draws the same random
+            numbers as F.
+        inputs: positions of the inputs that must be kept for it: tensors of other stages, and buffers that F gives new
+            values, because it reads the old ones.
     """
 
     run: Program
@@ -57,14 +67,14 @@ class Recompute:
 
 @frozen
 class StageMemory:
-    """Bytes of one microbatch, over distinct storages; parameters and buffers are not among them.
+    """Bytes of one microbatch, over distinct storages, without parameters and buffers.
 
     Args:
-        saved: what F keeps for the backward.
-        freed_by_input: how much of that nothing but I reads.
-        created_by_input: what I keeps for W.
-        workspace: the most that a program holds beside what it is given and what it keeps.
-        inputs: what has to be kept to recompute the saved tensors.
+        saved: that F saves for the backward.
+        freed_by_input: of the saved tensors that only I reads.
+        created_by_input: that I keeps for W.
+        workspace: the largest that a program holds in addition to its inputs and the tensors that it keeps.
+        inputs: that must be kept to recompute the saved tensors.
     """
 
     saved: int
@@ -79,16 +89,16 @@ class StagePrograms:
     """All programs of one stage.
 
     Args:
-        inputs: what F reads, in order.
-        outputs: what later stages read, in the order F returns it; ``results`` follow.
+        inputs: of F, in order.
+        outputs: tensors that later stages read, in the order in which F returns them; ``results`` follow.
         results: names of the parts of the step's result that F returns.
         forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
         forward_alone: F without saved tensors, for a stage that recomputes them.
-        recompute: makes the saved tensors.
+        recompute: computes the saved tensors again.
         mutated: positions among the inputs of the buffers that F gives new values for.
-        backward: B, or None where nothing here is differentiable.
-        backward_input, backward_weight: I and W, or None where the stage has no differentiable input.
-        memory: what they hold.
+        backward: B, or None if the stage has no gradients.
+        backward_input, backward_weight: I and W, or None if the backward cannot be split.
+        memory: bytes that they hold.
         storages: of the saved tensors.
     """
 
@@ -111,13 +121,13 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
 
     Args:
         stage: its graph.
-        fuse: makes a function of operators that are to run as one; None where each runs by itself.
+        fuse: compiles a group of operators into one function; None if each operator runs by itself.
 
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
     """
     if all(node.op != "call_function" for node in stage.graph.nodes):
-        return _nothing(stage)
+        return _empty_programs(stage)
     joint = trace_joint(stage)
     if not stage.gradients:
         joint.mutations.clear()
@@ -150,11 +160,11 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
     programs = _measured(stage, joint, programs, saved, shown)
     if fusions is not None and fuse is not None:
-        fusions.bind(fuse)  # a compiled function takes no fake tensors
+        fusions.bind(fuse)  # last, because a compiled function takes no fake tensors
     return programs
 
 
-def _nothing(stage: StageGraph) -> StagePrograms:
+def _empty_programs(stage: StageGraph) -> StagePrograms:
     """Programs of a stage without operators."""
     forward = compile_program([], [], [], {})
     again = Recompute(forward, ())
@@ -171,7 +181,7 @@ def _recompute(joint: JointGraph, make: Callable[..., Program], saved: list[fx.N
 
 @frozen
 class _Cut:
-    """What is common to the backward programs of one joint graph."""
+    """The common inputs of the backward programs of one joint graph; see `stage_programs`."""
 
     joint: JointGraph
     make: Callable[..., Program]
@@ -207,7 +217,7 @@ class _Cut:
 
 
 def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
-    """I and W, or None where I leaves nothing for W."""
+    """I and W, or None if nothing is left for W."""
     joint = cut.joint
     in_forward = forward_nodes(joint)
     split_masked(joint.graph, ancestors(input_gradients.values()))
@@ -216,7 +226,7 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     for i, node in joint.gradients.items():
         if i in input_gradients:
             continue
-        picked = at_hand(node, in_forward | input_nodes)
+        picked = selecting_nodes(node, in_forward | input_nodes)
         if picked is None or node in in_forward:
             weight_gradients[i] = node
         else:
@@ -225,7 +235,7 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     if not weight_gradients:
         return None
     weight_nodes = ancestors(weight_gradients.values()) - in_forward - input_nodes
-    # I hands over what W reads of its work, and the incoming gradients that W reads.
+    # I hands over its results that W reads, and the incoming gradients that W reads.
     handed_over = input_nodes | set(joint.tangents.values())
     outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
     outside += [node for node in weight_gradients.values() if node not in weight_nodes]
@@ -272,7 +282,8 @@ def _measured(
 
 
 def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:
-    """Run a program; its results, and the most it held beside its inputs and what it keeps (behind ``returned``)."""
+    """Run a program; return its results, and the most bytes that it held in addition to its inputs and the tensors that
+    it keeps (its results after the first ``returned``)."""
     ignored = ignored | storage_sizes(given)
     meter = StorageMeter()
     with WatchEverything(meter, ignored):
@@ -284,13 +295,13 @@ def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: 
 def backward_inputs(
     program: Backward, saved: list[Any], created: list[Any], inputs: list[Any], tangents: dict[int, Any]
 ) -> list[Any]:
-    """Line up what a backward program takes.
+    """The inputs of a backward program, in its order.
 
     Args:
         program: the program.
         saved: F's saved tensors.
-        created: what I created; empty for B and I.
-        inputs: the stage's inputs; read at the positions of parameters, buffers, constants and batch alone.
+        created: the tensors that I created; empty for B and I.
+        inputs: the stage's inputs; only parameters, buffers, constants and batch are read.
         tangents: position of an output → its gradient.
     """
     return [

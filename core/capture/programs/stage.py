@@ -1,11 +1,11 @@
-"""One stage's part of the captured graph, as a module of its own with every input explicit."""
+"""One stage's part of the captured graph, as a separate graph with explicit inputs."""
 
 import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -27,8 +27,8 @@ class Boundary:
 
     Args:
         name: its node in the captured graph.
-        shape, dtype: of the tensor; it travels contiguous.
-        differentiable: whether a gradient comes back.
+        shape, dtype: of the tensor; it is sent contiguous.
+        differentiable: whether a gradient is sent back.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Boundary:
 
 @frozen
 class StageInputs:
-    """What a stage program reads, in the order in which it takes it.
+    """The inputs of a stage program, in order.
 
     Args:
         boundary: tensors of earlier stages.
@@ -63,13 +63,13 @@ class StageGraph:
 
     Args:
         graph: its nodes; placeholders in the order of ``inputs``; returns the tensors of ``outputs``, then ``results``.
-        inputs: what it reads.
-        outputs: what later stages read.
+        inputs: its inputs.
+        outputs: tensors that later stages read.
         results: names of the parts of the step's result that are computed here (loss, weight, metrics).
         first_draw: ordinals of random draws, by node name.
         modules: sub-graphs of higher-order operators.
         fakes: fake tensors for the inputs, in order.
-        gradients: whether a backward follows; without, buffers stay as they are, too.
+        gradients: whether a backward follows; if not, buffers are not written, either.
     """
 
     graph: fx.Graph
@@ -99,15 +99,10 @@ def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tu
         if node.name not in stage:
             continue
         for user in node.users:
-            for reader in _readers(operators, user, stage):
-                if reader != stage[node.name]:
-                    message = crossing.setdefault((stage[node.name], reader), {})
-                    message.setdefault(node.name, _boundary(operators, node.name))
+            if stage.get(user.name, stage[node.name]) != stage[node.name]:
+                message = crossing.setdefault((stage[node.name], stage[user.name]), {})
+                message.setdefault(node.name, _boundary(operators, node.name))
     return {pair: tuple(tensors.values()) for pair, tensors in sorted(crossing.items())}
-
-
-def _readers(operators: Operators, user: fx.Node, stage: dict[str, int]) -> set[int]:
-    return {stage[user.name]} if user.name in stage else set()
 
 
 def _boundary(operators: Operators, name: str) -> Boundary:
@@ -124,12 +119,12 @@ def stage_graph(
         operators: the captured step's operators.
         stages: names of the operators of each stage.
         index: which stage.
-        device: the one that the stage will run on, of the type that the step was captured for; by default the very one.
+        device: on which the stage will run, of the type that the step was captured for; by default the same one.
     """
     crossing = boundaries(operators, stages)
     step = operators.step
     own = {member for name in stages[index] for member in operators.members[name]}
-    # A part of the result that every stage could compute for itself is computed beside the loss.
+    # A part of the result that every stage could compute is computed in the loss's stage.
     here = own | operators.local if step.outputs.home in own else own
     results = [name for name in dict.fromkeys(step.outputs.nodes) if name in here]
     needed = _with_local(operators, own | set(results))
@@ -165,7 +160,7 @@ def stage_graph(
     shown: set[fx.Node] = set()
     outputs = [_sendable(graph, values, operators, name, shown) for name in outgoing]
     values_of = {name: values[operators.nodes[name]] for name in results}
-    # Nothing but the loss starts a backward.
+    # Only the loss starts a backward.
     detached = [
         node if name == step.outputs.home else graph.call_function(torch.ops.aten.detach.default, (node,))
         for name, node in values_of.items()
@@ -174,22 +169,25 @@ def stage_graph(
     inputs = StageInputs(
         tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
     )
-    modules = step.modules
-    if device is not None and device.type != "cpu":
-        fakes = [_fake_on(operators, fake, device) for fake in fakes]
-        modules = {name: copy.deepcopy(module) for name, module in modules.items()}
-        inner = [m.graph for module in modules.values() for m in module.modules() if isinstance(m, fx.GraphModule)]
-        for one in (graph, *inner):
-            aim(one, device)
-        for module in modules.values():
-            _ = [m.recompile() for m in module.modules() if isinstance(m, fx.GraphModule)]
-    return StageGraph(
-        graph, inputs, tuple(outgoing.values()), tuple(results), draws, modules, tuple(fakes), step.gradients
+    stage = StageGraph(
+        graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes), step.gradients
     )
+    return stage if device is None or device.type == "cpu" else _on_device(operators, stage, device)
+
+
+def _on_device(operators: Operators, stage: StageGraph, device: torch.device) -> StageGraph:
+    """The stage with this device in place of others of its type; its sub-graphs are copied."""
+    modules = {name: copy.deepcopy(module) for name, module in stage.modules.items()}
+    inner = [m for module in modules.values() for m in module.modules() if isinstance(m, fx.GraphModule)]
+    for graph in (stage.graph, *(module.graph for module in inner)):
+        set_device(graph, device)
+    for module in inner:
+        module.recompile()
+    return evolve(stage, modules=modules, fakes=tuple(_fake_on(operators, fake, device) for fake in stage.fakes))
 
 
 def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor:
-    """A fake tensor on another device of its type; on the host it stays there."""
+    """A fake tensor on another device of its type; one of another type, such as on the host, is unchanged."""
     if fake.device.type != device.type:
         return fake
     with operators.step.fake_mode:
@@ -197,16 +195,15 @@ def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor
     return made.requires_grad_(fake.requires_grad)
 
 
-def aim(graph: fx.Graph, device: torch.device) -> None:
-    """Have the operators that name a device name this one, where it is of its type."""
-
+def set_device(graph: fx.Graph, device: torch.device) -> None:
+    """Replace devices of the same type in the operators' arguments by this one."""
     for node in graph.nodes:
-        node.args = aimed(node.args, device)
-        node.kwargs = aimed(node.kwargs, device)
+        node.args = with_device(node.args, device)
+        node.kwargs = with_device(node.kwargs, device)
 
 
-def aimed(arguments: Any, device: torch.device) -> Any:
-    """Arguments of an operator, with this device in the place of any of its type."""
+def with_device(arguments: Any, device: torch.device) -> Any:
+    """Arguments of an operator, with devices of the same type replaced by this one."""
     return pytree.tree_map(lambda v: device if isinstance(v, torch.device) and v.type == device.type else v, arguments)
 
 
@@ -236,15 +233,15 @@ def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
 def _sendable(
     graph: fx.Graph, values: dict[fx.Node, fx.Node], operators: Operators, name: str, shown: set[fx.Node]
 ) -> fx.Node:
-    """What crosses a cut is contiguous, so that both ends agree on its layout; detached if no gradient comes back.
+    """An output as it is sent: contiguous, so that both ends agree on its layout; detached if no gradient is sent back.
 
-    It shares no storage with another output or an input: one gradient comes back for each.
+    It shares no storage with another output or an input, because a separate gradient is sent back for each.
 
     Args:
-        shown: nodes whose storage an output shows already.
+        shown: nodes whose storage an earlier output shares.
     """
     node, root = operators.nodes[name], root_of(operators.nodes[name])
-    alone = root not in shown and graph_made(values, root)
+    alone = root not in shown and is_computed(values, root)
     shown.add(root)
     value, fake = values[node], operators.values[name]
     if not (alone and fake.is_contiguous()):
@@ -254,8 +251,8 @@ def _sendable(
     return value
 
 
-def graph_made(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:
-    """Whether a node of the captured graph is computed in a stage, and not handed in."""
+def is_computed(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:
+    """Whether a node of the captured graph is computed in a stage, and not one of its inputs."""
     return node in values and values[node].op != "placeholder"
 
 

@@ -131,7 +131,7 @@ class Breaks:
             return tail.call(self.model, self._called, regions, model, batch, locator), []
         if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
             raise RequestError(
-                "the step returns a number and no scalar loss: return the tensor that backward starts from, without "
+                "the step returns a number and not a scalar loss: return the tensor that backward starts from, without "
                 ".item()"
             )
         self.printed = printed

@@ -3,7 +3,7 @@
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.programs.stage import aim
+from panpipe.core.capture.programs.stage import set_device
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.devices import devices
 from torch import fx
@@ -69,6 +69,6 @@ def test_stage_compiled_for_another_gpu_has_that_device_in_every_operator():
     host = graph.call_function(torch.arange, (8,), {"device": torch.device("cpu")})
     moved = graph.call_function(torch.Tensor.to, (host, torch.device("cuda", 0)))
     graph.output((made, moved))
-    aim(graph, torch.device("cuda:3"))
+    set_device(graph, torch.device("cuda:3"))
     assert [node.kwargs.get("device") for node in (made, host)] == [torch.device("cuda:3"), torch.device("cpu")]
     assert moved.args == (host, torch.device("cuda:3"))

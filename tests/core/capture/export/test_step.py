@@ -115,12 +115,12 @@ def test_data_dependent_control_flow_names_the_line():
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is no scalar loss"),
-        (lambda m, x: 3.0, "float and no scalar loss"),
-        (lambda m, x: None, "no scalar loss"),
-        (lambda m, x: {"output": m(x).mean()}, r"test_step.py:\d+: the step returns dict and no scalar loss"),
+        (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is not a scalar loss"),
+        (lambda m, x: 3.0, "float and not a scalar loss"),
+        (lambda m, x: None, "not a scalar loss"),
+        (lambda m, x: {"output": m(x).mean()}, r"test_step.py:\d+: the step returns dict and not a scalar loss"),
         (lambda m, x: m(x).argmax(), "int64 tensor of shape"),
-        (lambda m, x: m(x).mean().item(), "no scalar loss"),
+        (lambda m, x: m(x).mean().item(), "not a scalar loss"),
         (lambda m, x: m(x).detach().mean(), "does not depend on any parameter"),
     ],
 )

@@ -111,5 +111,5 @@ def test_numbers_among_the_metrics_are_means():
 
 
 def test_number_instead_of_a_loss_is_refused():
-    with pytest.raises(RequestError, match=r"returns a number and no scalar loss.*without \.item\(\)"):
+    with pytest.raises(RequestError, match=r"returns a number and not a scalar loss.*without \.item\(\)"):
         capture_step(model(), lambda m, x: m(x).mean().item(), torch.ones(2, 4))
