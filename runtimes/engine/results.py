@@ -162,7 +162,7 @@ class BatchResults:
         """Print and log what the step prints and logs, for each microbatch, in the process of the first device."""
         if 0 in self._team.local:
             for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
-                compiled.operators.step.outputs.printed.say(row[self._prepared.columns :])
+                compiled.operators.step.outputs.printed.emit(row[self._prepared.columns :])
 
     def loss_and_metrics(self) -> tuple[Tensor | None, dict[str, float]]:
         """The means of loss and metrics over the microbatches of all replicas, in their own dtypes.

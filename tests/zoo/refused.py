@@ -110,7 +110,7 @@ REFUSED: tuple[Entry, ...] = (
           flagged, lambda rows: {**vectors(rows), "task": torch.zeros(rows)}, "a tensor in the batch chooses the head",
           refusal="give it as a Python number or text in the batch"),
     Entry("Random mixing", "torch", lambda: mlp(WIDTH, 4), mixed_up, vectors, "Python's random numbers",
-          refusal="draws from Python's or numpy's random numbers"),
+          refusal="draws random numbers from Python or numpy"),
     Entry("Teacher in the forward", "torch", Averaged, fit, regression, "a parameter written by the forward",
           refusal="writes parameter"),
     Entry("Sparse embedding", "torch",

@@ -36,7 +36,7 @@ from ..values.fakes import fake_of, fake_state
 from ..values.quiet import quiet_torch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
-from ..values.values import Refused, depends_on_value, first_of
+from ..values.values import Refused, depends_on_value, error_of_type
 from .captured import CapturedStep, captured_step
 from .repeated import refuse_unrepeatable
 
@@ -83,8 +83,8 @@ def capture_step(
             tensors to find out.
 
     Raises:
-        RequestError: the step cannot be captured as one graph (with the user's line), or it does not return a scalar loss, or
-            no rows.
+        RequestError: the step cannot be captured as one graph (with the user's line), or it does not return
+            a scalar loss, or no rows.
     """
     leaves, nesting = flatten_batch(batch)
     _check_loss(step, leaves)
@@ -136,7 +136,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             make_constant_a_buffer(breaks.model, written, breaks.reached)
         except Exception as error:
             line = user_line(error) or first_line(step)
-            if (refused := first_of(Refused, error)) is not None:
+            if (refused := error_of_type(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):
                 breaks.widen(error, line)

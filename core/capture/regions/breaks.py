@@ -33,7 +33,7 @@ from ..values.values import (
     NeedsValue,
     ValueWatch,
     depends_on_value,
-    first_of,
+    error_of_type,
     with_late_numbers_as_tensors,
 )
 from .module_regions import ModuleRegions
@@ -163,7 +163,7 @@ class Breaks:
         Raises:
             RequestError: nothing more can be made one, or what it returns cannot be learned.
         """
-        stopped = first_of(NeedsValue, error)
+        stopped = error_of_type(NeedsValue, error)
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
             self.sizes, self._modules, self._tail = True, ModuleRegions(self.model, self.reached), None

@@ -1,8 +1,8 @@
-"""Batches of any container class, taken apart into leaves and put together again.
+"""Flattening of batches of any container class, and their restoration.
 
-`torch.utils._pytree` knows dicts, lists, tuples and named tuples, and what was registered with it. Dataclasses,
-``UserDict`` and other mappings, such as the BatchEncoding of transformers, are handled here and not registered there:
-that registry is global, and a class can be registered once only.
+`torch.utils._pytree` supports dicts, lists, tuples, named tuples, and registered classes. Dataclasses, ``UserDict`` and
+other mappings, such as the BatchEncoding of transformers, are handled here and not registered with pytree, because its
+registry is global and a class can be registered only once.
 """
 
 import copy
@@ -27,11 +27,11 @@ _VALUES = (
 
 @frozen
 class _Object:
-    """A container of a class that pytree does not know.
+    """A container of a class that is not registered with pytree.
 
     Args:
         kind: its class.
-        prototype: one of its class; attributes that are not fields are taken from it.
+        prototype: an object of the class; attributes that are not fields are copied from it.
     """
 
     kind: type
@@ -55,7 +55,7 @@ class _Object:
 
 @frozen
 class _Node:
-    """What is nested here: an object, or a container of pytree's with objects somewhere below."""
+    """A node of the nesting: an object, or a pytree container with objects somewhere below."""
 
     children: tuple["_Node | None", ...]
     object: _Object | None = None
@@ -66,23 +66,23 @@ class BatchNesting:
     """How the leaves of a batch are nested; hashable, and equal for batches of one structure.
 
     Args:
-        spec: with a dict in the place of every object of a class that pytree does not know.
-        node: where these objects are; None without any.
+        spec: with a dict in place of every object of a class that is not registered with pytree.
+        node: the nesting of these objects; None if there are none.
     """
 
     spec: pytree.TreeSpec
     node: _Node | None = None
 
     def plain(self, leaves: Sequence[Any]) -> Any:
-        """The batch in pytree's own containers."""
+        """The batch in pytree containers."""
         return pytree.tree_unflatten(list(leaves), self.spec)
 
     def restored(self, plain: Any) -> Any:
-        """The batch as the user nests it, from one in pytree's own containers."""
+        """The batch in the user's containers, from one in pytree containers."""
         return plain if self.node is None else _restored(plain, self.node)
 
     def batch(self, leaves: Sequence[Any]) -> Any:
-        """The batch as the user nests it."""
+        """The batch in the user's containers."""
         return self.restored(self.plain(leaves))
 
     @property
@@ -93,7 +93,7 @@ class BatchNesting:
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], BatchNesting]:
-    """Take a batch apart.
+    """The leaves and the nesting of a batch.
 
     Args:
         batch: any nesting of tensors and plain values in dicts, lists, tuples, named tuples, dataclasses, mappings, and
@@ -135,11 +135,11 @@ def _restored(plain: Any, node: _Node) -> Any:
 
 
 def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] | None:
-    """What a container that pytree knows holds, by name, and its structure; None for a leaf.
+    """The children of a pytree container by name, and its structure; None for a leaf.
 
     Args:
         value: the container, or a leaf.
-        name: of the value, with which the names of what it holds begin.
+        name: of the value; the names of its children start with it.
     """
     keyed, spec = pytree.tree_flatten_with_path(value, is_leaf=lambda part: part is not value)
     if len(keyed) == 1 and not keyed[0][0]:
@@ -148,7 +148,7 @@ def one_level(value: Any, name: str) -> tuple[dict[str, Any], pytree.TreeSpec] |
 
 
 def _fields(value: Any) -> Mapping[str, Any] | None:
-    """What an object of a class that pytree does not know holds, by name; None where pytree knows it, or nothing."""
+    """The fields of an object whose class is not registered with pytree; None if it is, or has no fields."""
     if type(value) in pytree.SUPPORTED_NODES:
         return None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Fake tensors in the place of a model's parameters and buffers, and of a batch."""
+"""Fake tensors for a model's parameters and buffers, and for a batch."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 def fake_of(
     tensor: Tensor, mode: FakeTensorMode, device: torch.device, shape: Sequence[int] | None = None
 ) -> FakeTensor:
-    """A fake tensor like a tensor; contiguous where it has another shape."""
+    """A fake tensor like a tensor; contiguous if another shape is given."""
     with mode:
         if shape is not None and tuple(shape) != tuple(tensor.shape):
             return torch.empty(tuple(shape), dtype=tensor.dtype, device=device)  # type: ignore[return-value]
@@ -20,7 +20,7 @@ def fake_of(
 def fake_state(
     whole: nn.Module, mode: FakeTensorMode, device: torch.device, gradients: bool
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Fake parameters and buffers under every name they have, and the canonical name of each of these names.
+    """The canonical name of every name of a parameter or buffer, and the fake tensor by name.
 
     The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``.
     """

@@ -12,7 +12,7 @@ from torch.utils._traceback import CapturedTraceback
 
 
 def accept_any_file_name() -> None:
-    """From now on torch's stack traces are taken by Python where torch's C++ cannot take them."""
+    """Have Python take torch's stack traces from now on if torch's C++ cannot."""
     if getattr(CapturedTraceback.summary, "accepts_any_file_name", False):
         return
     summary = CapturedTraceback.summary

@@ -1,4 +1,4 @@
-"""Nestings of values: their tensors taken out, and put back."""
+"""Nestings of values: extracting their tensors, and filling in others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _TENSOR = object()
 """The mark of a tensor among the leaves."""
 
 _NUMBER = object()
-"""The mark of a number that is known late; its value comes in a tensor."""
+"""The mark of a late number, whose value is passed as a tensor."""
 
 
 @frozen
@@ -23,7 +23,7 @@ class Nesting:
 
     Args:
         spec: its structure.
-        leaves: its leaves, with a mark for every tensor, and for every number that is known late.
+        leaves: its leaves, with a mark for every tensor and every late number.
     """
 
     spec: pytree.TreeSpec
@@ -39,7 +39,7 @@ class Nesting:
         return pytree.tree_unflatten(whole, self.spec)
 
     def difference(self, other: "Nesting") -> str | None:
-        """What another nesting has instead of this one's constants, in words; None where they are equal."""
+        """The first difference of another nesting's constants, as text; None if they are equal."""
         if self.spec != other.spec:
             return "another structure"
         for mine, its in zip(self.leaves, other.leaves, strict=True):
@@ -49,7 +49,7 @@ class Nesting:
 
 
 _CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.Size)
-"""Types of leaves that are compared, by how they print: a float that is no number equals none."""
+"""Types of leaves that are compared, by their ``repr``, because NaN equals no value."""
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -58,7 +58,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def taken_apart(value: Any) -> tuple[list[Tensor], Nesting]:
-    """A nesting's tensors, those of late numbers among them, and the rest."""
+    """The tensors of a nesting, including those of late numbers, and the nesting without them."""
     flat, spec = pytree.tree_flatten(value)
     found: list[Tensor] = []
     leaves: list[Any] = []

@@ -1,4 +1,4 @@
-"""Values for a step that runs on fake tensors, where its Python asks for some: it goes on with them."""
+"""Placeholder values for a step that runs on fake tensors, so that its Python continues when it needs a value."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from .raising import value_without_error
 
 
 class PlaceholderValues(TorchFunctionMode):
-    """Within, fake tensors are numpy arrays of one number where a step asks for an array, texts show the number that
+    """A mode in which ``numpy()`` of a fake tensor returns an array of one number, texts contain the number that
     ``item()`` returns, and checks that raise an error pass.
 
     Args:
-        number: in arrays; those of whole numbers, which may be indices, have 0 up to 1.
+        number: value of the arrays; whole numbers, which may be indices, are 1 smaller, but at least 0.
 
     Attributes:
         gave_number: whether the step asked for an array.

@@ -1,4 +1,4 @@
-"""What a step prints and logs: noted while it is captured, and said for each microbatch when its values are known."""
+"""The output of a step: recorded while it is captured, and printed for each microbatch when its values are known."""
 
 import builtins
 import logging
@@ -17,47 +17,47 @@ from .values import LateNumber
 
 @define(eq=False)
 class Printed:
-    """What one run of a step says.
+    """What one run of a step prints and logs.
 
     Args:
-        lines: each says one thing, given the values of late numbers.
+        lines: functions that print or log one message each, from the values of late numbers.
     """
 
     lines: list[Callable[[Sequence[float]], None]] = field(factory=list)
 
-    def say(self, values: Sequence[float]) -> None:
-        """Say it all, with the values of late numbers, by number."""
+    def emit(self, values: Sequence[float]) -> None:
+        """Print and log everything, with the values of late numbers, by number."""
         for line in self.lines:
             line(values)
 
 
 @contextmanager
 def noted() -> Iterator[Printed]:
-    """Within, what Python prints and logs is noted instead."""
+    """Within this context, what Python prints and logs is recorded instead."""
     printed = Printed()
     show, handle = builtins.print, logging.Logger.handle
 
     def note_print(*values: Any, **options: Any) -> None:
         texts = [str(value) for value in values]
 
-        def say(known: Sequence[float]) -> None:
+        def emit(known: Sequence[float]) -> None:
             if not getattr(options.get("file"), "closed", False):  # one that the step itself opened
                 show(*(filled_in(text, known) for text in texts), **options)
 
-        printed.lines.append(say)
+        printed.lines.append(emit)
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
         text = _message(record)
         if MARK not in text and not is_users_own(record.pathname):
-            handle(logger, record)  # a library's own remark, the same each time
+            handle(logger, record)  # a library's own message, the same each time
             return
         record.msg, record.args = text, None
 
-        def say(known: Sequence[float]) -> None:
+        def emit(known: Sequence[float]) -> None:
             again = logging.makeLogRecord({**record.__dict__, "msg": filled_in(text, known)})
             handle(logger, again)
 
-        printed.lines.append(say)
+        printed.lines.append(emit)
 
     with mock.patch.object(builtins, "print", note_print), mock.patch.object(logging.Logger, "handle", note_log):
         yield printed
@@ -67,7 +67,7 @@ _SPEC = re.compile(r"%([-+ #0]*)(\d*)(\.\d+)?([a-zA-Z%])")
 
 
 def _message(record: logging.LogRecord) -> str:
-    """A record's text; formatting by ``%`` would ask late numbers for their values."""
+    """A record's text, without ``%`` formatting of late numbers, which would need their values."""
     if not isinstance(record.args, tuple) or not any(isinstance(value, LateNumber) for value in record.args):
         return record.getMessage()
     values = iter(record.args)

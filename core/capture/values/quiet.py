@@ -1,4 +1,4 @@
-"""torch's own logging, quiet while a step is captured: what cannot be captured is reported in one line."""
+"""Suppression of torch's own logging while a step is captured, because panpipe reports a failure in one line."""
 
 import logging
 import os
@@ -11,9 +11,9 @@ from torch._logging import _internal
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Within, torch logs nothing, unless the user asked for it: by ``TORCH_LOGS``, ``torch._logging.set_logs`` or a
-    level below WARNING of the logger "torch". No logger is changed."""
-    if _asked():
+    """Within this context torch logs nothing, unless the user enabled it: by ``TORCH_LOGS``,
+    ``torch._logging.set_logs`` or a level below WARNING of the logger "torch". No logger is changed."""
+    if _is_enabled():
         yield
         return
     handle = logging.Logger.handle
@@ -26,8 +26,8 @@ def quiet_torch() -> Iterator[None]:
         yield
 
 
-def _asked() -> bool:
+def _is_enabled() -> bool:
     state = _internal.log_state
     level = logging.getLogger("torch").level
-    asked = state.log_qname_to_level or state.artifact_names
-    return bool("TORCH_LOGS" in os.environ or asked or logging.NOTSET < level < logging.WARNING)
+    by_function = state.log_qname_to_level or state.artifact_names
+    return bool("TORCH_LOGS" in os.environ or by_function or logging.NOTSET < level < logging.WARNING)

@@ -1,8 +1,8 @@
-"""Whether Python asks for a tensor's value only to raise an error, as an assertion does.
+"""Branches on a tensor's value of which one side only raises an error, as in an assertion.
 
 `assert x.isfinite().all()`, `if labels.max() >= classes: raise ...`, and the argument checks of `torch.distributions`
-branch on a value, and one of the two ways ends in an error. A captured step has no value there: it goes the other way,
-and the check is left out, as those of `torch._check` are (see `checks`).
+branch on a value, and one side raises. A captured step has no value there: it takes the other side, and the check is
+removed, as those of `torch._check` are (see `checks`).
 """
 
 import dis
@@ -21,22 +21,21 @@ _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
 _RUN_STEPS = {str(Path(__file__).parents[1] / name) for name in ("regions/breaks.py", "batch/row_trace.py")}
 """Files of the functions that run a user's step."""
 _SKIPPED = ("CACHE", "TO_BOOL", "COPY_FREE_VARS", "NOP", "NOT_TAKEN", "PRECALL", "EXTENDED_ARG", "RESUME")
-"""Instructions between a value that is asked for and the jump that asks, and ones that do nothing."""
+"""Instructions between a value and the jump that depends on it, and instructions that do nothing."""
 _ENDS = ("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP", "POP_JUMP", "RERAISE")
-"""Beginnings of names of instructions that leave a straight line of code otherwise than by raising."""
+"""Prefixes of instructions that end straight-line code without raising a new error."""
 
 
 def value_without_error(started: bool) -> bool | None:
-    """What the condition that asks for a value has to be, so that no error is raised.
-
-    Called while Python evaluates ``bool(value)``.
+    """The value of a condition with which no error is raised; called while Python evaluates ``bool(value)``.
 
     Args:
-        started: whether the model has computed something. From then on a check outside of every module can stay
-            Python, with what follows it: there is little of that at the end of a step.
+        started: whether the model has computed something. Then a check outside of all modules can stay Python, together
+            with the rest of the step, which is short.
 
     Returns:
-        None where the condition decides about more than an error, or the error would be caught, or can stay.
+        None if the condition decides about more than an error, if the error would be caught, or if the check can stay
+        Python.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (is_own(frame.f_code.co_filename) or frame.f_code.co_filename in _PASSED_THROUGH):
@@ -53,7 +52,7 @@ def value_without_error(started: bool) -> bool | None:
         return None
     if is_user_code(file):
         warnings.warn_explicit(
-            "this check needs the value of a tensor, and nothing else depends on it: a pipeline leaves it out",
+            "this check needs the value of a tensor, and nothing else depends on it: a pipeline does not run it",
             UserWarning, file, frame.f_lineno,
         )  # fmt: skip
     return found
@@ -61,7 +60,7 @@ def value_without_error(started: bool) -> bool | None:
 
 @functools.cache
 def _branch(code: CodeType, offset: int) -> bool | None:
-    """The condition under which the branch at an instruction does not raise, where the other way does."""
+    """The condition under which the branch at an instruction does not raise; None unless exactly one side raises."""
     instructions = list(dis.get_instructions(code))
     at = next(i for i, found in enumerate(instructions) if found.offset == offset)
     negated = False
@@ -82,7 +81,7 @@ def _branch(code: CodeType, offset: int) -> bool | None:
 
 
 def _raises(code: CodeType, instructions: list[dis.Instruction], start: int) -> bool:
-    """Whether code from here on does nothing but raise an error that the function does not catch."""
+    """Whether the code from ``start`` only raises an error that the function does not catch."""
     for found in instructions[start:]:
         if found.opname == "RAISE_VARARGS":
             return not _handled(code, found.offset)
@@ -93,7 +92,7 @@ def _raises(code: CodeType, instructions: list[dis.Instruction], start: int) -> 
 
 @functools.cache
 def _handled(code: CodeType, offset: int) -> bool:
-    """Whether an ``except`` or ``finally`` of the function is around an instruction; ``with`` does not count."""
+    """Whether an instruction is in a ``try`` with ``except`` or ``finally``; ``with`` does not count."""
     instructions = {found.offset: found for found in dis.get_instructions(code)}
     for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
         if entry.start <= offset < entry.end:
@@ -104,7 +103,7 @@ def _handled(code: CodeType, offset: int) -> bool:
 
 
 def _user_frames(frame: FrameType | None) -> list[FrameType]:
-    """This frame and those of the user's step that called it, but not what called panpipe."""
+    """This frame and its callers in the user's step, without those that called panpipe."""
     found: list[FrameType] = []
     while frame is not None and frame.f_code.co_filename not in _RUN_STEPS:
         if is_user_code(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""What steps return besides a loss: objects and dicts that have one, such as the outputs of transformers."""
+"""Results of steps that are objects or dicts with a loss, such as the outputs of transformers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def plain_result(result: Any) -> Any:
-    """A step's result with an object or a dict that has a ``loss`` as that loss, and its other scalars as metrics.
+    """A step's result with an object or dict that has a ``loss`` replaced by the loss and its other scalars as metrics.
 
-    Tensors of more elements, such as logits, are not part of a step's result. Everything else is returned as it is.
+    Tensors with several elements, such as logits, are not part of a step's result. Other results are unchanged.
 
     Args:
         result: what a step returned.

@@ -1,4 +1,4 @@
-"""Sparse tensors, which no program of a stage holds: refused where they are given, and left to Python where made."""
+"""Sparse tensors, which stage programs do not support: refused as inputs; operators that create them stay Python."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
     """Refuse sparse tensors of the model and the batch.
 
     Raises:
-        RequestError: there is one; with its name.
+        RequestError: there is one; the message has its name.
     """
     named = [
         *((f"parameter '{name}'", tensor) for name, tensor in model.named_parameters()),
@@ -31,7 +31,7 @@ def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
         if is_sparse(tensor):
             raise RequestError(
                 f"{name} is sparse ({tensor.layout}): a pipeline holds and sends strided tensors; keep its indices and "
-                "values as tensors of their own, and make the sparse one in a module's forward"
+                "values as separate tensors, and create the sparse one in a module's forward"
             )
 
 
@@ -43,11 +43,11 @@ def refuse_sparse_results(graph: fx.Graph, values: Mapping[str, Any]) -> None:
         values: node name → its fake result.
 
     Raises:
-        RequestError: there is one; with its line.
+        RequestError: there is one; the message has its line.
     """
     for node in graph.nodes:
         if any(map(is_sparse, pytree.tree_leaves(values.get(node.name)))):
             raise RequestError(
-                f"{line_of(node)}: the step makes a sparse tensor here, which no cut goes through: make and use it in "
-                "a module of its own"
+                f"{line_of(node)}: the step creates a sparse tensor here, which cannot be sent between stages: create "
+                "and use it in a separate module"
             )

@@ -1,4 +1,4 @@
-"""Numbers in place of values that are not there."""
+"""Random numbers in place of missing values, such as those of tensors on the meta device."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ _NOISE = 1 << 20
 
 
 def stand_in(tensor: Tensor) -> Tensor:
-    """Fill a tensor with small random numbers, or zeros where it holds none: times do not depend on values.
+    """Fill a tensor with small random numbers, or with zeros if it does not have a floating-point type.
 
-    The numbers repeat, and no generator that the user seeds is drawn from.
+    The numbers repeat, and do not come from a generator that the user seeds.
 
     Returns:
         The tensor.
@@ -31,11 +31,11 @@ def stand_in(tensor: Tensor) -> Tensor:
 
 
 def stand_in_for(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """A stand-in of a tensor's shape and dtype, laid out like it where its elements fill its memory.
+    """A tensor of random numbers with a tensor's shape and dtype, and its strides if it is dense.
 
     Args:
-        tensor: what it stands for; its values are not read.
-        device: where it is made; by default where the tensor is, and on the CPU for one on meta.
+        tensor: the tensor to replace; its values are not read.
+        device: by default the tensor's, and the CPU for one on meta.
     """
     if device is None:
         device = torch.device("cpu") if tensor.is_meta else tensor.device

@@ -1,7 +1,7 @@
-"""Values in a text that are known when a step is over: a mark stands for each, and is replaced then.
+"""Marks in a text for values that are known at the end of a step, when they replace the marks.
 
-A mark holds the number of the value and how it is written: a Python number with its format, or a tensor of one element,
-which looks as one process shows it, gradient function included.
+A mark has the number of the value and its format: a Python number with its format specification, or a tensor of one
+element, which is formatted as in one process, with its gradient function.
 """
 
 import re
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, _tensor_str, nn
 
 MARK = "\x00"
-"""Stands around the number of a late value in a text, and how it is written."""
+"""Delimits the number and the format of a late value in a text."""
 
 _NUMBERS: dict[str, Any] = {"f": float, "i": int, "b": bool}
 _TENSOR = "t"
@@ -37,7 +37,7 @@ def tensor_mark(number: int, tensor: Tensor) -> str:
 
     Args:
         number: of the value.
-        tensor: as it is while the step is captured.
+        tensor: the captured tensor.
     """
     function = type(tensor.grad_fn).__name__
     if function == "CppFunction":
@@ -50,7 +50,7 @@ def tensor_mark(number: int, tensor: Tensor) -> str:
 
 
 def filled_in(text: str, values: Sequence[float]) -> str:
-    """A text with values in the place of their marks.
+    """A text with its marks replaced by values.
 
     Args:
         text: as the step wrote it.
@@ -66,7 +66,7 @@ def filled_in(text: str, values: Sequence[float]) -> str:
 
 
 def _shown(value: float, how: str) -> str:
-    """A tensor as torch shows it."""
+    """A tensor as torch prints it."""
     dtype, shape, gradient, before = how.split("|")
     sizes = [int(size) for size in shape.split(",") if size]
     text = repr(torch.tensor(value, dtype=getattr(torch, dtype)).reshape(sizes))

@@ -1,6 +1,6 @@
-"""The user's lines: where in the code that is captured an operator, or an error, comes from.
+"""The user's lines: the place in the user's code that an operator or an error comes from.
 
-`code_origin` says whose a file is; a model library's lines are named like the user's own.
+Lines of model libraries count as the user's; see `code_origin`.
 """
 
 import re
@@ -46,26 +46,26 @@ def calling_line(frame: FrameType | None) -> str:
 
 
 def first_line(step: Any) -> str:
-    """Where a function begins; "" where that is not known."""
+    """The first line of a function; "" if it is not known."""
     code = getattr(step, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 def line_of(node: fx.Node) -> str:
-    """The innermost line of the user's that a node of a captured graph comes from; "" where none is known."""
+    """The innermost line of the user's that a node of a captured graph comes from; "" if none is known."""
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(file)), "")
 
 
 _warned: dict[Any, Any] = {}
-"""What Python's warnings keep to show a warning once."""
+"""The registry with which Python shows each warning once."""
 
 
 def warn_at(line: str, message: str) -> None:
-    """Warn of a line of the user's, rather than of the function that captures it.
+    """Warn with the user's line as the warning's place.
 
     Args:
-        line: file and line, such as "train.py:12"; of what has none the message alone is shown.
+        line: file and line, such as "train.py:12"; without a line number, only the message is shown.
         message: of the warning.
     """
     file, _, number = line.partition(" in ")[0].rpartition(":")
@@ -76,7 +76,8 @@ def warn_at(line: str, message: str) -> None:
 
 @contextmanager
 def lines_recorded() -> Iterator[None]:
-    """Within, a captured operator has all lines of the user's; alone, export notes those of functions named forward."""
+    """Within this context captured operators record all lines of the user's; export alone records only those of
+    functions named forward."""
 
     def users(_tracer: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list([frame for frame in frames if is_user_code(frame.filename)])
@@ -86,7 +87,7 @@ def lines_recorded() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line; for an internal error of torch's, that it is one."""
+    """An error's message in one line; an internal error of torch is reported as such."""
     text = str(error).strip()
     if "INTERNAL ASSERT FAILED" in text:
         text = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()

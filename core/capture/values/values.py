@@ -1,7 +1,7 @@
-"""Python that asks for a tensor's value, while a step is captured and there is none.
+"""Python code that needs a tensor's value while a step is captured and tensors have none.
 
-A number that a step only prints, logs or returns needs no value before the step is over: `LateNumber` stands for it.
-Everything else that asks, such as a branch, is a point where capture must stop: `NeedsValue`.
+A number that a step only prints, logs or returns is not needed before the end of the step: it is a `LateNumber`. Any
+other use of a value, such as a branch, stops capture: `NeedsValue`.
 """
 
 import operator
@@ -23,23 +23,23 @@ from .user_lines import error_chain
 
 
 class NeedsValue(Exception):
-    """Python needs the value of a tensor that is being captured, or something else that no captured graph has."""
+    """Python needs the value of a captured tensor, or something else that a captured graph does not have."""
 
 
 class NeedsAutograd(NeedsValue):
-    """Python differentiates in the middle of a step."""
+    """Python computes gradients within the step."""
 
 
 class Refused(Exception):
-    """The step does what no captured graph can, here or as Python."""
+    """The step does something that neither a captured graph nor a region supports."""
 
 
 class LateSize(RuntimeError):
-    """What was captured has a data-dependent size.
+    """A captured tensor has a data-dependent size.
 
     Args:
-        message: for people.
-        module: name of the innermost module that it is in, "" for the model itself.
+        message: what has it.
+        module: name of the innermost module that contains it, "" for the model itself.
     """
 
     def __init__(self, message: str, module: str) -> None:
@@ -51,19 +51,19 @@ _SAYS_SO = (
     "data-dependent", "unbacked", "got FakeTensor", "data is not allocated", "LateNumber",
     "type float is not JSON serializable", "type int is not JSON serializable",
 )  # fmt: skip
-"""Parts of messages of errors that stand for it, late numbers among them."""
+"""Parts of messages of errors that mean that a value is needed."""
 
 
 E = TypeVar("E", bound=BaseException)
 
 
-def first_of(kind: type[E], error: BaseException | None) -> E | None:
-    """The first error of a kind in an error's chain."""
+def error_of_type(kind: type[E], error: BaseException | None) -> E | None:
+    """The first error of a type in an error's chain."""
     return next((link for link in error_chain(error) if isinstance(link, kind)), None)
 
 
 def depends_on_value(error: BaseException | None) -> bool:
-    """Whether an error says that something needs a tensor's value."""
+    """Whether an error means that something needs a tensor's value."""
     return any(
         isinstance(link, NeedsValue)
         or any(part in type(link).__name__ for part in ("DataDependent", "DynamicOutputShape"))
@@ -77,11 +77,11 @@ _READS = {
     Tensor.__complex__, Tensor.__array__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
     torch.equal, torch.allclose, Tensor.equal, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero,
 }  # fmt: skip
-"""What turns tensors into Python values."""
+"""Functions that convert tensors to Python values."""
 
 
 def reads_values(func: Any) -> bool:
-    """Whether a call gives Python the value of a tensor."""
+    """Whether a function converts a tensor to a Python value."""
     return func in _READS
 
 
@@ -91,10 +91,10 @@ def is_unknown(value: Any) -> bool:
 
 
 class ValueWatch(TorchFunctionMode):
-    """Within, a number read from a captured tensor is a `LateNumber`, and everything else that reads one stops.
+    """A mode in which a number read from a captured tensor is a `LateNumber`, and any other use of a value stops.
 
     Args:
-        sizes: whether sizes that depend on values stop capture, too. Capture can carry some of them along.
+        sizes: whether sizes that depend on values stop capture, too; capture supports some of them.
 
     Attributes:
         texts: tensors that were written into text, by their number in it.
@@ -113,13 +113,13 @@ class ValueWatch(TorchFunctionMode):
         self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
         if _draws() != self._drawn:
             raise Refused(
-                "the step draws from Python's or numpy's random numbers: captured, they would be the same each time; "
+                "the step draws random numbers from Python or numpy: captured, they would be the same in each step; "
                 "draw with torch, or give them with the batch"
             )
         if func == _SETS_DATA:
-            raise Refused("the step assigns .data, which no captured graph can: write into it by .copy_ under no_grad")
+            raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
         if func == _GETS_DATA:
-            return args[0].detach()  # tracing would take it for a constant
+            return args[0].detach()  # tracing would record it as a constant
         if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
@@ -130,7 +130,7 @@ class ValueWatch(TorchFunctionMode):
             raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
         result = func(*args, **kwargs)
         if is_sparse(result):
-            raise NeedsValue(f"{getattr(func, '__name__', func)} makes a sparse tensor, which is not captured")
+            raise NeedsValue(f"{getattr(func, '__name__', func)} creates a sparse tensor, which is not captured")
         if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
             raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
         return result
@@ -141,7 +141,7 @@ class ValueWatch(TorchFunctionMode):
             return found
         if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
             raise NeedsValue(f"{getattr(func, '__name__', str(func)).strip('_')} needs the value of a tensor")
-        value = tensor.detach().reshape(()).clone()  # the step may write the tensor behind this
+        value = tensor.detach().reshape(()).clone()  # the step may write the tensor later
         number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
         if func is Tensor.item:
             return number
@@ -151,7 +151,7 @@ class ValueWatch(TorchFunctionMode):
         return tensor_mark(self.late(value), tensor) if not spec else object.__format__(tensor, spec)
 
     def late(self, value: Tensor) -> int:
-        """Number, among the values in texts, of one of no dimensions."""
+        """Add a value without dimensions to ``texts``; return its number."""
         self.texts.append(value.double())
         return len(self.texts) - 1
 
@@ -174,10 +174,10 @@ _DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward
 
 
 def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any]:
-    """A method that computes with late numbers as Python does with numbers.
+    """A method of late numbers that computes as Python does with numbers.
 
     Args:
-        function: of the numbers.
+        function: computes the result from tensors.
         whole: whether integers give an integer.
     """
 
@@ -205,7 +205,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _compared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A comparison of late numbers: one that is known late, too."""
+    """A comparison of late numbers, whose result is a late number, too."""
     compare = _late(function)
 
     def method(self: "LateNumber", other: Any) -> Any:
@@ -222,11 +222,11 @@ def _stops(name: str) -> Callable[..., Any]:
 
 
 class LateNumber:
-    """A number that is known when the step is over: it can be computed with, printed, logged and returned.
+    """A number whose value is known at the end of the step. Python may compute with it, print, log and return it.
 
     Args:
-        tensor: of no dimensions; what the number will be.
-        watch: knows what was written into text.
+        tensor: without dimensions; its value will be the number.
+        watch: records the values that are written into text.
     """
 
     def __init__(self, tensor: Tensor, watch: ValueWatch) -> None:
@@ -235,7 +235,7 @@ class LateNumber:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What ``isinstance`` sees: the number that this will be."""
+        """For ``isinstance``: the type of the number."""
         return float if self.tensor.is_floating_point() else bool if self.tensor.dtype == torch.bool else int
 
     def __format__(self, spec: str) -> str:
@@ -284,19 +284,19 @@ class LateNumber:
 
 
 _OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.startswith("__")}
-"""What numbers have, and late ones do not."""
+"""Attributes of numbers that late numbers do not have."""
 
 
 def holds_captured(value: Any) -> bool:
-    """Whether a nesting holds something that is captured: a fake tensor, or a number that is known late."""
+    """Whether a nesting contains a fake tensor or a late number."""
     return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
 def holds_late_numbers(value: Any) -> bool:
-    """Whether a nesting holds a number that is known late."""
+    """Whether a nesting contains a late number."""
     return any(type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
 def with_late_numbers_as_tensors(result: Any) -> Any:
-    """A step's result with tensors where it has late numbers."""
+    """A step's result with tensors in place of late numbers."""
     return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)
