@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...core.capture.programs.programs import Backward
 from ...core.capture.programs.stage import Boundary, StageInputs
-from ...core.capture.regions.regions import nothing_flowed
+from ...core.capture.regions.regions import is_no_gradient
 
 _KEY = -1
 """Marks the random key among positions in the batch."""
@@ -111,7 +111,7 @@ class BoundBackward:
 
     def add(self, number: int, gradient: Tensor) -> None:
         """Add to the gradient of a parameter."""
-        if nothing_flowed(gradient):
+        if is_no_gradient(gradient):
             return
         parameter = self._parameters[number]
         held = parameter.grad

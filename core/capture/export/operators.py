@@ -30,7 +30,7 @@ from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
-from ..regions.region_writes import note_writes_behind
+from ..regions.region_writes import note_later_writes
 from ..regions.regions import region_of
 from ..values.sparse_tensors import refuse_sparse_results
 from ..values.user_lines import line_of, reason_of
@@ -179,7 +179,7 @@ def operators_of(
         counter.run(*_fake_inputs(step))
     refuse_sparse_results(step.graph, counter.values)
     note_roots(step.graph, counter.values)
-    note_writes_behind(step.graph, counter.values)
+    note_later_writes(step.graph, counter.values)
     if step.gradients and not counter.values[step.outputs.home].requires_grad:
         raise RequestError(
             "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "

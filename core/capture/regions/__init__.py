@@ -1,1 +1,1 @@
-"""Parts of a step that stay Python: regions, whole modules, and the tail of a step."""
+"""Regions: parts of a step that stay Python, which are calls of modules or the tail of the step."""

@@ -1,8 +1,8 @@
-"""Where a step needs a tensor's value, and what is done there: which modules and which tail stay Python.
+"""Points at which a step needs a tensor's value, and the regions that they require.
 
-Capture is tried; where Python asks for a value, the innermost module that does so becomes a region, or, outside of
-every module, the rest of the step does; then capture is tried again. What regions return is learned by running the step
-once for real, on the example.
+Capture is tried. If Python needs a value, the innermost module that needs it becomes a region, or, outside of every
+module, the rest of the step does; then capture is tried again. What regions return is observed in one run of the step
+on the example, with real tensors.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,8 @@ from .tail_region import TailRegion
 StepFunction = Callable[[nn.Module, Any], Any]
 
 _STAND_INS = 1 << 30
-"""Most bytes of a model's missing values that numbers stand in for, while its step runs for what regions return."""
+"""Largest number of bytes of a model's missing values that are replaced by random numbers while its step is observed.
+"""
 
 
 @define(eq=False)
@@ -51,15 +52,15 @@ class Breaks:
     """The regions of a step.
 
     Args:
-        model, step, batch: the user's; the batch holds real tensors.
+        model, step, batch: the user's; the batch has real tensors.
 
     Attributes:
         sizes: whether sizes that depend on values count as values.
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
-        loss: whether the step returns a loss, in whatever object.
-        autocasts: around the capture, which the step runs in.
+        loss: whether the step returns a loss, possibly in an object.
+        autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
         doubts: what it assigns and reads, and may only set up, such as a table of positions.
     """
@@ -88,22 +89,22 @@ class Breaks:
 
     @property
     def lines(self) -> dict[str, str]:
-        """What stays Python, a module's name or "" for the end of the step → the line that needs a value there."""
+        """The regions: a module's name, or "" for the tail of the step → the line that needs a value there."""
         return {**self._modules.lines, **({"": self._tail.line} if self._tail is not None else {})}
 
     @property
     def causes(self) -> dict[str, str]:
-        """What stays Python, as in ``lines`` → what its line does that is not captured."""
+        """The regions, as in ``lines`` → the reason why the line cannot be captured."""
         return {name: self._causes[line] for name, line in self.lines.items() if line in self._causes}
 
     def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
-        """Run the step over tensors that are captured.
+        """Run the step with captured tensors.
 
         Returns:
             Its result with tensors for late numbers; and the tensors that it wrote into text.
 
         Raises:
-            NeedsValue: there is a value needed that no region has yet.
+            NeedsValue: a value is needed outside of the present regions.
         """
         tail, regions = self._tail, list(self._modules.lines)
         watch = ValueWatch(self.sizes)
@@ -124,10 +125,10 @@ class Breaks:
                 if tail is None:
                     raise NeedsValue(str(error)) from error
                 _leave_modules(error)
-        if result is not None:  # it ran to its end
+        if result is not None:  # the step ran to its end
             toggles.refuse_unequal_ends()
         if tail is not None:
-            self.printed = Printed()  # the tail says it itself
+            self.printed = Printed()  # the tail prints when it runs
             return tail.call(self.model, self._called, regions, model, batch, locator), []
         if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
             raise RequestError(
@@ -138,14 +139,14 @@ class Breaks:
         return with_late_numbers_as_tensors(result), watch.texts
 
     def _called(self, model: nn.Module, batch: Any) -> Any:
-        """What the step returns."""
+        """Call the step; return its result."""
         result = self.step(model, batch)
         return plain_result(result) if self.loss else result
 
-    # When capture stopped
+    # After capture stopped
 
     def begin_as_eager(self) -> None:
-        """Begin anew, with Python that takes the ways that it takes in eager PyTorch."""
+        """Start again, with ``torch.compiler.is_exporting`` false for the step's Python."""
         self.as_eager, self.sizes, self._modules, self._tail = (
             True,
             False,
@@ -154,14 +155,14 @@ class Breaks:
         )
 
     def widen(self, error: BaseException, line: str) -> None:
-        """Make a region of what needs a value.
+        """Add the region that contains the need for a value.
 
         Args:
-            error: what stopped capture.
-            line: the user's line that needed it.
+            error: the error that stopped capture.
+            line: the user's line that needed the value.
 
         Raises:
-            RequestError: nothing more can be made one, or what it returns cannot be learned.
+            RequestError: no region is possible, or its results cannot be observed.
         """
         stopped = error_of_type(NeedsValue, error)
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
@@ -177,28 +178,28 @@ class Breaks:
         if name is None and isinstance(stopped, NeedsAutograd):
             raise RequestError(
                 f"{line}: the step differentiates here what the model computed, which other stages then hold: "
-                "move the call into the module whose results it differentiates; where that is the model itself, make "
+                "move the call into the module whose results it differentiates; if that is the model itself, make "
                 "it a submodule of another one, which then runs it whole, on one stage"
             ) from error
         if name is None and self._tail is not None:
             raise RequestError(_refusal(line, error)) from error
         if name is not None:
-            self._tail = None  # it is found again, behind the new region
+            self._tail = None  # it is determined again, after the new region
             self._modules.keep(name, line)
         self._observe(line if name is None else None)
 
     def keep_python(self, error: BaseException, line: str) -> bool:
-        """Make a region of the module that cannot be captured for another reason than a value.
+        """Add a region for a module that cannot be captured for another reason than a value.
 
         Args:
-            error: what stopped capture.
-            line: the user's line that did.
+            error: the error that stopped capture.
+            line: the user's line that raised it.
 
         Returns:
-            Whether there was one, and the step runs as it is.
+            Whether there is such a module, and the step runs in eager PyTorch.
 
         Raises:
-            RequestError: it does what no region can.
+            RequestError: the module does something that regions do not support.
         """
         name = self._innermost_module(error)
         if name is None or name in self._modules.lines:
@@ -210,7 +211,7 @@ class Breaks:
             self._observe(None)
         except RequestError:
             raise
-        except Exception:  # it is the step itself that fails
+        except Exception:  # the step itself fails
             return False
         return True
 
@@ -226,11 +227,11 @@ class Breaks:
         return found or None
 
     def _observe(self, tail_line: str | None) -> None:
-        """Run the step for real on the example; learn what its regions return."""
+        """Run the step with real tensors on the example, and record what its regions return."""
         self._modules.forget_calls()
         missing = {name: tensor for name, tensor in self._state() if tensor.is_meta}
         if missing and tail_line is None:
-            return  # each region is tried when it is called
+            return  # each region is run with random numbers when it is called
         if sum(tensor.nbytes for tensor in missing.values()) > _STAND_INS:
             raise RequestError(
                 f"{tail_line}: the step needs a value here, and the model is on the meta device and has none: "
@@ -253,7 +254,7 @@ class Breaks:
                 )
         finally:
             with torch.no_grad():
-                for tensor, value in kept:  # a run may write buffers, and parameters by their data
+                for tensor, value in kept:  # a run may write buffers, and parameters through .data
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
 
@@ -262,7 +263,7 @@ class Breaks:
 
 
 def _leave_modules(error: BaseException) -> None:
-    """Have the tracer leave the modules that an exception left; it notes entering and does not see that."""
+    """Remove the modules that an exception left from the tracer's stack; the tracer does not do it."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame

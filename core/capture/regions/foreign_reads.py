@@ -1,7 +1,7 @@
-"""What a module that stays Python reads besides its arguments and its own parameters and buffers.
+"""Reads of a module that stays Python, other than of its arguments and its own parameters and buffers.
 
-It runs on one stage, as a copy. What belongs to another module, or was computed elsewhere in the step, is not there:
-the copy would have its values of the time of capture, or none, and no gradient would go back.
+A copy of the module runs on one stage. Tensors of other modules, or computed elsewhere in the step, are not there: the
+copy would have their values at capture, or none, and no gradient would be sent back.
 """
 
 import sys
@@ -20,11 +20,11 @@ from ..values.user_lines import calling_line
 
 _METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.__len__}
 _OF_VALUES = {"T", "mT", "H", "mH", "real", "imag", "data", "grad"}
-"""Properties of tensors that are tensors; the others are metadata."""
+"""Properties of tensors whose values are tensors; the others are metadata."""
 
 
 class ForeignReads(TorchFunctionMode):
-    """Watches a run of a step, and refuses calls of modules that read what is not theirs.
+    """A mode that watches a run of a step, and refuses calls of modules that read tensors of others.
 
     Args:
         model: the user's module.
@@ -40,11 +40,11 @@ class ForeignReads(TorchFunctionMode):
 
     @contextmanager
     def within(self, who: str, module: nn.Module, given: Sequence[Tensor]) -> Iterator[None]:
-        """Within, a module that stays Python is called.
+        """The context of a call of a module that stays Python.
 
         Args:
-            who: it, with the user's line.
-            module: it.
+            who: the module's name, with the user's line.
+            module: the module.
             given: the tensors among its arguments.
         """
         self._who, self._before, self._made = who, self._made, WeakIdKeyDictionary()
@@ -71,16 +71,16 @@ class ForeignReads(TorchFunctionMode):
     def _refuse(self, tensor: Tensor) -> None:
         name = self._names.get(id(tensor))
         if name is not None:
-            raise RequestError(f"{_line()}{self._who} stays Python and {_ANOTHERS.format(name)}")
+            raise RequestError(f"{_line()}{self._who} stays Python and {_FOREIGN.format(name)}")
         if tensor in self._before:
             raise RequestError(
                 f"{_line()}{self._who} stays Python and reads a tensor of shape {tuple(tensor.shape)} here that the "
-                "step computed outside of it, and that is none of its arguments: pass it to its forward as one"
+                "step computed outside of it, and that is not an argument: pass it to its forward as one"
             )
 
 
 class _Foreign(Tensor):
-    """In the place of a parameter or buffer of another module: whoever computes with it is refused."""
+    """Replaces a parameter or buffer of another module; operators that read its values are refused."""
 
     qualified_name: str
 
@@ -90,11 +90,11 @@ class _Foreign(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         name = next(leaf.qualified_name for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Foreign))
-        raise RequestError(f"{_line()}a module that stays Python {_ANOTHERS.format(name)}")
+        raise RequestError(f"{_line()}a module that stays Python {_FOREIGN.format(name)}")
 
 
 def foreign_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """Identity of each parameter and buffer of a model → what copies of modules have instead that it is not part of."""
+    """Identity of each parameter and buffer of a model → its replacement in copies of modules without it."""
     found: dict[int, Tensor] = {}
     for tensor, name in zip((*model.parameters(), *model.buffers()), _names(model).values(), strict=True):
         foreign: Any = torch.Tensor._make_subclass(_Foreign, tensor.detach().to("meta"))
@@ -107,10 +107,11 @@ def _names(model: nn.Module) -> Mapping[int, str]:
     return {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
-_ANOTHERS = (
+_FOREIGN = (
     "reads '{}' here, which is not its own: pass it to its forward as an argument, or make the module that has it a "
     "submodule"
 )
+"""The rest of a message, with the tensor's name."""
 
 
 def _line() -> str:
@@ -119,7 +120,7 @@ def _line() -> str:
 
 
 def _reads(func: Any) -> bool:
-    """Whether a function computes with what it is given, and reads no metadata alone."""
+    """Whether a function reads the values of its arguments, and not only metadata."""
     if getattr(func, "__name__", "") == "__get__":
         return func.__self__.__name__ in _OF_VALUES
     return func not in _METADATA

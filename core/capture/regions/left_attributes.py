@@ -1,7 +1,7 @@
 """Attributes that a module which stays Python assigns, and that code outside of it reads, such as a router's loss.
 
-The module runs as a copy, so that what it assigns stays there. Tensors are returned with its results, and assigned to
-the captured module; of what else would change, the module is refused.
+A copy of the module runs, so its assignments do not reach the module. Assigned tensors are returned with its results,
+and assigned to the captured module. A module that changes other values which are read outside of it is refused.
 """
 
 import copy
@@ -21,7 +21,7 @@ _MISSING = object()
 
 
 def left_values(module: nn.Module, left: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
-    """What attributes have now, as (module, name); None of one that is not there."""
+    """The present values of attributes, given as (module, name); None for an attribute that does not exist."""
     return tuple(vars(module.get_submodule(path)).get(key) for path, key in left)
 
 
@@ -29,8 +29,8 @@ class Left:
     """The attributes of a module before a call.
 
     Args:
-        who: the module, with the user's line.
-        module: it.
+        who: the module's name, with the user's line.
+        module: the module.
         reached: what the step reaches.
     """
 
@@ -44,10 +44,10 @@ class Left:
         }
 
     def found(self) -> tuple[tuple[str, str], ...]:
-        """Those that the call assigned tensors to and that are read outside of the module, as (module, name).
+        """Attributes with assigned tensors that code outside of the module reads, as (module, name).
 
         Raises:
-            RequestError: something else of it is read there and changed.
+            RequestError: the call changed another attribute that code outside of the module reads.
         """
         found: list[tuple[str, str]] = []
         for path, one in self._module.named_modules():
@@ -67,7 +67,7 @@ class Left:
 
     @staticmethod
     def _changed(value: Any, old: Any, contents: Any) -> bool:
-        """Whether a number was counted on, or a container was filled."""
+        """Whether a number changed, or the contents of a container."""
         if isinstance(value, int | float):
             return value is not old and value != old
         if value is not old or contents is None:
@@ -76,7 +76,7 @@ class Left:
         return len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True))
 
     def _line_outside(self, key: str) -> str | None:
-        """The first line that names an attribute in code that is not the module's own; None without any."""
+        """The first line outside of the module's code that names an attribute; None if there is none."""
         own = {
             code
             for one in self._module.modules()

@@ -1,11 +1,11 @@
-"""Grad mode and autocast, which a step sets for parts of it: noted at each operator, so that a cut may go anywhere.
+"""Grad mode and autocast, which a step sets for parts of it: recorded at each operator, so that any cut is possible.
 
-Export would wrap the operators within such a part into one, which no cut can go through. Here the calls that set modes
-are taken out of the graph, and every operator runs in the modes that held where it stood.
+Export would wrap the operators of such a part into one operator, which cannot be cut. Here the calls that set modes are
+removed from the graph, and every operator runs in the modes that were active at its position.
 
-Within its outermost block autocast casts a parameter once, for all that read it, and its gradients are added up in the
-lower precision. While a graph is traced that does not happen: autocast knows no leaves there. So casts of parameters
-are noted at each operator, too, and a stage makes each of them once for all its operators of a block.
+Within its outermost block autocast casts a parameter once for all readers, and its gradients are accumulated in the
+lower precision. This does not happen in a traced graph, where autocast sees no leaf tensors. So casts of parameters are
+recorded at each operator, too, and a stage casts each parameter once for all its operators of a block.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ _ENTERS, _EXITS = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mo
 
 @frozen
 class Modes:
-    """Modes that an operator runs in.
+    """The modes in which an operator runs.
 
     Args:
         grad: whether autograd records it.
-        autocasts: arguments of the autocasts around it, outermost first: device type, dtype, enabled, cached.
-        block: number of the outermost of them among the graph's.
+        autocasts: arguments of the active autocasts, outermost first: device type, dtype, enabled, cached.
+        block: number of the outermost one in the graph.
     """
 
     grad: bool
@@ -48,13 +48,13 @@ class Modes:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """For one operator, whose casts are its own."""
+        """The modes for one operator, without a cache of casts."""
         with self.autocast(cached=False), contextlib.nullcontext() if self.grad else torch.no_grad():
             yield
 
     @contextlib.contextmanager
     def autocast(self, cached: bool) -> Iterator[None]:
-        """In the autocasts alone; without ``cached`` no cast outlasts an operator."""
+        """The autocasts alone; casts are cached only if ``cached``."""
         with contextlib.ExitStack() as stack:
             for device, dtype, enabled, wanted in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype, enabled, cached and wanted is not False))
@@ -63,7 +63,7 @@ class Modes:
 
 @contextlib.contextmanager
 def modes_as_calls() -> Iterator[None]:
-    """Within, export leaves calls that set modes where they are, and these say whether casts are cached."""
+    """Within this context export keeps calls that set modes in the graph, with whether casts are cached."""
 
     def leave(module: Any, signature: Any) -> tuple[Any, Any]:
         return module, signature
@@ -71,9 +71,9 @@ def modes_as_calls() -> Iterator[None]:
     with (
         mock.patch.object(replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass", leave),
         mock.patch.object(replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass", leave),
-        # A tracer turns the cache off, and so the default of every autocast within.
+        # A tracer disables the cache, which would be the default of every autocast in the step.
         mock.patch.object(torch, "is_autocast_cache_enabled", return_value=True),
-        # No call of it is recorded; for what a step computes it is no_grad.
+        # Export does not record calls of inference_mode; no_grad computes the same.
         mock.patch.object(torch.inference_mode, "__enter__", _enter_inference),
         mock.patch.object(torch.inference_mode, "__exit__", _exit_inference),
     ):
@@ -91,7 +91,7 @@ def _exit_inference(mode: Any, *_failure: Any) -> None:
 
 
 def note_modes(graph: fx.Graph) -> None:
-    """Take calls that set modes out of a graph, and note at every operator which modes it runs in.
+    """Remove calls that set modes from a graph, and record at every operator the modes in which it runs.
 
     Args:
         graph: a captured graph; changed in place.
@@ -121,14 +121,14 @@ def note_modes(graph: fx.Graph) -> None:
 
 
 CASTS = "autocast casts"
-"""Where a node's metadata says which of the parameters that it reads autocast casts for it, and to what dtype."""
+"""Key of a node's metadata: the parameters that autocast casts for it → the dtype."""
 
 _OWN_CASTS = ("to", "_to_copy", "type_as")
-"""Operators that cast because the step says so."""
+"""Operators that cast explicitly."""
 
 
 class CastWatch(TorchDispatchMode):
-    """Watches what is cast to a lower precision.
+    """A mode that records casts.
 
     Attributes:
         casts: identity of a tensor → the dtype that it was last cast to.

@@ -1,4 +1,4 @@
-"""Modules that stay Python: what their calls return is learned from a run, and then each call is a region."""
+"""Modules that stay Python: a run shows what their calls return, and then each call is a region."""
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,21 +25,21 @@ from .replay import skeleton
 
 
 class CapturedOtherwise(RequestError):
-    """A module is given something else while it is captured than in eager PyTorch, and fails with that."""
+    """A module gets other arguments while it is captured than in eager PyTorch, and fails with them."""
 
 
 @frozen
 class _Call:
-    """What one call of a module returned.
+    """The observation of one call of a module.
 
     Args:
-        result: the nesting of it, and of the values of ``left``.
-        made: its tensors, and then the buffers that it wrote.
+        result: the nesting of its result and of the values of ``left``.
+        made: the tensors of the result, and then the buffers that it wrote.
         written: names of these buffers.
-        draws: random draws.
-        shared: what shared memory.
-        given: of every leaf of its arguments the shape, or None for what is no tensor.
-        left: attributes that it assigned tensors to and that code outside of it reads, as (module, name).
+        draws: number of random draws.
+        shared: pairs of tensors that shared memory.
+        given: shape of every leaf of its arguments; None for a leaf that is not a tensor.
+        left: attributes with assigned tensors that code outside of the module reads, as (module, name).
     """
 
     result: Nesting
@@ -70,21 +70,21 @@ class ModuleRegions:
     _bare: dict[str, nn.Module] = field(factory=dict)
 
     def keep(self, name: str, line: str) -> None:
-        """Add a module, and all others of its class; what is inside of another one goes with that."""
+        """Add a module and all others of its class; a module inside of another one is part of that one's region."""
         kind = type(self.model.get_submodule(name))
         alike = [n for n, module in self.model.named_modules() if n and type(module) is kind]
         lines = {**self.lines, **dict.fromkeys(alike, line)}
         self.lines = {n: lines[n] for n in lines if not any(n.startswith(f"{outer}.") for outer in lines)}
 
     def forget_calls(self) -> None:
-        """Begin to learn what calls return."""
+        """Delete the observations of calls, before another run."""
         foreign = foreign_tensors(self.model)
         self._bare = {name: skeleton(self.model.get_submodule(name), foreign) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
     def watched(self, random: KeyedRandom) -> Iterator[None]:
-        """Within a run of the model, learn what calls return.
+        """The context of a run of the model in which calls are observed.
 
         Args:
             random: counts the random draws of the run.
@@ -109,11 +109,11 @@ class ModuleRegions:
 
     @contextmanager
     def called(self, model: nn.Module, tried: bool) -> Iterator[None]:
-        """Within a capture, calls of the modules are regions.
+        """The context of a capture, in which calls of the modules are regions.
 
         Args:
-            model: what is captured, with tensors that are.
-            tried: whether calls that no run showed are tried on stand-ins, for a model that has no values.
+            model: the captured model, with captured tensors.
+            tried: whether calls that were not observed are run with random numbers, for a model without values.
         """
 
         def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ class ModuleRegions:
         finally:
             for name, module in modules.items():
                 del module.forward
-                if own[name] is not None:  # somebody wrapped it before us
+                if own[name] is not None:  # another program replaced it before
                     module.forward = own[name]
 
     def _who(self, name: str) -> str:
@@ -169,8 +169,8 @@ class ModuleRegions:
             refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
-                    f"{self._who(name)} returns {difference}, which it returned for the example: what it returns "
-                    "besides tensors must not depend on their values; return a tensor"
+                    f"{self._who(name)} returns {difference}, which it returned for the example: results that are not "
+                    "tensors must not depend on tensors' values; return a tensor"
                 )
             return [*found, *(state[key] for key in call.written)]
 
@@ -192,14 +192,14 @@ def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
-    """Whether no size depends on values; with sizes that do, as of packed sequences, no call can be tried."""
+    """Whether all sizes are known; a call with sizes that depend on values, as of packed sequences, cannot be tried."""
     return all(type(size) is int for shape in shapes for size in shape or ())
 
 
 def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> None:
-    """Refuse a call that is given something else than eager PyTorch gives it, and fails with that.
+    """Refuse a call that gets other arguments than in eager PyTorch, and fails with them.
 
-    Libraries ask whether they are captured, and some then pass a mask where there is none in eager.
+    Some libraries check whether they are captured, and then pass a mask that they do not pass in eager PyTorch.
 
     Raises:
         CapturedOtherwise: it fails.
@@ -209,19 +209,19 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: 
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise CapturedOtherwise(
-            f"{who} stays Python and fails with what it is given while the step is captured, which is not what eager "
-            f"PyTorch gives it: {type(error).__name__}: {first[:200]}; do not ask torch.compiler.is_compiling() in the "
-            "code around it, or choose an option of the model that does without it"
+            f"{who} stays Python and fails with its arguments while the step is captured, which differ from those in "
+            f"eager PyTorch: {type(error).__name__}: {first[:200]}; do not call torch.compiler.is_compiling() in the "
+            "code around it, or choose an option of the model that avoids it"
         ) from error
 
 
 def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tuple[str, str]]) -> None:
-    """Refuse a module that reads what the step computed from an attribute that it was given before the call.
+    """Refuse a module with an attribute that the step set to a computed tensor before the call.
 
     Args:
-        who: the module, with its line.
-        module: it.
-        left: attributes that calls of its own assign.
+        who: the module's name, with its line.
+        module: the module.
+        left: attributes that its own calls assign.
 
     Raises:
         RequestError: it has such an attribute.
@@ -232,13 +232,13 @@ def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tu
                 continue
             if holds_captured(value):
                 raise RequestError(
-                    f"{who} is given what the step computed as its attribute '{key}', and stays Python: "
+                    f"{who} stays Python, and its attribute '{key}' is set to a tensor that the step computed: "
                     "pass it as an argument"
                 )
 
 
 def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> _Call:
-    """What a call returns, with stand-ins in place of all values."""
+    """The observation of a call with random numbers in place of all values."""
     tensors, given = taken_apart((args, kwargs))
 
     def try_it() -> _Call:
@@ -247,17 +247,17 @@ def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) 
         with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
             return _watched(who, bare, bare.forward, random, args, kwargs, Left(who, bare, reached))[1]
 
-    with ThreadPoolExecutor(1) as elsewhere:  # nothing of a capture under way reaches another thread
+    with ThreadPoolExecutor(1) as elsewhere:  # torch's modes of the running capture do not apply in another thread
         return elsewhere.submit(try_it).result()
 
 
 def _watched(
     who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any, before: Left
 ) -> tuple[Any, _Call]:
-    """Call a module for real; its result, and what is to be known of the call.
+    """Call a module with real tensors; return its result and the observation of the call.
 
     Raises:
-        RequestError: it writes what it is given in place, or gives a parameter other data.
+        RequestError: it writes its arguments in place, or replaces the data of a parameter.
     """
     given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
     states = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
@@ -270,13 +270,11 @@ def _watched(
     )  # fmt: skip
     ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
     if any(state_of(tensor) != states[id(tensor)] for tensor in given if id(tensor) not in ids):
-        raise RequestError(
-            f"{who} writes what it is given in place: a part that stays Python may not; write a .clone()"
-        )
+        raise RequestError(f"{who} writes its arguments in place: a part that stays Python may not; write a .clone()")
     other = next((key for key, p in parameters.items() if state_of(p)[1:] != states[id(p)][1:]), None)
     if other is not None:
         raise RequestError(
-            f"{who} assigns .data of its parameter '{other}': parameters change by the optimizer alone; write it "
+            f"{who} assigns .data of its parameter '{other}': only the optimizer changes parameters; write it "
             "between steps, or make it a buffer"
         )
     left = before.found()

@@ -1,8 +1,8 @@
-"""What is written in place behind a region: it may not be what the region read or returned under another name.
+"""In-place writes after a region: they are refused if the written tensor shared memory inside the region.
 
-A region returns copies: what it makes shares no memory with what it was given, or with another result. Nobody sees the
-difference until somebody writes. Where a captured graph does, and the region's Python then returns its own input, say,
-the write would reach fewer tensors than in one process.
+A region returns copies: its results share no memory with its inputs or with each other. That makes a difference only if
+a captured operator later writes one of them in place, and in one process the write would also change, for instance, the
+region's input.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from ..values.user_lines import line_of
 from .regions import Spot, region_of
 
 
-def note_writes_behind(graph: fx.Graph, values: Mapping[str, Any]) -> None:
-    """Tell every region which of its results, and of what it reads, is written behind it, and where.
+def note_later_writes(graph: fx.Graph, values: Mapping[str, Any]) -> None:
+    """Record at every region which of its inputs and results are written after it, with the line.
 
     Args:
         graph: a captured graph.
         values: node name → its fake result; all of one run.
 
     Raises:
-        RequestError: a write is known to reach less than it does in one process.
+        RequestError: a write is known to change fewer tensors than in one process.
     """
     written: dict[int, str] = {}
     for node in reversed(graph.nodes):

@@ -1,9 +1,9 @@
-"""Regions: parts of a step that stay Python, each one operator of the captured graph.
+"""Regions: parts of a step that stay Python, each as one operator of the captured graph.
 
-Where Python needs a tensor's value, tracing ends. A *module region* is the call of a module that does; the *tail* of a
-step is all that follows such a point outside of every module. A region runs as it is written, on one stage, once for
-each microbatch and with autograd on; what autograd keeps for its backward hangs on a tensor that it returns besides,
-its *ticket*. Everything around regions is traced, cut and pipelined as ever.
+Tracing ends where Python needs a tensor's value. A *module region* is the call of a module that needs one; the *tail*
+of a step is everything after such a point outside of all modules. A region's Python runs on one stage, once for each
+microbatch and with autograd enabled. It returns an additional tensor, its *ticket*, that holds what autograd saved for
+its backward. Everything else is traced, cut and pipelined.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from ..graph.sparse_gradients import RULE
 from ..graph.storages import storage_of
 
 Run = Callable[[list[Tensor]], list[Tensor]]
-"""Takes what a region reads, in order, and returns what it makes."""
+"""Takes a region's inputs, in order, and returns its results."""
 
 
 @frozen
 class Made:
-    """A tensor that a region makes.
+    """Shape and dtype of a tensor that a region returns or reads.
 
     Args:
         shape, dtype: of the tensor.
@@ -44,15 +44,15 @@ class Made:
 
 
 Spot = tuple[Literal["read", "result"], int]
-"""A tensor that a region reads or makes, by position."""
+"""An input or a result of a region, by position."""
 
 
 def shared_memory(reads: Sequence[Tensor | None], results: Sequence[Tensor]) -> list[tuple[Spot, Spot]]:
-    """Every result that shares memory with what was read or with a result before it, behind the first that does.
+    """Pairs of an input or result and a later result that share memory.
 
     Args:
-        reads: what was read; None for what does not count.
-        results: what was made.
+        reads: the inputs; None for one to ignore.
+        results: the results.
     """
     first: dict[int, Spot] = {}
     for i, tensor in enumerate(reads):
@@ -72,16 +72,16 @@ class Region:
 
     Args:
         name: of the module, or "" for the tail.
-        line: where it needs a value.
-        run: runs it.
-        made: what it returns.
-        trained: what it reads and a gradient goes back to, by position.
-        draws: how many random draws it makes.
-        shared: what shared memory in the run that it was learned from.
+        line: that needs a value.
+        run: its Python.
+        made: its results.
+        trained: inputs that get a gradient, by position.
+        draws: number of random draws.
+        shared: inputs and results that shared memory when it was observed.
 
     Attributes:
-        written: what of it is written in place behind it → the line that does; known when the step is captured.
-        surroundings: the modes that it stands in; likewise.
+        written: inputs and results that are written in place after it → the line of the write; set after capture.
+        surroundings: the modes in which it runs; likewise.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Region:
         return f"module '{self.name}'" if self.name else "the step"
 
     def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
-        """What it returns, and its ticket."""
+        """Its results and its ticket."""
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
         with _autograd(), self.surroundings():
             found = self._drawn(list(leaves), key, ordinal)
@@ -110,12 +110,12 @@ class Region:
         return [*map(_own, found), ticket]
 
     def refuse_writes(self, shared: Sequence[tuple[Spot, Spot]]) -> None:
-        """Refuse writes into results that share memory with each other or with what was read, or into that.
+        """Refuse writes after the region into inputs or results that share memory.
 
-        What a region returns is copied, and such a write would reach fewer tensors than in one process.
+        A region's results are copies, and such a write would change fewer tensors than in one process.
 
         Args:
-            shared: what shares memory in a run.
+            shared: inputs and results that share memory in a run.
 
         Raises:
             RequestError: there is such a write.
@@ -127,27 +127,27 @@ class Region:
             )
 
     def backward(self, gradients: Sequence[Tensor], ticket: Tensor) -> list[Tensor]:
-        """Gradients of what it reads and is trained, from those of what it returned."""
+        """Gradients of its trained inputs, from those of its results."""
         found, leaves = ticket.kept  # type: ignore[attr-defined]
         pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if f.requires_grad]
         if not pairs or not leaves:
-            return [_nothing_flowed(leaf) for leaf in leaves]
+            return [_no_gradient(leaf) for leaf in leaves]
         with _autograd():
             flowed = torch.autograd.grad(
                 [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
             )
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in flowed):
-            raise RequestError(f"{self.line}: {self._who} asks for sparse gradients: {RULE}")
+            raise RequestError(f"{self.line}: {self._who} has sparse gradients: {RULE}")
         return [
-            _nothing_flowed(leaf) if gradient is None else _own(gradient)
+            _no_gradient(leaf) if gradient is None else _own(gradient)
             for leaf, gradient in zip(leaves, flowed, strict=True)
         ]
 
     def _drawn(self, given: list[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
-        """Run it with its own random numbers."""
+        """Run it with keyed random numbers."""
         with KeyedRandom(random_key(0, 0, 0) if key is None else key, ordinal) as random:
             found = self.run(given)
-        if self.name and random.ordinal - ordinal != self.draws:  # after the tail nothing draws
+        if self.name and random.ordinal - ordinal != self.draws:  # there are no draws after the tail
             raise RequestError(
                 f"{self.line}: {self._who} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} "
                 "for the example: later random numbers would depend on it; draw the same number each time"
@@ -155,21 +155,21 @@ class Region:
         if (now := tuple(map(Made.like, found))) != self.made:
             raise RequestError(
                 f"{self.line}: {self._who} returns tensors of shapes {[m.shape for m in now]} here and returned "
-                f"{[m.shape for m in self.made]} for the example: what leaves it must keep its shape; move the line "
+                f"{[m.shape for m in self.made]} for the example: its results must keep their shapes; move the line "
                 "and what depends on it into one module"
             )
         return found
 
 
-def _nothing_flowed(leaf: Tensor) -> Tensor:
+def _no_gradient(leaf: Tensor) -> Tensor:
     zeros = torch.zeros_like(leaf, requires_grad=False)
-    zeros.nothing_flowed = True  # type: ignore[attr-defined]
+    zeros.is_no_gradient = True  # type: ignore[attr-defined]
     return zeros
 
 
-def nothing_flowed(gradient: Tensor) -> bool:
-    """Whether a gradient stands for none: the region took another way, and eager PyTorch leaves none there."""
-    return hasattr(gradient, "nothing_flowed")
+def is_no_gradient(gradient: Tensor) -> bool:
+    """Whether a gradient means None, as in eager PyTorch for a tensor that this run of the region did not use."""
+    return hasattr(gradient, "is_no_gradient")
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 class _autograd:
-    """Autograd on, also inside an operator's kernel, where the dispatcher has turned it off."""
+    """Enables autograd, also inside an operator's kernel, where the dispatcher has disabled it."""
 
     def __init__(self) -> None:
         keys = torch._C.DispatchKey
@@ -200,7 +200,7 @@ class _autograd:
 
 
 def trained(reads: Sequence[Tensor]) -> dict[int, Made]:
-    """Of the tensors that a region reads, those that a gradient goes back to, by position."""
+    """The inputs of a region that get a gradient, by position."""
     return {i: Made.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
 
 
@@ -213,7 +213,7 @@ _RUN = torch.ops.panpipe_region.run.default
 
 
 def call_region(region: Region, given: list[Tensor]) -> list[Tensor]:
-    """Run a region as an operator, to be captured; returns what it makes."""
+    """Run a region as an operator, to be captured; return its results."""
     number = next(_numbers)
     _regions[number] = region
     return run_keyed(given, number, None, 0)[:-1]
@@ -230,7 +230,7 @@ def runs_region(node: fx.Node) -> bool:
 
 
 def run_keyed(given: list[Tensor], number: int, key: Tensor | None, ordinal: int) -> list[Tensor]:
-    """Run a region as an operator, its random numbers from a key; returns what it makes, and its ticket."""
+    """Run a region as an operator with random numbers from a key; return its results and its ticket."""
     found: list[Tensor] = torch.ops.panpipe_region.run(given, number, key, ordinal)
     return found
 

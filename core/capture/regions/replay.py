@@ -1,8 +1,8 @@
-"""Running the step's own Python over real tensors: to learn what regions make, and to run the tail of a step.
+"""Runs of the step's Python with real tensors: to observe what regions return, and to run the tail of a step.
 
-A run is a sequence of calls that torch sees. An `Observer` notes what each call of a whole run made; the call of a
-module region counts as one. A `Replay` runs it again without computing anything up to the tail: calls return what was
-computed elsewhere, or stand-ins without data for what the tail does not read.
+A run is a sequence of calls of torch functions. An `Observer` records what each call of a whole run returned; the call
+of a module region counts as one. A `Replay` runs the Python again without computing anything before the tail: calls
+return tensors that were computed elsewhere, or tensors without data if the tail does not read them.
 """
 
 import copy
@@ -23,12 +23,12 @@ from ..graph.storages import state_of
 from ..values.values import NeedsValue, depends_on_value, reads_values
 
 Place = tuple[int, int]
-"""A tensor that a step makes: the number of its call, and its position in what the call returns."""
+"""A computed tensor: the number of its call, and its position among the call's results."""
 
 
 @frozen
 class _Slot:
-    """A tensor in what a call returns: its metadata, and the argument that it is, if it is one."""
+    """A tensor among a call's results: its metadata, and the index of the argument if the call returned that."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -68,27 +68,27 @@ class _Calls(TorchFunctionMode, ABC):
             self._inside, self.held = False, ()
 
     def metadata(self, func: Any, args: Any) -> Any:
-        """Read what is known of a tensor without its data; it is no call."""
+        """Read a tensor's metadata; this does not count as a call."""
         return func(*args)
 
     @abstractmethod
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
-        """See a call.
+        """Handle a call.
 
         Args:
             number: of the call.
-            func: what is called.
+            func: the called function.
             run: calls it.
             given: its arguments.
 
         Returns:
-            What the step gets from it.
+            The result that the step gets.
         """
 
 
 @contextmanager
 def numbered(model: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[None]:
-    """Within, a run of the model's step is seen; calls of module regions count as one."""
+    """The context of a run of the model's step whose calls are handled; calls of module regions count as one."""
     patched = []
     for name in names:
         module: Any = model.get_submodule(name)
@@ -108,13 +108,13 @@ def numbered(model: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[
 
 @define(eq=False)
 class Record:
-    """What calls returned before the tail.
+    """The results of the calls before the tail.
 
     Args:
         names: of each call's function.
-        returned: for each call, the nesting of what it returned, and its leaves; a `_Slot` where it is a tensor.
+        returned: for each call, the nesting of its result, and its leaves; a `_Slot` for a tensor.
         until: number of the first call of the tail.
-        reads: numbers of the calls before that read values which are at hand.
+        reads: numbers of earlier calls that read values of captured tensors.
     """
 
     names: list[str] = field(factory=list)
@@ -125,7 +125,7 @@ class Record:
 
 @frozen
 class _Seen:
-    """What is known of one call: tensors given to it, those among them that it wrote, and draws before it."""
+    """An observed call: its tensor arguments, those that it wrote, draws before it, and whether it reads values."""
 
     given: tuple[Tensor, ...]
     written: tuple[Tensor, ...]
@@ -135,15 +135,15 @@ class _Seen:
 
 @define(eq=False)
 class Tail:
-    """What the tail of a step reads and does.
+    """The reads and writes of the tail of a step.
 
     Args:
-        record: what calls returned before it.
-        needed: place → the tensor there, for tensors computed before that it reads.
+        record: results of the calls before it.
+        needed: place → tensor, for tensors computed before the tail that it reads.
         touched: other tensors that it reads, such as parameters, by identity.
         before: identities of the tensors that are read before it.
         written: identities of tensors that it writes in place.
-        draws: random draws before it.
+        draws: number of random draws before it.
     """
 
     record: Record
@@ -155,10 +155,10 @@ class Tail:
 
 
 class Observer(_Calls):
-    """Notes, call by call, what a step makes and reads.
+    """Records the reads and results of each call of a step.
 
     Args:
-        drawn: tells how many random draws there were so far.
+        drawn: returns the number of random draws so far.
     """
 
     def __init__(self, drawn: Callable[[], int]) -> None:
@@ -192,29 +192,29 @@ class Observer(_Calls):
         return result
 
     def tail(self, names: Sequence[str], result: Any) -> tuple[Tail, dict[int, int]]:
-        """The tail that begins at the last of some calls.
+        """The tail that starts at the last of some calls.
 
         Args:
-            names: of the calls up to there, as capture saw them; libraries take other ways while they are captured.
-            result: what the step returned; the tail hands on what of it was computed before.
+            names: of the calls up to there during capture, when libraries may call other functions.
+            result: of the step; the tail returns the parts of it that were computed before.
 
         Returns:
-            The tail, and the number of a call here → its number there.
+            The tail, and the number of a call in this run → its number during capture.
         """
         number = dict(aligned(self._record.names, names))
-        # The last call itself may exist in capture alone; then the tail begins behind the one in front of it.
+        # The last call itself may exist only during capture; then the tail starts after the call before it.
         before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
         until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
         before_tail = {id(tensor) for seen in self._seen[:until] for tensor in seen.given}
         tail = Tail(evolve(self._record, until=until), {}, {}, before_tail, set(), 0)
-        # It may lie behind the last call, too: in Python alone.
+        # The tail may have no call at all, only Python.
         tail.draws = self._seen[until].draws if until < len(self._seen) else self._drawn()
         for here, seen in enumerate(self._seen):
             places = [self._made.get(id(tensor)) for tensor in seen.given]
             if here >= until:
                 tail.written |= {id(tensor) for tensor in seen.written}
             elif seen.reads and all(place is None or place[0] in number for place in places):
-                tail.record.reads.add(here)  # a number to print, say; the others only decide what is computed
+                tail.record.reads.add(here)  # such as a number to print; the others only decide what is computed
             else:
                 continue
             for tensor, place in zip(seen.given, places, strict=True):
@@ -233,11 +233,11 @@ class Locator(_Calls):
     """Finds, while a step is captured, the captured tensors that its tail reads.
 
     Args:
-        places: which.
+        places: of these tensors.
 
     Attributes:
         names: of the calls up to the one that needed a value, or of all.
-        found: place → tensor.
+        found: place → captured tensor.
     """
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
@@ -269,9 +269,9 @@ class Replay(_Calls):
     """Runs the tail of a step.
 
     Args:
-        record: what calls returned before.
+        record: results of the calls before it.
         received: the tensors that the tail reads, by place.
-        line: of the user's, for messages.
+        line: the user's, for messages.
     """
 
     def __init__(self, record: Record, received: Mapping[Place, Tensor], line: str) -> None:
@@ -312,8 +312,8 @@ class Replay(_Calls):
         if func in _HARMLESS or not any(isinstance(t, Tensor) and t.is_meta for t in pytree.tree_leaves(given)):
             return
         raise RequestError(
-            f"{self._line}: behind this line the step reads a tensor in {_name(func)} that it did not read for the "
-            "example: give an example batch for which it reads all that it ever reads"
+            f"{self._line}: after this line the step reads a tensor in {_name(func)} that it did not read for the "
+            "example: give an example batch for which it reads all tensors that it may read"
         )
 
 
@@ -324,11 +324,11 @@ _HARMLESS = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_flo
 """Calls that need no data."""
 
 _TENSOR_PROPERTIES = {None, "T", "mT", "H", "mH", "real", "imag", "data", "grad"}
-"""Properties that make tensors; None for what is no property. All others are metadata."""
+"""Properties whose values are tensors, and None for a function that is not a property; all others are metadata."""
 
 
 def _property(func: Any) -> str | None:
-    """Name of the property that a function gets, if it does."""
+    """Name of the property that a function reads; None if it is not the getter of one."""
     return func.__self__.__name__ if getattr(func, "__name__", "") == "__get__" else None
 
 
@@ -341,7 +341,7 @@ def skeleton(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
 
     Args:
         module: the module.
-        foreign: identity of a tensor that is not the module's → what the copy has in its place.
+        foreign: identity of a tensor that is not the module's → its replacement in the copy.
     """
     memo: dict[int, Any] = dict(foreign)
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,4 +1,4 @@
-"""The tail of a step that stays Python: all behind the first line, outside of every module, that needs a value."""
+"""The tail of a step, which stays Python: everything from the first line outside of all modules that needs a value."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ class TailRegion:
     """The tail of a step.
 
     Args:
-        line: where it begins.
-        tail: what was observed of it.
-        places: what it reads: place in a run, and place in capture.
+        line: its first line.
+        tail: its observation.
+        places: tensors that it reads: place in the observed run, and place in the capture.
         state: names of the parameters and buffers that it reads or may read.
         written: names of the buffers that it writes.
         result: the nesting of the step's result.
-        made: its tensors and numbers, the loss first, and then the buffers that it wrote.
-        draws: random draws.
+        made: the result's tensors and numbers, the loss first, and then the buffers that it wrote.
+        draws: number of random draws.
     """
 
     line: str
@@ -49,19 +49,19 @@ class TailRegion:
         drawn: int,
         line: str,
     ) -> "TailRegion":
-        """The tail of a step that was run for real.
+        """The tail of a step, from a run with real tensors.
 
         Args:
             model: the user's.
-            stand_ins: name of a parameter or buffer → what the run had in its place.
-            observer: saw the run.
-            names: of the calls that capture saw up to the tail.
-            result: what the step returned.
-            drawn: random draws of the whole step.
-            line: the user's line that begins the tail.
+            stand_ins: name of a parameter or buffer → its replacement in the run.
+            observer: of the run.
+            names: of the calls up to the tail during capture.
+            result: of the step.
+            drawn: number of random draws of the whole step.
+            line: the user's first line of the tail.
 
         Raises:
-            RequestError: where the tail begins, or what it reads, is not found in the run.
+            RequestError: the start of the tail, or a tensor that it reads, is not found in the run.
         """
         tail, number = observer.tail(names, result)
         places = tuple((here, (number.get(here[0], -1), here[1])) for here in tail.needed)
@@ -72,7 +72,7 @@ class TailRegion:
             )
         buffers = {name: stand_ins.get(name, tensor) for name, tensor in model.named_buffers()}
         parameters = {name: stand_ins.get(name, tensor) for name, tensor in model.named_parameters()}
-        # What nothing reads in this run, such as a layer that is skipped at random, another run of the tail may read.
+        # Another run of the tail may read what this run did not, such as a layer that is skipped at random.
         state = tuple(
             n for n, t in (*parameters.items(), *buffers.items())
             if id(t) in tail.touched or id(t) not in tail.before
@@ -93,18 +93,18 @@ class TailRegion:
         batch: Any,
         locator: Locator,
     ) -> Any:
-        """Make it a region of what is captured; returns the step's result.
+        """Call the tail as a region during capture; return the step's result.
 
         Args:
             model: the user's.
             step: the user's.
             regions: names of the modules that are regions themselves.
-            captured: the model, with tensors that are captured.
+            captured: the model, with captured tensors.
             batch: likewise.
-            locator: found what the tail reads.
+            locator: found the tensors that the tail reads.
 
         Raises:
-            RequestError: the locator did not find all of it.
+            RequestError: the locator did not find all of them.
         """
         if any(there not in locator.found for _, there in self.places):
             raise RequestError(
