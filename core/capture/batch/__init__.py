@@ -1,1 +1,1 @@
-"""Which dimensions of a batch hold the samples."""
+"""The dimensions of a batch that hold the samples."""

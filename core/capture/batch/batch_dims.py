@@ -1,4 +1,4 @@
-"""Which dimension of each tensor of a batch holds the samples, as a user gives it: ``batch_dims=``."""
+"""The dimension of each tensor of a batch that holds the samples, and the user's option for it: ``batch_dims=``."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,18 +13,18 @@ from ...wording import first_of
 from ..values.containers import BatchNesting, flatten_batch, one_level
 
 AUTO = "auto"
-"""What ``batch_dims`` has for what is to be found by tracing."""
+"""Value in ``batch_dims`` for dimensions that are found by tracing."""
 
 SAMPLES = "samples"
-"""What ``batch_dims`` has for a list with an element for each sample."""
+"""Value in ``batch_dims`` for a list with an element for each sample."""
 
 
 @frozen(slots=False, cache_hash=True)
 class BatchDims:
-    """Where the samples of batches are.
+    """The places of the samples in batches.
 
     Args:
-        leaves: name of a leaf and the dimension that holds a row for each sample; None for what all of them share.
+        leaves: name of a leaf and its dimension with a row for each sample; None for a leaf that all samples share.
         lists: names of lists with an element for each sample.
     """
 
@@ -38,11 +38,11 @@ class BatchDims:
 
     @classmethod
     def of(cls, leaves: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> "BatchDims":
-        """Of dimensions by name."""
+        """From dimensions by name."""
         return cls(tuple(leaves.items()), lists)
 
     def knows(self, name: str) -> bool:
-        """Whether it is known of a leaf."""
+        """Whether a leaf's place is known."""
         return name in self.by_name or self.in_list(name)
 
     def in_list(self, name: str) -> bool:
@@ -55,8 +55,8 @@ def read_batch_dims(given: Any, batch: Any) -> BatchDims:
 
     Args:
         given: a prefix of the batch's nesting, with a dimension for every tensor below, None for tensors that all
-            microbatches share, or ``"samples"`` for a list with an element for each sample. What is left out of a dict
-            or is ``"auto"`` is not part of the result.
+            microbatches share, or ``"samples"`` for a list with an element for each sample. Leaves that a dict omits,
+            or with ``"auto"``, are not part of the result.
         batch: an example.
 
     Raises:
@@ -101,7 +101,7 @@ def _read(given: Any, value: Any, name: str, found: dict[str, int | None], lists
 
 
 def _checked(given: int | None, leaf: Any, name: str) -> int | None:
-    """The dimension, counted from the front; values and tensors without dimensions are shared."""
+    """The dimension as a number from 0; values and tensors without dimensions are shared."""
     if given is None or not isinstance(leaf, Tensor) or not leaf.ndim:
         return None
     if not -leaf.ndim <= given < leaf.ndim:
@@ -123,7 +123,7 @@ def _parts(given: Any, name: str) -> dict[str, Any]:
 
 
 def flatten_given(given: Any) -> Any:
-    """A container of dimensions in pytree's own containers."""
+    """A container of dimensions in pytree containers."""
     leaves, nesting = flatten_batch(given)
     return nesting.plain(leaves)
 
@@ -140,7 +140,7 @@ def _text(value: Any) -> str:
 
 
 def shape_text(shape: Any) -> str:
-    """A shape for people."""
+    """A shape as text for messages."""
     return "×".join(map(str, shape)) or "scalar"
 
 

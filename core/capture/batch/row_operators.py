@@ -1,71 +1,71 @@
-"""Operators of ATen by how they treat the rows of what they are given."""
+"""Operators of ATen by how they treat the rows of their inputs."""
 
 COPIES = {
     "alias", "clone", "contiguous", "copy", "copy_", "detach", "detach_", "lift_fresh", "lift_fresh_copy", "_to_copy",
     "to", "_reshape_alias", "_unsafe_view", "expand_copy", "view_copy", "resolve_conj", "resolve_neg", "positive",
     "repeat", "tile", "cat", "stack", "set_", "resize_", "as_strided", "requires_grad_",
 }  # fmt: skip
-"""Return what they are given, in another layout, type or number of copies."""
+"""Return their input, in another layout or type, or repeated."""
 
 NUMBERS_ROWS = {"arange", "linspace", "range"}
-"""Return the numbers of rows."""
+"""Return row numbers."""
 
 NEW = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
     "new_ones", "new_empty", "new_full", "new_empty_strided", "zero_", "fill_", "normal_", "uniform_", "random_",
     "exponential_", "bernoulli", "bernoulli_", "native_dropout", "dropout", "_fused_dropout", "normal", "poisson",
 }  # fmt: skip
-"""Return values that do not depend on those given, or each on its own."""
+"""Return values that do not depend on the input's, or elementwise only."""
 
 REDUCTIONS = {
     "sum", "mean", "amax", "amin", "aminmax", "any", "all", "prod", "std", "var", "var_mean", "std_mean", "argmax",
     "argmin", "max", "min", "logsumexp", "norm", "linalg_vector_norm", "count_nonzero", "median", "nanmedian",
     "nansum", "nanmean", "trace", "histc", "bincount",
 }  # fmt: skip
-"""Sums and the like over some dimensions."""
+"""Reduce some dimensions."""
 
 LOSSES = {
     "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss_forward", "nll_loss2d_forward",
     "soft_margin_loss", "multilabel_margin_loss_forward", "multi_margin_loss", "_ctc_loss",
     "binary_cross_entropy_with_logits",
 }  # fmt: skip
-"""Return a number for all samples, or one for each."""
+"""Return one number for all samples, or one for each."""
 
 SUMS = {"sum", "mean", "add", "sub", "neg", "mul", "div", "rsub", "stack", "cat", "add_", "sub_", "mul_", "div_"}
-"""Of terms that have been summed over samples before, they return such a term."""
+"""Return a term that is summed over samples, from such terms."""
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "linear": (0, None), "vdot": (0, 1),
              "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2), "addbmm": (1, 2), "_addmm_activation": (1, 2),
              "matmul": (0, 1), "_grouped_mm": (0, 1)}  # fmt: skip
-"""Products of matrices → places of the two arguments; None for one that has parameters."""
+"""Matrix products → positions of the two arguments; None for a weight."""
 
 ALONG = {
     "softmax", "_softmax", "_log_softmax", "log_softmax", "_safe_softmax", "cumsum", "cumprod", "cummax", "cummin",
     "logcumsumexp", "flip", "roll", "sort", "topk", "argsort", "kthvalue", "mode", "cumsum_", "renorm", "diff", "glu",
     "unique_dim", "unique_consecutive", "_fft_c2c", "_fft_r2c", "_fft_c2r", "median", "msort",
 }  # fmt: skip
-"""Depend on other values along a dimension."""
+"""Depend on the other values along a dimension."""
 
 JOINT_ALONG = {
     "softmax", "_softmax", "_log_softmax", "log_softmax", "_safe_softmax", "renorm", "sort", "topk", "argsort",
 }  # fmt: skip
-"""Those of them that do not depend on the order along it."""
+"""Those of ``ALONG`` that do not depend on the order along the dimension."""
 
 GROUPS = ("native_group_norm", "group_norm", "convolution", "_convolution", "mkldnn_convolution", "conv", "im2col")
-"""Beginnings of names: of samples along dimension 0 only."""
+"""Prefixes of operators whose samples are along dimension 0."""
 
 MATRICES = ("tril", "triu", "linalg_", "_linalg_", "cholesky", "inverse")
-"""Beginnings of names: of the matrices of the last two dimensions."""
+"""Prefixes of operators on matrices in the last two dimensions."""
 
 BY_INDEX = {
     "gather", "index_select", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
     "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_reduce",
 }  # fmt: skip
-"""Read or write places along a dimension that numbers name."""
+"""Read or write positions along a dimension that are given as indices."""
 
 SPATIAL = (
     "max_pool", "avg_pool", "adaptive_", "_adaptive_", "upsample_", "_upsample_", "reflection_pad", "replication_pad",
     "fractional_max_pool", "im2col", "col2im", "grid_sampler", "pixel_shuffle", "pixel_unshuffle", "mkldnn_max_pool",
     "quantized_max_pool", "max_unpool",
 )  # fmt: skip
-"""Beginnings of names: depend on neighbours along the last dimensions."""
+"""Prefixes of operators that depend on neighbours along the last dimensions."""

@@ -1,15 +1,14 @@
-"""Whether a step treats each sample by itself, as seen from the shapes of its operators.
+"""Whether a step treats each sample independently, from the shapes of its operators.
 
-A step runs on fake tensors with a number of samples that has a prime factor that no other size has. A dimension whose
-size is divisible by it *carries* samples. An operator keeps samples apart where what carries them goes through it as
-more rows would; where it relates samples to each other, or depends on the number of a sample, `RowWatch` notes it:
+A step runs on fake tensors with a number of samples that has a prime factor which no other size has. A dimension whose
+size is divisible by it *carries* samples. `RowWatch` records the operators that do not treat samples independently:
 
-    lookup       reads rows that values of the batch name, such as table[ids]
-    positional   depends on a sample's place: positions, convolution, recurrence, attention, a part of the rows
-    joint        relates samples otherwise: all pairs, a sum over samples that is more than a mean
+    lookup       reads rows that are selected by values of the batch, such as table[ids]
+    positional   depends on a sample's position: positions, convolution, recurrence, attention, a part of the rows
+    joint        relates samples in another way: all pairs, a sum over samples that is not a mean
 
-If nothing is noted, cutting the samples apart leaves the mean loss as it was. BatchNorm takes its statistics over all
-dimensions but one and says nothing of any; it is left out.
+If there are none, cutting the batch does not change the mean loss. BatchNorm computes statistics over all dimensions
+but one, so it indicates nothing and is ignored.
 """
 
 import sys
@@ -43,15 +42,15 @@ from .row_operators import (
 LOOKUP, POSITIONAL, JOINT = "lookup", "positional", "joint"
 
 MAX_OPERATORS = 50_000
-"""Operators after which a trace ends: a loop that waits for a value that fake tensors do not have would run on."""
+"""Largest number of operators of a trace: a loop that waits for a value, which fake tensors do not have, never ends."""
 
 _UNKNOWN_ROWS = 7
-"""Rows of a selection whose number depends on values and that is of no samples; a prime, to be no other size."""
+"""Number of rows of a selection that depends on values and does not carry samples; a prime that is no other size."""
 
 
 @frozen
 class Finding:
-    """An operator that does not keep samples apart.
+    """An operator that does not treat samples independently.
 
     Args:
         kind: `LOOKUP`, `POSITIONAL` or `JOINT`.
@@ -65,30 +64,30 @@ class Finding:
 
 
 class Dependent(BaseException):
-    """The first operator that does not keep samples apart, where a trace ends there; no step's own code catches it."""
+    """Ends a trace at the first finding; a BaseException, so that the step's code does not catch it."""
 
 
 class TooLong(Exception):
-    """A trace ran more operators than any step does."""
+    """A trace ran more than ``MAX_OPERATORS`` operators."""
 
 
 class RowWatch(TorchDispatchMode):
-    """Watches a step on fake tensors, with a size of the batch that is a multiple of a prime.
+    """A mode that watches a step on fake tensors, with a size of the batch that is a multiple of a prime.
 
-    Operators whose result depends on values return what a step may go on with: numbers are 0 or 1, selections have
-    some rows, or all where every bool is True.
+    Operators whose result depends on values return placeholders, so that the step continues: numbers are 0 or 1;
+    selections have some rows, or all of them if every bool is True.
 
     Args:
-        prime: which divides no other size.
+        prime: divides no other size.
         rows: the size of the batch.
         truth: the value of every bool.
         stops: whether the first finding ends the trace.
 
     Attributes:
-        findings: operators that do not keep samples apart, each kind of each operator once.
-        asked: whether the step asked for a value, or for a selection.
-        reach: how many operators were given samples.
-        read: identities of tensors that operators were given.
+        findings: operators that do not treat samples independently, each kind of each operator once.
+        asked: whether the step needed a value, or a selection.
+        reach: number of operators with samples among their inputs.
+        read: identities of the operators' input tensors.
     """
 
     def __init__(self, prime: int, rows: int, truth: bool, stops: bool) -> None:
@@ -111,7 +110,7 @@ class RowWatch(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if given and (found := self._of_unknown_value(name, args)) is not NotImplemented:
             return found
-        if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # its fake form takes bfloat16 alone
+        if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # its fake form supports bfloat16 only
             return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
             args = (args[0], self._whole_numbers(args[1]), *args[2:])
@@ -123,7 +122,7 @@ class RowWatch(TorchDispatchMode):
         return result
 
     def read_numbers(self, batch: Sequence[Tensor]) -> None:
-        """Take note of the whole numbers of a batch, which may name rows of it."""
+        """Mark the integer tensors of a batch, which may be indices of its rows."""
         for tensor in batch:
             if _is_whole(tensor):
                 self._marks[tensor] = frozenset({"given"})
@@ -133,7 +132,7 @@ class RowWatch(TorchDispatchMode):
             for tensor in filter(_is_whole, made):
                 self._marks[tensor] = self._marks.get(tensor, frozenset()) | {"given"}
 
-    # What depends on values
+    # Operators that depend on values
 
     def _of_unknown_value(self, name: str, args: Any) -> Any:
         tensor = args[0]
@@ -160,7 +159,7 @@ class RowWatch(TorchDispatchMode):
         return found
 
     def _whole_numbers(self, indices: Sequence[Any]) -> list[Any]:
-        """Indices without masks: those of as many rows as are selected."""
+        """Indices in which masks are replaced by row numbers of the selected rows."""
         found: list[Any] = []
         for index in indices:
             if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
@@ -169,7 +168,7 @@ class RowWatch(TorchDispatchMode):
                 found.append(index)
         return found
 
-    # What keeps samples apart
+    # Independence of samples
 
     def carried(self, tensor: Tensor) -> list[int]:
         """Dimensions that carry samples."""
@@ -198,7 +197,7 @@ class RowWatch(TorchDispatchMode):
         self._judge_lost(call, kept)
 
     def _judge_constant(self, call: "_Call", marks: frozenset[str]) -> None:
-        """Judge an operator that is given no samples."""
+        """Judge an operator without samples among its inputs."""
         made = [t for t in call.made if self.carried(t)]
         if made and call.name in NUMBERS_ROWS:
             self._pass_on(call, frozenset({"number"}))
@@ -216,7 +215,7 @@ class RowWatch(TorchDispatchMode):
                     self._marks[tensor] = self._marks.get(tensor, frozenset()) | marks
 
     def _judge_numbers(self, call: "_Call") -> None:
-        """Judge what reads the numbers of rows for something else than to take each row."""
+        """Judge an operator that uses row numbers for something else than selecting rows."""
         if call.name.startswith("index") or call.name in NEW or call.name.startswith("_embedding_bag"):
             return
         others = [t for t in call.given if "number" not in self._marks.get(t, ()) and t.numel() > 1]
@@ -226,7 +225,7 @@ class RowWatch(TorchDispatchMode):
             self._note(JOINT if call.name in LOSSES or call.name in BY_INDEX else POSITIONAL, call)
 
     def _judge_lost(self, call: "_Call", kept: bool) -> None:
-        """Judge an operator whose results carry samples no more."""
+        """Judge an operator whose results do not carry samples."""
         if call.name in NEW or not call.made:
             return
         lost = [t for t in call.made if t.numel() > 1 and not self.carried(t)]
@@ -300,7 +299,7 @@ class RowWatch(TorchDispatchMode):
                 self._note(POSITIONAL, call)
 
     def _note_index(self, call: "_Call", index: Tensor) -> None:
-        """Note that rows of samples are taken by these numbers, unless each takes its own."""
+        """Record that rows are selected by an index, unless each sample selects its own row."""
         marks = self._marks.get(index, ())
         if "number" not in marks:
             self._note(LOOKUP if "given" in marks else JOINT, call)
@@ -314,7 +313,7 @@ class RowWatch(TorchDispatchMode):
 
 @frozen
 class _Call:
-    """A call of an operator: its name, what it was given and what it returned."""
+    """A call of an operator: its name, arguments, input tensors and result tensors."""
 
     func: Any
     name: str
@@ -324,7 +323,7 @@ class _Call:
     made: list[Tensor]
 
     def argument(self, *names: str) -> Any:
-        """The value of the first of these parameters that the operator has; None where it has none."""
+        """The value of the first of these parameters that the operator has; None if it has none of them."""
         for place, parameter in enumerate(self.func._schema.arguments):
             if parameter.name in names:
                 if parameter.name in self.kwargs:
@@ -338,7 +337,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _current_line() -> str:
-    """The user's line that is running."""
+    """The user's line that is running now."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if is_user_code(frame.f_code.co_filename):

@@ -25,20 +25,20 @@ from .row_rules import Dependent, Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _EVEN = 12
-"""Where a step does not run with a prime number of samples, such as one that forms groups: the multiple of it."""
+"""Multiple of the prime for a step that does not run with a prime number of samples, such as one that forms groups."""
 
 
 @frozen
 class RowTrace:
-    """What a step did with another number of samples.
+    """The result of a trace with another number of samples.
 
     Args:
-        rows: how many.
-        error: that it raised; None where it ran.
-        findings: operators that do not keep samples apart.
+        rows: number of samples.
+        error: that the step raised; None if it ran.
+        findings: operators that do not treat samples independently.
         read: names of the leaves that it read.
-        results: the dimensions of every tensor that it returned, in order, that have the number of samples.
-        reach: how many operators were given samples.
+        results: for every returned tensor, in order, the dimensions with the number of samples.
+        reach: number of operators with samples among their inputs.
     """
 
     rows: int
@@ -55,12 +55,12 @@ class RowTrace:
 
     @property
     def carries(self) -> bool:
-        """Whether it ran and operators were given samples: what a step does not read holds none that matter."""
+        """Whether it ran, and samples reached operators."""
         return self.runs and self.reach > 0
 
     @property
     def independent(self) -> bool:
-        """Whether it ran and kept samples apart."""
+        """Whether it ran and treated samples independently."""
         return self.carries and not self.findings
 
     def has(self, kind: str) -> bool:
@@ -69,7 +69,7 @@ class RowTrace:
 
     @property
     def reason(self) -> str:
-        """What it raised, with the user's line."""
+        """The message of its error, with the user's line."""
         text = next(iter(str(self.error).strip().splitlines()), "") or type(self.error).__name__
         line = user_line(self.error)
         return f"{line}: {text}" if line else text
@@ -82,8 +82,8 @@ class RowTracer:
         model, step: the user's; nothing of the model changes.
         batch: an example; only shapes and dtypes matter.
         gradients: whether a backward follows.
-        by_dynamo: whether Dynamo captures the step first, and what it captured is traced: for a step whose Python does
-            not run on fake tensors.
+        by_dynamo: whether Dynamo captures the step first, and its graph is traced: for a step whose Python does not run
+            on fake tensors.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class RowTracer:
         self._known: dict[Any, RowTrace] = {}
 
     def by_dynamo(self) -> "RowTracer":
-        """A tracer of what Dynamo captures of the step."""
+        """A tracer of Dynamo's capture of the step."""
         return RowTracer(self._model, self._step, self._batch, self._gradients, by_dynamo=True)
 
     def trace(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
-        """Run the step with a number of samples that has a prime factor of its own.
+        """Run the step with a number of samples that is a prime which divides no other size.
 
         Args:
-            dims: name of a leaf → the dimension of samples that it has.
-            lists: names of lists that have an element for each sample.
+            dims: name of a leaf → its dimension of samples.
+            lists: names of lists with an element for each sample.
         """
         known = self.known(dims, lists)
         return known or self._kept(dims, lists, self._run(dims, lists, self._prime))
 
-    def keeps_apart(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> bool:
-        """Whether the step runs so and keeps samples apart; this ends at the first operator that does not."""
+    def is_independent(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> bool:
+        """Whether the step runs and treats samples independently; the trace ends at the first finding."""
         known = self.known(dims, lists)
         if known is not None:
             return known.independent
@@ -130,22 +130,22 @@ class RowTracer:
         return found is not None and self._kept(dims, lists, found).independent
 
     def known(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> RowTrace | None:
-        """A trace that ran to its end before."""
+        """An earlier trace that ran to its end."""
         return self._known.get(_key(dims, lists))
 
     def fails(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> bool:
-        """Whether it is known that the step does not run so."""
+        """Whether an earlier trace failed."""
         known = self.known(dims, lists)
         return known is not None and not known.runs
 
     def trace_groups(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
-        """The same with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
+        """Trace with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
         found = self._run(dims, lists, _EVEN * self._prime)
         assert found is not None
         return found
 
     def trace_with(self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None) -> RowTrace:
-        """The same for a number of samples; None for what the example has. Findings mean nothing then."""
+        """Trace with a number of samples; None for the example's. The findings of such a trace have no meaning."""
         found = self._run(dims, lists, rows)
         assert found is not None
         return found
@@ -158,7 +158,7 @@ class RowTracer:
     def _run(
         self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None, stops: bool = False
     ) -> RowTrace | None:
-        """A run; another one, in which every bool is True, where it fails after it asked for a value. None if it was
+        """Run the step; if it fails after it needed a value, run it again with every bool True. None if the run was
         stopped."""
         for truth in (False, True):
             watch = RowWatch(self._prime, rows or self._prime, truth, stops)
@@ -194,18 +194,18 @@ class RowTracer:
         return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where, watch.reach)
 
     def _captured(self, nesting: BatchNesting, fakes: Sequence[Any]) -> Callable[[Any], Any]:
-        """What Dynamo captures of the step; what it passes over, such as what is printed, is no matter here."""
+        """Dynamo's capture of the step. What Dynamo ignores, such as printing, does not matter here."""
         plain = PlainStep(self._model, self._step, nesting)
         return torch.export.export(plain, (nesting.plain(fakes),), strict=True).module()
 
     @contextlib.contextmanager
     def _apart(self) -> Any:
-        """Within, parameters and buffers are fake; what the step leaves in Python is taken back."""
+        """The context of a run: parameters and buffers are fake, and changes of Python objects are undone."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(isolated(self._model, self._reached))
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
-            if not self._by_dynamo:  # it would look into these
+            if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
                 stack.enter_context(attributes_kept(self._model, self._step, self._reached))
                 stack.enter_context(assigned_buffers_written(self._model, set()))
@@ -227,18 +227,18 @@ def _key(dims: Mapping[str, int | None], lists: frozenset[str]) -> Any:
 def with_lists(
     leaves: Sequence[Any], nesting: BatchNesting, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]
 ) -> tuple[list[Any], BatchNesting]:
-    """A batch with other elements of some of its lists.
+    """A batch with other elements in some of its lists.
 
     Args:
         leaves, nesting: the batch.
         lists: names of the lists.
-        take: the elements that a list has then, of those that it has.
+        take: the present elements of a list → its new elements.
     """
     return flatten_batch(_relisted(nesting.batch(leaves), "batch", lists, take))
 
 
 def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]) -> Any:
-    if isinstance(value, Tensor):  # a batch may have one where the example had a list
+    if isinstance(value, Tensor):  # a batch may have a tensor in place of the example's list
         return value
     if name in lists:
         return type(value)(take(list(value)))

@@ -1,4 +1,4 @@
-"""From an exported program to a captured step: what its placeholders are, and what is rewritten in its graph."""
+"""From an exported program to a captured step: the meaning of its placeholders, and rewrites of its graph."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -33,19 +33,19 @@ class CapturedStep:
 
     Args:
         graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a
-            fake tensor that tells shape, dtype and device.
+            fake tensor with its shape, dtype and device.
         batch: name of the placeholder → position of that tensor in the flattened batch.
         parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
         buffers: the same for buffers.
         constants: name of the placeholder → the constant tensor.
         modules: attribute name → sub-graph of a higher-order operator.
         mutated_buffers: qualified names of the buffers that the step writes.
-        outputs: where what it returns is.
-        model_name: for people.
+        outputs: the nodes of its results.
+        model_name: for messages.
         fake_mode: the mode that all fake tensors of the graph belong to.
-        regions: what stays Python, a module's name or the end of the step → the line that needs a value there.
-        gradients: whether a backward follows; without, nothing in it requires one.
-        causes: what stays Python, as in ``regions`` → what its line does that is not captured.
+        regions: a module's name or the end of the step, which stay Python → the line that needs a value there.
+        gradients: whether a backward follows; if not, no tensor requires a gradient.
+        causes: as in ``regions`` → the reason why the line cannot be captured.
     """
 
     graph: fx.Graph
@@ -73,26 +73,26 @@ def captured_step(
     gradients: bool = True,
     rows: ResultRows | None = None,
 ) -> CapturedStep:
-    """Make a captured step of an exported program.
+    """The captured step of an exported program.
 
     Args:
-        program: the step, exported; its graph is changed in place.
+        program: the exported step; its graph is changed in place.
         names: name of a parameter or buffer in it → its canonical qualified name.
-        leaves: how many leaves the batch has.
-        model_name: for people.
+        leaves: number of leaves of the batch.
+        model_name: for messages.
         breaks: the step's regions, and what it prints.
         gradients: whether a backward follows.
-        rows: what its results have, where it returns tensors with a row for each sample and no loss.
+        rows: of its results, if it returns tensors with a row for each sample and no loss.
 
     Raises:
-        RequestError: the step writes a parameter, or does not return a scalar loss, or a function no rows.
-        LateSize: something in it has a data-dependent size.
+        RequestError: the step writes a parameter, or does not return a scalar loss, or a function returns no rows.
+        LateSize: a tensor has a data-dependent size.
     """
     inputs = _Inputs.of(program, names, leaves)
     graph = program.graph
     _rewrite(graph, inputs.batch)
     keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
-    # Export makes a mode of its own; every later fake tensor has to belong to it.
+    # Export creates its own mode; all later fake tensors must belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     outputs: Outputs
@@ -115,7 +115,7 @@ def captured_step(
 
 @frozen
 class _Inputs:
-    """What the placeholders of an exported graph are; see `CapturedStep`."""
+    """The placeholders of an exported graph by meaning; see `CapturedStep`."""
 
     batch: dict[str, int] = field(factory=dict)
     parameters: dict[str, str] = field(factory=dict)
@@ -140,13 +140,13 @@ class _Inputs:
 
 
 def _rewrite(graph: fx.Graph, batch: Collection[str]) -> None:
-    """Rewrite what no later trace, or no cut, would get right.
+    """Rewrite operators that later traces or cuts would not handle correctly.
 
     Args:
-        graph: as it was exported; changed in place.
+        graph: the exported graph; changed in place.
         batch: names of the batch's placeholders.
     """
-    _leave_generators(graph)
+    _remove_generators(graph)
     note_modes(graph)
     place_hooks(graph)
     rewrite_aliases(graph)
@@ -157,8 +157,8 @@ def _rewrite(graph: fx.Graph, batch: Collection[str]) -> None:
     rewrite_masked_scatters(graph)
 
 
-def _leave_generators(graph: fx.Graph) -> None:
-    """Random operators draw from keyed streams; a generator that the step hands them says nothing more."""
+def _remove_generators(graph: fx.Graph) -> None:
+    """Remove generators from random operators, which draw from keyed streams instead."""
     for node in graph.nodes:
         if node.kwargs.get("generator") is not None:
             node.kwargs = {**node.kwargs, "generator": None}
@@ -183,6 +183,6 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
                 )
             if name is not None:
                 raise RequestError(
-                    f"{line_of(node)}: the step writes parameter '{name}' in place: parameters change by the optimizer "
-                    "alone; write it between steps, or make it a buffer"
+                    f"{line_of(node)}: the step writes parameter '{name}' in place: only the optimizer changes "
+                    "parameters; write it between steps, or make it a buffer"
                 )

@@ -1,22 +1,23 @@
-"""Carrying a plan's cut over to the same step, captured for another shape.
+"""Applying a plan's cut to the same step, captured for another shape.
 
-A step captured for other shapes has mostly the same nodes, and few of the same operators: with one row, or with
-sequences of length 1, other tensors are contiguous, other views are views, and so other nodes belong together. Some
-nodes come and go: an ``expand`` that does nothing, one more turn of a loop over time. What carries over is therefore
-the stage of every *node*:
+A step captured for other shapes has mostly the same nodes, but few of the same operators: with one row, or with
+sequences of length 1, other tensors are contiguous, other operators are views, and so other nodes are grouped. Some
+nodes appear or disappear: an ``expand`` that does nothing, one more iteration of a loop over time. So the stages of
+*nodes* are carried over:
 
-1. Nodes of both captures are aligned in order, by module and operator, as two versions of a text are.
-2. An operator goes where its first computing node was; one of new nodes alone goes where the operator before it is.
-3. Parameters, and buffers that the step writes, stay where they are: what reads them goes to a stage that has them.
+1. Nodes of both captures are aligned in order, by module and operator, as a diff aligns two versions of a text.
+2. An operator gets the stage of its first computing node; one with new nodes only gets the stage of the operator before
+   it.
+3. Parameters, and buffers that the step writes, keep their stages: operators that read them get a stage that has them.
    So the step without its backward, in evaluation mode, reads BatchNorm's statistics where training writes them.
-4. Stages do not descend along the edges. Where that and the above do not agree, an operator moves as little as it can.
-5. Where that is not enough, operators that the cut went through come apart there, as far as values allow.
+4. Stages do not descend along the edges. If that contradicts the above, an operator moves by as few stages as possible.
+5. If that is not enough, operators that the cut would divide are divided there, as far as values allow.
 
-A stage may be left without operators; it then has nothing to do for microbatches of that shape.
+A stage may get no operators; it then does nothing for microbatches of that shape.
 
-Symbolic dimensions (``torch.export.Dim``) would need one capture alone, and do not hold: GPT-2's mask cannot be run
-again with a symbolic size under autograd, a row or a length of 1 is specialised anyway, and every program, message and
-saved tensor would carry sizes that are only known when it runs.
+Symbolic dimensions (``torch.export.Dim``) would need only one capture, but do not work: GPT-2's mask cannot run again
+with a symbolic size under autograd, a row or a length of 1 is specialised in any case, and every program, message and
+saved tensor would have sizes that are only known when it runs.
 """
 
 import itertools
@@ -36,11 +37,11 @@ from .operators import Operators, computes, operators_of
 
 @frozen
 class Cut:
-    """What carries over from one capture to another.
+    """A cut in a form that applies to other captures.
 
     Args:
-        nodes: in order, what every node of the captured graph is, and its stage; None where no operator owns it.
-        parameters: of every stage, the parameters that it holds.
+        nodes: in order, module and operator of every node of the captured graph, and its stage; None without one.
+        parameters: that each stage holds.
         buffers: buffers that the step writes → the stage that holds them.
     """
 
@@ -60,7 +61,7 @@ def cut_of(operators: Operators, stages: Sequence[Sequence[str]]) -> Cut:
     stage = {member: where[owner] for member, owner in operators.owner.items()}
     nodes, written = operators.graph.nodes, operators.step.mutated_buffers
     return Cut(
-        tuple((_what(node), stage.get(node.name)) for node in _calls(operators)),
+        tuple((_identity(node), stage.get(node.name)) for node in _calls(operators)),
         tuple(
             frozenset(p for node in nodes if where[node.name] == index for p in node.parameters)
             for index in range(len(stages))
@@ -77,11 +78,11 @@ def carry_over(cut: Cut, operators: Operators) -> tuple[Operators, Stages]:
     """The stages of a step that was captured for another shape.
 
     Args:
-        cut: of the step as it was planned.
+        cut: of the planned step.
         operators: the other capture.
 
     Returns:
-        The other capture, with some operators taken apart if need be, and its stages.
+        The other capture, with some operators divided if necessary, and its stages.
 
     Raises:
         RequestError: no cut of the other capture keeps parameters and written buffers where they are.
@@ -95,7 +96,7 @@ def carry_over(cut: Cut, operators: Operators) -> tuple[Operators, Stages]:
 
 
 def _where_cut(operators: Operators, known: Mapping[str, int]) -> set[str]:
-    """Nodes of another stage than the last one before them in their operator."""
+    """Nodes whose stage differs from that of the node before them in their operator."""
     found = set()
     for members in operators.members.values():
         staged = [name for name in members if name in known]
@@ -107,13 +108,13 @@ def _stages(cut: Cut, operators: Operators, known: Mapping[str, int]) -> Stages:
     graph = operators.graph
     allowed = {node.name: _allowed(cut, operators, node) for node in graph.nodes}
     latest = _latest(graph, allowed)
-    wishes = _wishes(operators, known)
+    preferred = _preferred(operators, known)
     sources = _sources(graph)
     where: dict[str, int] = {}
-    for node, wish in zip(graph.nodes, wishes, strict=True):
+    for node, wanted in zip(graph.nodes, preferred, strict=True):
         earliest = max((where[source] for source in sources[node.name]), default=0)
         possible = [stage for stage in allowed[node.name] if earliest <= stage <= latest[node.name]]
-        where[node.name] = min(possible, key=lambda stage: (abs(stage - wish), stage))
+        where[node.name] = min(possible, key=lambda stage: (abs(stage - wanted), stage))
     return tuple(
         tuple(node.name for node in graph.nodes if where[node.name] == index) for index in range(len(cut.parameters))
     )
@@ -123,12 +124,12 @@ def _calls(operators: Operators) -> list[fx.Node]:
     return [node for node in operators.step.graph.nodes if node.op == "call_function"]
 
 
-def _what(node: fx.Node) -> Hashable:
+def _identity(node: fx.Node) -> Hashable:
     return module_of(node), str(node.target), called_name(node)
 
 
 def _buffers(operators: Operators, node: OpNode, written: Collection[str]) -> list[str]:
-    """The buffers that are written, of those that an operator reads or writes."""
+    """The written buffers that an operator reads or writes."""
     step = operators.step
     read = {s.name for member in operators.members[node.name] for s in operators.nodes[member].all_input_nodes}
     return sorted({step.buffers[name] for name in read if name in step.buffers}.intersection(written))
@@ -138,7 +139,7 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     """The stages that hold what an operator reads."""
     everywhere = range(len(cut.parameters))
     homes = {name: [i for i in everywhere if name in cut.parameters[i]] for name in node.parameters}
-    # One that this capture reads alone, as in evaluation, has its values where the other one writes it.
+    # A buffer that this capture only reads, as in evaluation, is in the stage where the planned step writes it.
     written = {*cut.buffers, *(operators.step.mutated_buffers if operators.step.gradients else ())}
     homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _buffers(operators, node, written)}
     missing = next((name for name, stages in homes.items() if not stages), None)
@@ -146,22 +147,22 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
         lines = filter(None, (line_of(operators.nodes[member]) for member in operators.members[node.name]))
         line = next((f"{found}: " for found in lines), "")
         raise RequestError(
-            f"{line}'{node.name}' uses '{missing}', which no stage holds: the step as it was planned does not use it "
-            "so; give an example batch for which it does, or, where the model was given it later, build another "
-            "pipeline after it"
+            f"{line}'{node.name}' uses '{missing}', which no stage holds: the planned step does not use it in this "
+            "way; give an example batch for which it does, or, if it was added to the model later, build another "
+            "pipeline after that"
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:
-        told = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
+        used = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
         raise RequestError(
-            f"'{node.name}' uses {told} at once for microbatches of this shape: a stage computes with what it holds; "
+            f"'{node.name}' uses {used} at once for microbatches of this shape: one stage must hold both; "
             "give batches of the example's shape, or plan for this one"
         )
     return found
 
 
 def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
-    """Per operator the last stage that leaves all its readers one; all of them together are a cut."""
+    """Per operator the last stage with which all its readers have an allowed stage; these stages are a valid cut."""
     readers: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
     for edge in graph.edges:
         readers[edge.src].append(edge.dst)
@@ -173,8 +174,8 @@ def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
         if not possible:
             raise RequestError(
                 f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
-                f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors go to later "
-                "stages alone; give batches of the example's shape, or plan for this one"
+                f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors are only "
+                "sent to later stages; give batches of the example's shape, or plan for this one"
             )
         latest[node.name] = possible[-1]
     return latest
@@ -188,19 +189,19 @@ def _sources(graph: OpGraph) -> dict[str, set[str]]:
 
 
 def _known(cut: Cut, operators: Operators) -> dict[str, int]:
-    """The stage of every node that an operator of the known capture had, too."""
+    """The stage of every node that is also in an operator of the planned capture."""
     calls = _calls(operators)
-    pairs = aligned([what for what, _ in cut.nodes], [_what(node) for node in calls])
+    pairs = aligned([identity for identity, _ in cut.nodes], [_identity(node) for node in calls])
     found = ((calls[new].name, cut.nodes[old][1]) for old, new in pairs)
     return {name: stage for name, stage in found if stage is not None}
 
 
-def _wishes(operators: Operators, known: Mapping[str, int]) -> list[int]:
-    """The stage that each operator would have if nothing stood against it."""
-    wishes: list[int | None] = []
+def _preferred(operators: Operators, known: Mapping[str, int]) -> list[int]:
+    """The stage of each operator by rule 2."""
+    preferred: list[int | None] = []
     for members in operators.members.values():
         heads = sorted(members, key=lambda name: not computes(operators.nodes[name]))
-        before = wishes[-1] if wishes else None
-        wishes.append(next((known[name] for name in heads if name in known), before))
-    first = next((stage for stage in wishes if stage is not None), 0)
-    return [first if stage is None else stage for stage in wishes]
+        before = preferred[-1] if preferred else None
+        preferred.append(next((known[name] for name in heads if name in known), before))
+    first = next((stage for stage in preferred if stage is not None), 0)
+    return [first if stage is None else stage for stage in preferred]

@@ -1,4 +1,4 @@
-"""Why a step has fewer operators than stages are asked for: what keeps it whole, at which line, and what to change."""
+"""The reason why a step has fewer operators than the requested stages, with the line and the change that helps."""
 
 from ...errors import RequestError
 from ..graph.nodes import written_arguments
@@ -7,7 +7,7 @@ from .captured import TAIL
 from .operators import Operators, computes
 
 _LARGE = 0.5
-"""Share of all operations from which on an operator is a reason."""
+"""Share of all operations from which an operator is the reason."""
 
 
 def refuse_too_few(operators: Operators, stages: int, devices: int | None = None) -> None:
@@ -15,11 +15,11 @@ def refuse_too_few(operators: Operators, stages: int, devices: int | None = None
 
     Args:
         operators: of the captured step.
-        stages: how many are asked for.
-        devices: how many devices hold them, where that is what has to change.
+        stages: the requested number.
+        devices: their number, if the number of stages follows from it.
 
     Raises:
-        RequestError: there are fewer operators; with what keeps them whole, and the fix.
+        RequestError: there are fewer operators; the message has the reason and the fix.
     """
     count = len(operators.graph.nodes)
     if stages <= count:
@@ -38,18 +38,18 @@ def _reason(operators: Operators) -> str:
     if TAIL in step.regions:
         what = f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and all from there on stays Python on one stage"
         if "transform" in _cause(operators, TAIL):
-            return f"{what}: transform in a module, no more of the model than needed"
+            return f"{what}: transform within a module, and as little of the model as possible"
         if len(operators.graph.nodes) == 1:
             return (
-                f"{what}: if the value is the batch's own, give it as a Python number or text in the batch, and each "
-                "one is captured as a program of its own; else move the line and what depends on it into a module"
+                f"{what}: if the value is part of the batch, give it as a Python number or text, so that the step is "
+                "captured for each value; else move the line and what depends on it into a module"
             )
         return f"{what}: move the line and what depends on it into a module, or choose with torch.where"
     if step.regions:
         name, line = next(iter(step.regions.items()))
         return (
-            f"{line}: {_cause(operators, name)}, and module '{name}' stays Python on one stage: call what needs no "
-            "value outside of it, or choose with torch.where"
+            f"{line}: {_cause(operators, name)}, and module '{name}' stays Python on one stage: move what needs no "
+            "value out of it, or choose with torch.where"
         )
     return _large(operators)
 
@@ -59,7 +59,7 @@ def _cause(operators: Operators, region: str) -> str:
 
 
 def _large(operators: Operators) -> str:
-    """What keeps the largest operator together, where it holds most operations."""
+    """The reason why the largest operator cannot be cut, if it has most of the operations."""
     work = {
         name: [operators.nodes[m] for m in members if computes(operators.nodes[m])]
         for name, members in operators.members.items()
@@ -72,4 +72,4 @@ def _large(operators: Operators) -> str:
             return f"{line}: a tensor or buffer is written here in place that most of the step uses: write it later"
     lines = list(dict.fromkeys(filter(None, map(line_of, nodes))))
     where = f"{lines[0]} to {lines[-1]}" if len(lines) > 1 else next(iter(lines), name)
-    return f"{where}: tensors are passed on that are not contiguous, which no cut goes through: call .contiguous()"
+    return f"{where}: tensors between these operators are not contiguous, so no cut is possible: call .contiguous()"

@@ -1,8 +1,8 @@
-"""Capture: an ordinary training step becomes one operator graph, loss included, with no tensor on any device.
+"""Capture: an ordinary training step becomes one operator graph, loss included, without tensors on any device.
 
-The step is exported (`torch.export`) over fake tensors *before* autograd: what is captured is the program that the user
-wrote. Export runs the step's Python; where that fails, Dynamo reads it; where that fails too, a part stays Python.
-Forward and backward programs are derived from a stage's part of it on the machine that runs it.
+The step is exported (`torch.export`) over fake tensors *before* autograd, so the captured program is the user's. Export
+runs the step's Python; if that fails, Dynamo reads its bytecode; if that fails too, a part stays Python. Forward and
+backward programs are derived from a stage's part of the graph on the machine that runs it.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from ...errors import RequestError
 from ..graph.functions import own_functions
 from ..graph.outputs import ResultRows
 from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
-from ..python.dynamo import PlainStep, nothing_passed_over, refuse_transforms
+from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
 from ..python.opened_files import files_kept
@@ -71,16 +71,15 @@ def capture_step(
     """Capture one training step, or a function that is only run forward.
 
     Args:
-        model: the user's module; neither it nor its parameters change. They may be on the meta device.
+        model: the user's module; it and its parameters do not change. They may be on the meta device.
         step: ``step(model, batch) -> loss``, or ``(loss, weight)``, or either followed by a dict of metrics, or an
             object or dict that has a ``loss``.
         batch: one *microbatch*: any nesting of tensors; only shapes and dtypes matter.
-        device: where the step will run; the kernels of that device are what is captured.
-        gradients: whether a backward follows; without, it is captured as under ``torch.no_grad()``.
-        rows: what the results have, where the function returns, instead of a loss, any nesting of tensors with a row
-            for each sample.
-        repeats: whether the step is known to compute the same each time it runs; otherwise it runs again on fake
-            tensors to find out.
+        device: on which the step will run; operators are captured for that device.
+        gradients: whether a backward follows; if not, the step is captured as under ``torch.no_grad()``.
+        rows: of the results, if the function returns any nesting of tensors with a row for each sample, and no loss.
+        repeats: whether the step is known to compute the same each time; otherwise this is tested by running it again
+            on fake tensors.
 
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it does not return
@@ -107,7 +106,7 @@ def capture_step(
 
 @contextmanager
 def _without_gradients() -> Iterator[None]:
-    """Without gradients a transformer layer of torch's would be one operator, which no cut goes through."""
+    """Disable gradients, and the fast path that makes a transformer layer one operator, which cannot be cut."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -118,7 +117,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep:
-    """What export captures, with more and more of it staying Python where it has to."""
+    """Export the step, each time with more of it staying Python, until that succeeds."""
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
@@ -128,7 +127,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if breaks.as_eager:
                 raise
             breaks.begin_as_eager()
-        except (RequestError, Warning):  # a warning, where the user has warnings raised
+        except (RequestError, Warning):  # a warning, if the user's filters raise warnings
             raise
         except WritesTensor as written:
             make_buffer(breaks.model, written.tensor)
@@ -149,19 +148,19 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
                     f"{line}: the step cannot be captured as one graph: {reason_of(error)}; change that line"
                 ) from error
     raise RequestError(
-        f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: the "
-        " step is Python more than operators; compute both ways and choose with torch.where"
+        f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: too much "
+        "of the step would stay Python; compute both ways and choose with torch.where"
     )
 
 
 _MAX_BREAKS = 24
-"""Attempts to capture a step; each ends at a line that needs a value and makes a region of what is around it."""
+"""Largest number of attempts to capture a step; each that fails adds a region around a line that needs a value."""
 
 
 def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep | None:
-    """What Dynamo captures, which reads Python's bytecode instead of running it; None where it cannot, either.
+    """Dynamo's capture, which reads Python's bytecode instead of running it; None if that fails, too.
 
-    It knows no regions, and takes the whole step or nothing.
+    Dynamo does not support regions: it captures the whole step or nothing.
     """
     if breaks.lines:
         return None
@@ -185,12 +184,12 @@ def _exported(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))
-    functions = nothing_passed_over() if strict else own_functions()
+    functions = nothing_omitted() if strict else own_functions()
     with (
         _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
         _exporting_hidden() if breaks.as_eager else nullcontext(),
     ):  # fmt: skip
-        # What a forward assigns is seen to: buffers are written, and the rest is taken back.
+        # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
     if strict:
@@ -200,13 +199,13 @@ def _exported(
 
 @contextmanager
 def _exporting_hidden() -> Iterator[None]:
-    """Within, ``torch.compiler.is_exporting`` is false: libraries that ask take the ways that they take in eager."""
+    """Within this context ``torch.compiler.is_exporting`` is false, so that libraries run the same code as in eager."""
     with mock.patch.object(torch.compiler, "is_exporting", return_value=False):
         yield
 
 
 def _check_loss(step: StepFunction, leaves: Sequence[Any]) -> None:
     if not leaves:
-        raise RequestError("the batch holds nothing: give the step a batch with at least one tensor")
+        raise RequestError("the batch is empty: give the step a batch with at least one tensor")
     if not callable(step):
         raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")

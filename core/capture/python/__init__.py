@@ -1,1 +1,1 @@
-"""The Python around a step: what it reaches, reads, leaves in the model, and does besides computing."""
+"""The Python of a step: objects that it reaches and reads, and changes that it makes in addition to computing."""

@@ -1,8 +1,7 @@
-"""Capture by Dynamo, which reads Python's bytecode: what it would pass over without a word stops it.
+"""Capture by Dynamo, which reads Python's bytecode; it stops at operations that Dynamo would silently omit.
 
-Dynamo leaves out what a step prints, looks into autograd functions and hooks and loses the backward that the user
-wrote, and carries no attribute over that a module sets. Each of these would train something else, so such a step is not
-captured by Dynamo at all.
+Dynamo omits what a step prints, traces through autograd functions and hooks without the user's backward, and does not
+keep attributes that a module sets. The result would not be equal, so such a step is not captured by Dynamo.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +20,12 @@ _Module = nn_module.UnspecializedNNModuleVariable
 
 
 class PlainStep(nn.Module):
-    """The step as a module and nothing more: what Dynamo can look through.
+    """The step as a plain module, which Dynamo can trace.
 
     Args:
         model, step: the user's.
-        nesting: of the batch, which ``forward`` gets in pytree's own containers.
-        autocasts: that the step runs in.
+        nesting: of the batch, which ``forward`` gets in pytree containers.
+        autocasts: in which the step runs.
     """
 
     def __init__(
@@ -50,13 +49,13 @@ class PlainStep(nn.Module):
         return self._step(self.model, given), []
 
 
-class PassedOver(Exception):
-    """Dynamo came to something that it would pass over."""
+class Omitted(Exception):
+    """Dynamo would silently omit an operation."""
 
 
 def _refuses(what: str) -> Any:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise PassedOver(f"Dynamo would pass over {what}")
+        raise Omitted(f"Dynamo would omit {what}")
 
     return refuse
 
@@ -68,17 +67,17 @@ _STOPS = (
     (_Module, "method_setattr_standard", _refuses("what a module sets")),
     (tensor.TensorVariable, "method_attr_data", _refuses("what is done to the data of a tensor")),
 )
-"""Where Dynamo handles what it may not pass over: a class, its method, and what happens there instead."""
+"""Dynamo's handlers of the operations that it would omit: a class, its method, and the replacement, which raises."""
 
 
 @contextmanager
-def nothing_passed_over() -> Iterator[None]:
-    """Within, capture by Dynamo stops at what it would pass over."""
+def nothing_omitted() -> Iterator[None]:
+    """Within this context, capture by Dynamo stops at operations that it would omit."""
     call_method = _Module.call_method
 
     def call(module: Any, tx: Any, name: str, *given: Any, **named: Any) -> Any:
         if name in ("__setattr__", "__delattr__"):
-            raise PassedOver("Dynamo would pass over what a module sets")
+            raise Omitted("Dynamo would omit what a module sets")
         return call_method(module, tx, name, *given, **named)
 
     with ExitStack() as stack:
@@ -89,15 +88,15 @@ def nothing_passed_over() -> Iterator[None]:
 
 
 def refuse_transforms(graph: fx.Graph) -> None:
-    """Refuse what no later trace can differentiate: calls of `torch.func`, and data that is taken from another tensor.
+    """Refuse calls that a later trace cannot differentiate: those of `torch.func`, and ``Tensor.set_``.
 
     Args:
-        graph: as Dynamo captured it.
+        graph: Dynamo's capture.
 
     Raises:
-        PassedOver: there is one.
+        Omitted: there is one.
     """
     for node in graph.nodes:
         transforms = getattr(node.target, "__module__", "").startswith("torch._functorch")
         if node.op == "call_function" and (transforms or getattr(node.target, "_opname", "") == "set_"):
-            raise PassedOver(f"Dynamo captured {node.target}, which cannot be differentiated")
+            raise Omitted(f"Dynamo captured {node.target}, which cannot be differentiated")

@@ -1,7 +1,7 @@
-"""Hooks on gradients of parameters and modules, which no captured graph calls: those that change one are refused.
+"""Hooks on gradients of parameters and modules, which a captured graph does not call.
 
-A hook that only looks, as for a histogram, changes nothing that is trained, and a line says that it is not called. One
-that returns a gradient, or that runs on ``p.grad`` after accumulation, would train something else without it.
+A hook that only reads a gradient, as for a histogram, does not change the training; a warning says that it is not
+called. A hook that returns a gradient, or that runs on ``p.grad`` after accumulation, changes it, and is refused.
 """
 
 import dis
@@ -21,13 +21,13 @@ _FIX = (
 
 
 def check_gradient_hooks(model: nn.Module) -> None:
-    """Refuse hooks that change a gradient, and warn of the others.
+    """Refuse hooks that may change a gradient, and warn about the others.
 
     Args:
         model: the user's module.
 
     Raises:
-        RequestError: with the hook's line.
+        RequestError: there is one; the message has its line.
     """
     found = list(_hooks(model))
     for what, hook, accumulated in found:
@@ -42,7 +42,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
 
 
 def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
-    """What has a hook, the hook, and whether it runs after accumulation."""
+    """The owner of each hook, the hook, and whether it runs after accumulation."""
     for name, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
             yield f"module '{name}'", hook, False
@@ -54,7 +54,7 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _code(hook: Any) -> Any:
-    """A hook's code; None of one that is not Python."""
+    """A hook's code; None if it is not Python."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     function = getattr(hook, "__func__", hook)
@@ -64,7 +64,7 @@ def _code(hook: Any) -> Any:
 
 
 def _returns_something(code: Any) -> bool:
-    """Whether a function may return anything but None."""
+    """Whether a function may return something other than None."""
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "RETURN_CONST" and instruction.argval is not None:

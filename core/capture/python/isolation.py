@@ -1,7 +1,7 @@
-"""A step that runs only for its shapes: nothing of it is seen outside, and nothing of it stays.
+"""Runs of a step without side effects, as for its shapes.
 
-It prints, warns and logs nothing, and writes no file. What it assigned and filled in modules and around them is as
-before, and so are the states of the random number generators.
+The step prints, warns and logs nothing, and writes no file. Afterwards modules, the objects around them and the states
+of the random number generators are as before.
 """
 
 import builtins
@@ -25,7 +25,7 @@ from .side_effects import outside_kept
 
 @contextlib.contextmanager
 def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
-    """Within, a step runs and leaves nothing.
+    """The context of a run of a step without side effects.
 
     Args:
         model: the user's module.
@@ -36,7 +36,7 @@ def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
         stack.enter_context(_random_numbers_kept())
         stack.enter_context(files_kept(reached, warns=False))
         stack.enter_context(modules_kept(model))
-        stack.enter_context(contextlib.suppress(Exception))  # capture refuses what a step may not leave
+        stack.enter_context(contextlib.suppress(Exception))  # capture refuses side effects that are not allowed
         stack.enter_context(outside_kept(reached, [module.__dict__ for module in model.modules()]))
         yield
 
@@ -50,7 +50,7 @@ def _silent() -> Iterator[None]:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         stack.enter_context(mock.patch.object(builtins, "print", _nothing))
         stack.enter_context(mock.patch.object(logging.Logger, "handle", _nothing))
-        for name in ("warning_once", "info_once"):  # transformers adds them; what they log now they never log again
+        for name in ("warning_once", "info_once"):  # of transformers; a message logged now would not be logged later
             if hasattr(logging.Logger, name):
                 stack.enter_context(mock.patch.object(logging.Logger, name, _nothing))
         yield

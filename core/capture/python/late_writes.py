@@ -1,7 +1,8 @@
-"""Buffers that a region writes for some values and not for others, as in "count some batches, then average".
+"""Buffers that a region writes for some values only, as in "count some batches, then average".
 
-What a region writes is learned from one run on the example. Another run may take another branch. So every buffer that
-is cheap to copy counts as written, and a run that writes another one is refused: its value would be lost.
+The buffers that a region writes are observed in one run on the example, and another run may take another branch. So
+every buffer that is cheap to copy counts as written, and a run that writes another one is refused, because its value
+would be lost.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ CHEAP_BYTES = 1 << 16
 
 
 def may_be_written(buffer: Tensor) -> bool:
-    """Whether a buffer of a region counts as written, whatever the example's run did."""
+    """Whether a buffer of a region counts as written, even if the example's run did not write it."""
     return buffer.nbytes <= CHEAP_BYTES
 
 
@@ -30,7 +31,7 @@ class Version:
         self._tensor, self._version = tensor, tensor._version
 
     def is_of(self, tensor: Tensor | None) -> bool:
-        """Whether this is the tensor, and nothing wrote it since."""
+        """Whether this is the same tensor, and it was not written since."""
         return tensor is self._tensor and self._tensor._version == self._version
 
 
@@ -38,9 +39,9 @@ def refuse_late_writes(who: str, before: Mapping[str, Version], after: Mapping[s
     """Refuse a run that wrote a buffer that the example's run did not write.
 
     Args:
-        who: the region, with its line.
+        who: the region's name, with its line.
         before: the buffers that do not count as written, by name.
-        after: the same ones after the run.
+        after: the same buffers after the run.
 
     Raises:
         RequestError: one of them was written.
@@ -49,5 +50,5 @@ def refuse_late_writes(who: str, before: Mapping[str, Version], after: Mapping[s
     if name is not None:
         raise RequestError(
             f"{who} writes its buffer '{name}' here and did not for the example, and it is larger than "
-            f"{CHEAP_BYTES >> 10} KiB: write it in every call, with its own values where they do not change"
+            f"{CHEAP_BYTES >> 10} KiB: write it in every call, with its own values if they do not change"
         )

@@ -1,8 +1,8 @@
-"""Settings of torch's around a call that change what a step computes: a captured step keeps those of its capture.
+"""Settings of torch around a call that change what a step computes: a captured step keeps those of its capture.
 
-Autocast around ``pipe.step(batch)`` belongs to the caller's thread alone, and export records only what begins within a
-step; so it is left, and entered again within what is captured. The default dtype, the default device and the kernels
-of attention are read again before each step: where one is another, the step is captured again.
+Autocast around ``pipe.step(batch)`` is local to the caller's thread, and export records only autocasts that begin
+within a step; so it is left before the capture, and entered again in the captured function. The default dtype, the
+default device and the attention kernels are read again before each step; if one changes, the step is captured again.
 """
 
 from collections.abc import Hashable, Iterator
@@ -24,20 +24,20 @@ class Autocasts:
     """The autocasts around a call.
 
     Args:
-        entered: of each type of device that has one: the type, the dtype, whether casts are cached.
+        entered: for each type of device with an active autocast: the type, the dtype, whether casts are cached.
     """
 
     entered: tuple[tuple[str, torch.dtype, bool], ...] = ()
 
     @classmethod
     def now(cls) -> "Autocasts":
-        """Those that are active."""
+        """The autocasts that are active now."""
         cached = torch.is_autocast_cache_enabled()
         return cls(tuple((k, torch.get_autocast_dtype(k), cached) for k in _KINDS if torch.is_autocast_enabled(k)))
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Within, none of them is active."""
+        """A context without them."""
         with ExitStack() as stack:
             for kind, dtype, _ in self.entered:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=False))
@@ -45,7 +45,7 @@ class Autocasts:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Within, all of them are."""
+        """A context with all of them."""
         with ExitStack() as stack:
             for kind, dtype, cached in self.entered:
                 stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
@@ -53,7 +53,7 @@ class Autocasts:
 
 
 def surroundings() -> dict[str, Hashable]:
-    """What a setting is called → its value now. Settings that operators read whenever they run are not among them."""
+    """Name of a setting → its present value; without settings that operators read when they run."""
     cuda: Any = torch.backends.cuda
     return {
         "torch.get_default_dtype()": str(torch.get_default_dtype()),
@@ -67,16 +67,16 @@ def surroundings() -> dict[str, Hashable]:
 
 @contextmanager
 def with_gradients() -> Iterator[None]:
-    """Within, gradients are on, whatever the caller is in: a pipeline may be built under ``torch.no_grad()``."""
+    """A context with gradients enabled, because a pipeline may be built under ``torch.no_grad()``."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 def refuse_inference_tensors(model: nn.Module) -> None:
-    """Refuse a model that was built where plain PyTorch cannot train it afterwards.
+    """Refuse a model that was built under ``inference_mode``, which plain PyTorch cannot train, either.
 
     Raises:
-        RequestError: by the name of a parameter.
+        RequestError: it was; the message has the name of a parameter.
     """
     found = next((name for name, p in model.named_parameters() if p.requires_grad and p.is_inference()), None)
     if found is not None:
@@ -87,7 +87,7 @@ def refuse_inference_tensors(model: nn.Module) -> None:
 
 
 def refuse_no_grad() -> None:
-    """Refuse to train where plain PyTorch has no backward.
+    """Refuse to train if gradients are disabled.
 
     Raises:
         RequestError: gradients are disabled around the call.

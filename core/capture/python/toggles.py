@@ -1,8 +1,8 @@
-"""``requires_grad`` of parameters that a step sets itself, as for the two halves of a GAN's step.
+"""Assignments of ``requires_grad`` of parameters within a step, as for the two halves of a GAN's step.
 
-A captured graph has no such calls: export runs before autograd. What they mean is that operators which run while a
-parameter is frozen send no gradient to it; so these operators read a detached parameter. Autograd also drops gradients
-of parameters that are frozen when the backward runs: a step has to end as it began.
+A captured graph has no such assignments, because export runs before autograd. Operators that run while a parameter is
+frozen give it no gradient, so they read a detached parameter. Autograd also drops gradients of parameters that are
+frozen when the backward runs, so a step must end with the settings with which it began.
 """
 
 import sys
@@ -20,10 +20,10 @@ _SETS: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 
 
 class Toggles(TorchFunctionMode):
-    """Within, a step that is captured may freeze and unfreeze parameters.
+    """A mode in which a captured step may freeze and unfreeze parameters.
 
     Args:
-        model: what is captured, with tensors that are.
+        model: the captured model, with captured tensors.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -66,10 +66,10 @@ class Toggles(TorchFunctionMode):
         return self._detached[key]
 
     def refuse_unequal_ends(self) -> None:
-        """Refuse a step that leaves a parameter frozen that was not, or the other way round.
+        """Refuse a step after which a parameter is frozen that was not, or the reverse.
 
         Raises:
-            RequestError: with the line that set it last.
+            RequestError: there is one; the message has the line that set it last.
         """
         for key, trained in self._now.items():
             if trained is not self._first[key]:

@@ -36,8 +36,10 @@ from ..values.values import (
     error_of_type,
     with_late_numbers_as_tensors,
 )
+from .calls import numbered
 from .module_regions import ModuleRegions
-from .replay import Locator, Observer, numbered
+from .observer import Observer
+from .replay import Locator
 from .tail_region import TailRegion
 
 StepFunction = Callable[[nn.Module, Any], Any]

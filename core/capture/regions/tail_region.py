@@ -10,8 +10,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from ...errors import RequestError
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, numbers_as_tensors, taken_apart, tensors_of
+from .calls import Place, numbered
+from .observer import Observer, Tail
 from .regions import Made, Region, call_region, trained
-from .replay import Locator, Observer, Place, Replay, Tail, numbered, skeleton
+from .replay import Locator, Replay, skeleton
 
 
 @frozen(eq=False)

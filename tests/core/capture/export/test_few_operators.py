@@ -53,7 +53,7 @@ class Written(nn.Module):
 @pytest.mark.parametrize(
     ("step", "model", "says"),
     [
-        (mapped, None, "torch.vmap and torch.func transform.*transform in a module.*at most 1 device"),
+        (mapped, None, "torch.vmap and torch.func transform.*transform within a module.*at most 1 device"),
         (chosen, None, "needs the value.*Python number or text in the batch"),
         (lambda model, x: model(x).mean(), nn.Sequential(Branching()), "module '0' stays Python on one stage"),
         (lambda model, x: model(x).mean(), Written(), "written here in place"),

@@ -1,4 +1,4 @@
-"""Steps that Dynamo would capture, and what it would pass over in them: then another part stays Python instead."""
+"""Steps that Dynamo would capture with omissions: another part stays Python instead."""
 
 import panpipe
 import pytest

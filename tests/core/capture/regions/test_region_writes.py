@@ -159,7 +159,7 @@ def test_write_is_refused_if_another_microbatch_shares_the_memory():
 @pytest.mark.parametrize(
     ("inside", "why"),
     [
-        (lambda looking, x: x.mul_(2), "writes what it is given in place"),
+        (lambda looking, x: x.mul_(2), "writes its arguments in place"),
         (lambda looking, x: (setattr(looking.weight, "data", 0.9 * looking.weight.data), x)[1], "parameter 'weight'"),
     ],
 )

@@ -1,0 +1,124 @@
+"""A run of the captured graph on fake tensors, which shows draws, layouts and gradients."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ...errors import PanpipeError, RequestError
+from ..graph.randomness import KeyedRandom, random_key
+from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
+from ..regions.regions import region_of
+from ..values.user_lines import line_of, reason_of
+from .captured import CapturedStep
+
+
+class FakeRun(ModalInterpreter):
+    """Runs the captured graph on fake tensors with autograd enabled.
+
+    Records per node: the fake result with its ``requires_grad``, the ordinal of its first random draw, and whether the
+    result or its gradient is not contiguous.
+    """
+
+    def __init__(self, step: CapturedStep) -> None:
+        module = fx.GraphModule(step.modules, step.graph)
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False  # an error names the line itself
+        with step.fake_mode:
+            self.random = KeyedRandom(random_key(0, 0, 0))
+        self.first_draw: dict[str, int] = {}
+        self.values: dict[str, Any] = {}
+        self.strided: set[str] = set()
+        self._flowed: set[int] = set()
+        self._hooked: dict[int, int] = {}
+        self._nodes = list(step.graph.nodes)
+        self._parameters = step.parameters
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self.random.ordinal
+        with self.random, CastWatch() if casts_once(n) else nullcontext() as watch:
+            value = self._run(n)
+        if watch is not None:
+            self._note_casts(n, watch.casts)
+        region = region_of(n)
+        if region is not None:
+            self.random.ordinal += region.draws
+        if self.random.ordinal != before:
+            self.first_draw[n.name] = before
+        self.values[n.name] = value
+        for tensor in tensors_in(value) if n.op == "call_function" else ():
+            key = id(tensor)
+            self._note_layout(n.name, tensor)
+            if tensor.requires_grad:
+                self._hooked[key] = tensor._version
+                tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
+        return value
+
+    def _run(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except PanpipeError:
+            raise
+        except Exception as error:
+            raise RequestError(
+                f"{line_of(n)}: {n.target} cannot be cut out of the step: {reason_of(error)}; use another operator"
+            ) from error
+
+    def _note_casts(self, n: fx.Node, casts: Mapping[int, torch.dtype]) -> None:
+        """Record at an operator the parameters that autocast cast for it, under all their placeholders."""
+        read = {s: self.env[s] for s in n.all_input_nodes if s.name in self._parameters}
+        found = {self._parameters[s.name]: casts[id(t)] for s, t in read.items() if t.requires_grad and id(t) in casts}
+        if found:
+            n.meta[CASTS] = {p: found[name] for p, name in self._parameters.items() if name in found}
+
+    def _note_layout(self, name: str, value: Tensor | None) -> None:
+        if value is not None and not value.is_contiguous():
+            self.strided.add(name)
+
+    def _note_flow(self, name: str, tensor: int, gradient: Tensor | None) -> None:
+        self._flowed.add(tensor)
+        self._note_layout(name, gradient)
+
+    def note_gradients(self, loss: str) -> None:
+        """Run the backward to record the layout of every gradient; tensors without a gradient are detached.
+
+        For instance, a probe whose result is only a metric gets no gradient, and neither do its parameters, as in eager
+        PyTorch.
+        """
+        leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
+        self._flowed.add(id(self.values[loss]))
+        try:
+            torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
+        except RuntimeError as error:
+            raise RequestError(
+                f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"
+            ) from error
+
+        def flowing(tensor: Tensor) -> Tensor:
+            # After a write in place, the gradient is that of the new value, and the hook of the old one is not called.
+            unseen = self._hooked.get(id(tensor)) != tensor._version
+            return tensor if not tensor.requires_grad or unseen or id(tensor) in self._flowed else tensor.detach()
+
+        for node in self._nodes:
+            if node.op == "call_function":
+                self.values[node.name] = pytree.tree_map_only(Tensor, flowing, self.values[node.name])
+
+
+def fake_inputs(step: CapturedStep) -> list[Any]:
+    """The inputs of a run: fake constants, and the fake values of the other placeholders."""
+    with step.fake_mode:
+        return [
+            step.fake_mode.from_tensor(step.constants[node.name]) if node.name in step.constants else node.meta["val"]
+            for node in step.graph.nodes
+            if node.op == "placeholder"
+        ]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an operator's result: a tensor, or tensors in tuples and lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in tensors_in(v)] if isinstance(value, tuple | list) else []

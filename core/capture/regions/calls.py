@@ -1,0 +1,108 @@
+"""The calls of torch functions in a run of a step's Python, by number."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Place = tuple[int, int]
+"""A computed tensor: the number of its call, and its position among the call's results."""
+
+
+@frozen
+class Slot:
+    """A tensor among a call's results: its metadata, and the index of the argument if the call returned that."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+
+    def stand_in(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+class Calls(TorchFunctionMode, ABC):
+    """Numbers the calls of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self._inside = False
+        self.held: tuple[Tensor, ...] = ()  # by the module that is called as one
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        if _property(func) not in _TENSOR_PROPERTIES:
+            return self.metadata(func, args)
+        number, self.count = self.count, self.count + 1
+        return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
+
+    def whole(self, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of a module that counts as one."""
+        if self._inside:
+            return forward(*args, **kwargs)
+        number, self.count = self.count, self.count + 1
+        self._inside, self.held = True, (*module.parameters(), *module.buffers())
+        try:
+            return self.call(number, forward, lambda: forward(*args, **kwargs), (args, kwargs))
+        finally:
+            self._inside, self.held = False, ()
+
+    def metadata(self, func: Any, args: Any) -> Any:
+        """Read a tensor's metadata; this does not count as a call."""
+        return func(*args)
+
+    @abstractmethod
+    def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
+        """Handle a call.
+
+        Args:
+            number: of the call.
+            func: the called function.
+            run: calls it.
+            given: its arguments.
+
+        Returns:
+            The result that the step gets.
+        """
+
+
+@contextmanager
+def numbered(model: nn.Module, names: Sequence[str], calls: Calls) -> Iterator[None]:
+    """The context of a run of the model's step whose calls are handled; calls of module regions count as one."""
+    patched = []
+    for name in names:
+        module: Any = model.get_submodule(name)
+        forward = module.forward
+        module.forward = lambda *a, _m=module, _f=forward, **k: calls.whole(_m, _f, *a, **k)
+        patched.append((module, forward if "forward" in module.__dict__ else None))
+    try:
+        with calls:
+            yield
+    finally:
+        for module, own in patched:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+_TENSOR_PROPERTIES = {None, "T", "mT", "H", "mH", "real", "imag", "data", "grad"}
+"""Properties whose values are tensors, and None for a function that is not a property; all others are metadata."""
+
+
+def _property(func: Any) -> str | None:
+    """Name of the property that a function reads; None if it is not the getter of one."""
+    return func.__self__.__name__ if getattr(func, "__name__", "") == "__get__" else None
+
+
+def name_of(func: Any) -> str:
+    """Name of a called function."""
+    return getattr(func, "__name__", type(func).__name__)
