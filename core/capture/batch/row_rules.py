@@ -19,10 +19,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..values.code_origin import is_user_code
+from ..values.placeholder_results import PlaceholderResults
 from .row_operators import (
     ALONG,
     BY_INDEX,
@@ -40,12 +40,6 @@ from .row_operators import (
 )
 
 LOOKUP, POSITIONAL, JOINT = "lookup", "positional", "joint"
-
-MAX_OPERATORS = 50_000
-"""Largest number of operators of a trace: a loop that waits for a value, which fake tensors do not have, never ends."""
-
-_UNKNOWN_ROWS = 7
-"""Number of rows of a selection that depends on values and does not carry samples; a prime that is no other size."""
 
 
 @frozen
@@ -67,15 +61,8 @@ class Dependent(BaseException):
     """Ends a trace at the first finding; a BaseException, so that the step's code does not catch it."""
 
 
-class TooLong(Exception):
-    """A trace ran more than ``MAX_OPERATORS`` operators."""
-
-
-class RowWatch(TorchDispatchMode):
+class RowWatch(PlaceholderResults):
     """A mode that watches a step on fake tensors, with a size of the batch that is a multiple of a prime.
-
-    Operators whose result depends on values return placeholders, so that the step continues: numbers are 0 or 1;
-    selections have some rows, or all of them if every bool is True.
 
     Args:
         prime: divides no other size.
@@ -85,41 +72,33 @@ class RowWatch(TorchDispatchMode):
 
     Attributes:
         findings: operators that do not treat samples independently, each kind of each operator once.
-        asked: whether the step needed a value, or a selection.
         reach: number of operators with samples among their inputs.
         read: identities of the operators' input tensors.
     """
 
     def __init__(self, prime: int, rows: int, truth: bool, stops: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._prime, self._rows, self._truth, self._stops = prime, rows, truth, stops
-        self.asked = False
+        super().__init__(truth)
+        self._prime, self._rows, self._stops = prime, rows, stops
         self.reach = 0
         self.findings: dict[tuple[str, str], Finding] = {}
         self.read: set[int] = set()
         self._marks: Any = WeakIdKeyDictionary()
-        self._count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self._count += 1
-        if self._count > MAX_OPERATORS:
-            raise TooLong(f"the step runs more than {MAX_OPERATORS} operators")
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    def note_inputs(self, given: Sequence[Tensor]) -> None:
         self.read.update(map(id, given))
-        name = func._schema.name.partition("::")[2]
-        if given and (found := self._of_unknown_value(name, args)) is not NotImplemented:
-            return found
-        if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # its fake form supports bfloat16 only
-            return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
-        if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
-            args = (args[0], self._whole_numbers(args[1]), *args[2:])
-        result = func(*args, **kwargs)
+
+    def note_call(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if made:
+            name = func._schema.name.partition("::")[2]
             self._pass_on_given(given, made)
-            self._judge(_Call(func, name, args, kwargs, given, made))
-        return result
+            self._judge(_Call(func, name, args, kwargs, list(given), made))
+
+    def note_selection(self, indices: Tensor) -> None:
+        self._marks[indices] = frozenset({"number"})
+
+    def selected_rows(self, tensor: Tensor) -> int:
+        return self._rows if self.carried(tensor) else super().selected_rows(tensor)
 
     def read_numbers(self, batch: Sequence[Tensor]) -> None:
         """Mark the integer tensors of a batch, which may be indices of its rows."""
@@ -131,44 +110,6 @@ class RowWatch(TorchDispatchMode):
         if any(_is_whole(t) and "given" in self._marks.get(t, ()) for t in given):
             for tensor in filter(_is_whole, made):
                 self._marks[tensor] = self._marks.get(tensor, frozenset()) | {"given"}
-
-    # Operators that depend on values
-
-    def _of_unknown_value(self, name: str, args: Any) -> Any:
-        tensor = args[0]
-        if name == "_local_scalar_dense":
-            self.asked = True
-            return self._truth if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
-        if name == "equal":
-            self.asked = True
-            return self._truth
-        if name == "nonzero":
-            return self._selected(tensor, (tensor.ndim,), torch.int64)
-        if name == "masked_select":
-            return self._selected(tensor, (), tensor.dtype)
-        if name in ("_unique2", "unique_consecutive") and len(args) < 4:
-            picked = self._selected(tensor, (), tensor.dtype)
-            return picked, torch.empty_like(tensor, dtype=torch.int64), torch.empty_like(picked, dtype=torch.int64)
-        return NotImplemented
-
-    def _selected(self, tensor: Tensor, rest: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        self.asked = True
-        rows = tensor.numel() if self._truth else self._rows if self.carried(tensor) else _UNKNOWN_ROWS
-        found = tensor.new_empty((rows, *rest), dtype=dtype)
-        self._marks[found] = frozenset({"number"})
-        return found
-
-    def _whole_numbers(self, indices: Sequence[Any]) -> list[Any]:
-        """Indices in which masks are replaced by row numbers of the selected rows."""
-        found: list[Any] = []
-        for index in indices:
-            if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
-                found += [self._selected(index, (), torch.int64)] * index.ndim
-            else:
-                found.append(index)
-        return found
-
-    # Independence of samples
 
     def carried(self, tensor: Tensor) -> list[int]:
         """Dimensions that carry samples."""

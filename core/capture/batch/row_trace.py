@@ -13,10 +13,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..graph.functions import without_checkpoints
+from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep
 from ..python.isolation import isolated
-from ..python.leftovers import assigned_buffers_written, attributes_kept
-from ..python.reached import Reached
+from ..python.reach import reach
+from ..python.restored_attributes import attributes_restored
 from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fakes import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
@@ -104,7 +105,7 @@ class RowTracer:
         _, self._state = fake_state(model, self._mode, self._device, gradients)
         sizes = {size for tensor in tensors for size in tensor.shape if size}
         self._prime = next((p for p in _PRIMES if all(size % p for size in sizes)), _PRIMES[-1])
-        self._reached = Reached.of(model, step)
+        self._reached = reach(model, step)
         self._known: dict[Any, RowTrace] = {}
 
     def by_dynamo(self) -> "RowTracer":
@@ -207,7 +208,7 @@ class RowTracer:
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
-                stack.enter_context(attributes_kept(self._model, self._step, self._reached))
+                stack.enter_context(attributes_restored(self._model, self._step, self._reached))
                 stack.enter_context(assigned_buffers_written(self._model, set()))
             yield
 

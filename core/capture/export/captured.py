@@ -177,7 +177,7 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
             if name is not None and getattr(node.target, "_opname", "") == "embedding_renorm_":
                 raise RequestError(
                     f"{line_of(node)}: the embedding's max_norm= writes parameter '{name}' in its forward: parameters "
-                    "change by the optimizer alone; leave max_norm= out and shorten the rows after each step, with "
+                    "are only changed by the optimizer; leave max_norm= out and shorten the rows after each step, with "
                     "pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
                     f"'{name}' else None)"
                 )

@@ -1,7 +1,7 @@
-"""The values of constants: of what a step computes from neither the batch, a parameter nor random numbers.
+"""The values of constants: tensors that a step computes without the batch, parameters and random numbers.
 
-A step that runs on fake tensors has no values. Its constants, such as a table of positions or a mask, are computed for
-real next to them, as long as they are small.
+A step that runs on fake tensors has no values. Its constants, such as a table of positions or a mask, are computed with
+real tensors in addition, if they are small.
 """
 
 from contextlib import suppress
@@ -20,16 +20,16 @@ from ..values.nesting import tensors_of
 from .kept_tensors import takes_no_values, written_by
 
 _LARGEST = 1 << 24
-"""Elements of a tensor above which its values are not computed: 64 MB of float32, a mask of 4096 x 4096."""
+"""Largest number of elements of a tensor whose values are computed: 64 MB of float32, a mask of 4096 x 4096."""
 _NEAR = {torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-6, torch.complex64: 1e-6}
-"""Relative and absolute distance of values that kernels may round differently in tensors of other shapes."""
+"""Relative and absolute tolerance, because kernels may round differently for tensors of other shapes."""
 _NEAR_IN_LOWER = 1e-2
-"""The same of the lower precisions."""
+"""The same for lower precisions."""
 
 
 @frozen(eq=False)
 class Constant:
-    """What an operator is given that has the same values in every run.
+    """An argument of an operator that has the same values in every run.
 
     Args:
         shape, dtype: of the tensor.
@@ -41,7 +41,7 @@ class Constant:
     value: Tensor | None
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same constant, up to rounding; values that are not known equal each other."""
+        """Whether both are the same constant, up to rounding; unknown values equal each other."""
         if not isinstance(other, Constant) or (self.shape, self.dtype) != (other.shape, other.dtype):
             return False
         if self.value is None or other.value is None or self.value is other.value:
@@ -58,7 +58,7 @@ class Constant:
 
 @define(eq=False)
 class ConstantValues:
-    """The values of constants, by the fake tensors that they are of.
+    """The values of constants, by their fake tensors.
 
     Args:
         known: fake tensors of the model that no run writes → their values.
@@ -69,17 +69,17 @@ class ConstantValues:
     _users: Any = field(factory=WeakIdKeyDictionary)
 
     def constant(self, tensor: Tensor) -> Constant:
-        """A constant as it is now."""
+        """A constant with its present value."""
         value = self._value(tensor)
         return Constant(tuple(tensor.shape), tensor.dtype, None if value is None else self._copy(value))
 
     def compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Compute what an operator of constants returns, if everything that it is given is known and small.
+        """Compute the result of an operator of constants, if all its arguments are known and small.
 
         Args:
             func: the operator.
-            args, kwargs: what it was given, constants.
-            result: what it returned on fake tensors.
+            args, kwargs: its arguments, which are constants.
+            result: its result on fake tensors.
         """
         given, fakes = tensors_of((args, kwargs)), tensors_of(result)
         values: list[Tensor] | None = None
@@ -104,13 +104,13 @@ class ConstantValues:
     def _value(self, tensor: Tensor) -> Tensor | None:
         if isinstance(tensor, FakeTensor) or tensor.is_meta:
             return self.known.get(tensor)
-        if tensor not in self._users:  # the user's own tensor is not written by a trial
+        if tensor not in self._users:  # a trial does not write the user's own tensor
             with _disable_current_modes():
                 self._users[tensor] = tensor.detach().clone()
         return self._users[tensor]
 
     def _copy(self, value: Tensor) -> Tensor:
-        """A copy, the same one for the same values: a mask that every layer reads is kept once."""
+        """A copy; the same one for equal values, so that a mask that every layer reads is kept once."""
         with _disable_current_modes():
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             key = hash((tuple(value.shape), value.dtype, crc32(flat.numpy().data) if flat.numel() else 0))

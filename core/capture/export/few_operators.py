@@ -41,8 +41,8 @@ def _reason(operators: Operators) -> str:
             return f"{what}: transform within a module, and as little of the model as possible"
         if len(operators.graph.nodes) == 1:
             return (
-                f"{what}: if the value is part of the batch, give it as a Python number or text, so that the step is "
-                "captured for each value; else move the line and what depends on it into a module"
+                f"{what}: if the value is part of the batch, give it as a Python number or text in the batch, so that "
+                "the step is captured for each value; else move the line and what depends on it into a module"
             )
         return f"{what}: move the line and what depends on it into a module, or choose with torch.where"
     if step.regions:

@@ -1,6 +1,6 @@
 """Tensors that one run of a step computes and a later run reads: Python keeps them, and a captured graph does not.
 
-What is computed from neither the batch, a parameter nor random numbers, such as a table of positions that the first
+A tensor that is computed without the batch, parameters and random numbers, such as a table of positions that the first
 call sets up, is a *constant*: it is the same in every run and may be kept; so may the model's buffers.
 """
 
@@ -14,11 +14,11 @@ from ..graph.storages import storage_of
 from ..values.nesting import tensors_of
 
 _NO_VALUES = ("empty", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
-"""Operators whose results have nothing of the values that are given to them."""
+"""Operators whose results do not depend on the values of their arguments."""
 
 
 class KeptTensors:
-    """Which run computed what; tensors that share memory are one.
+    """The run that computed each tensor; tensors that share memory count as one.
 
     Args:
         parameters: of the model.
@@ -33,20 +33,20 @@ class KeptTensors:
         self.give(parameters)
 
     def begin(self, batch: Iterable[Tensor], buffers: Iterable[Tensor]) -> None:
-        """Begin a run with a batch and these buffers."""
+        """Start a run with a batch and buffers."""
         self._run += 1
         self.give(batch)
         self._buffers = {_memory(buffer) for buffer in buffers}
 
     def read(self, given: Any) -> bool:
-        """Whether a tensor among what an operator is given was computed by an earlier run, and is no buffer."""
+        """Whether an argument of an operator was computed by an earlier run, and is not a buffer."""
         return any(
             0 < self._run_of.get(_memory(tensor), 0) < self._run and _memory(tensor) not in self._buffers
             for tensor in tensors_of(given)
         )
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor does not depend on the batch, a parameter or a random number, nor is a buffer that does."""
+        """Whether a tensor is a constant; a buffer that depends on the batch, parameters or random numbers is not."""
         return _memory(tensor) not in self._run_of
 
     def is_written(self, tensor: Tensor) -> bool:
@@ -54,7 +54,7 @@ class KeptTensors:
         return _memory(tensor) in self._written
 
     def depends(self, func: Any, given: Any) -> bool:
-        """Whether what an operator returns and writes is no constant.
+        """Whether the tensors that an operator returns and writes are not constants.
 
         Args:
             func: the operator.
@@ -65,33 +65,33 @@ class KeptTensors:
         return not takes_no_values(func) and not all(map(self.is_constant, tensors_of(given)))
 
     def note(self, func: Any, given: Any, result: Any) -> None:
-        """Note what an operator of this run returned and wrote.
+        """Record the tensors that an operator of this run returned and wrote.
 
         Args:
-            func, given: as in `depends`, whose answer was yes.
-            result: what it returned.
+            func, given: as in `depends`, which was true.
+            result: the operator's.
         """
         for tensor in (*tensors_of(result), *written_by(func, given)):
             if self._run_of.get(_memory(tensor)) != 0:
                 self._mark(tensor, self._run)
 
     def note_written(self, func: Any, given: Any) -> None:
-        """Note what an operator writes, of constants or not."""
+        """Record the tensors that an operator writes, including constants."""
         self._written |= {_memory(tensor) for tensor in written_by(func, given)}
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Every run is given these."""
+        """Record tensors that are inputs of every run."""
         for tensor in tensors:
             self._mark(tensor, 0)
 
     def _mark(self, tensor: Tensor, run: int) -> None:
         memory = _memory(tensor)
         self._run_of[memory] = run
-        self._alive[memory] = tensor  # no other tensor gets its memory
+        self._alive[memory] = tensor  # kept alive, so that no other tensor gets its memory
 
 
 def takes_no_values(func: Any) -> bool:
-    """Whether an operator reads shapes and dtypes of what it is given alone."""
+    """Whether an operator reads only the shapes and dtypes of its arguments."""
     schema = getattr(func, "_schema", None)
     return schema is not None and schema.name.partition("::")[2] in _NO_VALUES
 
@@ -115,6 +115,6 @@ def written_by(func: Any, given: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """The identity of a tensor's memory; of one without a storage, such as a sparse one, its own."""
+    """The identity of a tensor's memory; the tensor's own if it has no storage, as a sparse tensor."""
     storage = storage_of(tensor)
     return id(tensor) if storage is None else storage

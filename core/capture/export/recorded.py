@@ -1,4 +1,4 @@
-"""What a run of a step does: its operators, with the shapes and numbers given to them, and the files that it reads."""
+"""The record of a run of a step: operators with the shapes and numbers of their arguments, and files that it reads."""
 
 import sys
 from collections.abc import Hashable, Sequence
@@ -20,7 +20,7 @@ from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
 
 READS_FILE = "reads a file"
-"""What a run does that is no operator."""
+"""An entry of a run for a file that is read, which is not an operator."""
 
 
 @frozen
@@ -28,8 +28,8 @@ class Ran:
     """One operator of a run.
 
     Args:
-        what: its name, with the shapes and numbers given to it.
-        line: of the user's.
+        what: its name, with the shapes and numbers of its arguments.
+        line: the user's.
     """
 
     what: Hashable
@@ -37,15 +37,15 @@ class Ran:
 
 
 class Recording(TorchDispatchMode):
-    """Records the operators that run within.
+    """A mode that records operators.
 
     Args:
-        kept: notes what they compute.
-        values: where constants are compared by their values, and what computes constants alone is not recorded.
+        kept: records the tensors that they compute.
+        values: if given, constants are compared by their values, and operators of constants alone are not recorded.
 
     Attributes:
         ran: the operators.
-        read_kept: the user's line of the first one that reads what an earlier run computed, or "".
+        read_kept: the user's line of the first operator that reads a tensor of an earlier run, or "".
     """
 
     def __init__(self, kept: KeptTensors, values: ConstantValues | None = None) -> None:
@@ -56,7 +56,7 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a device or a layout, which a fake tensor is asked for once
+        if func.namespace == "prim":  # reads a device or layout, which a fake tensor caches
             return func(*args, **kwargs)
         depends = self._kept.depends(func, (args, kwargs))
         if depends or self._values is None:
@@ -73,7 +73,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def _comparable(self, leaf: Any) -> Hashable:
-        """What two leaves have in common that mean the same; a tensor that is no fake one has values."""
+        """A key that is equal for equal arguments; tensors that are not fake are compared by their values."""
         if isinstance(leaf, Tensor) and self._values is not None and self._kept.is_constant(leaf):
             return self._values.constant(leaf)
         if isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta):
@@ -90,7 +90,7 @@ def _digest(tensor: Tensor) -> int:
 
 
 def files_noted(ran: list[Ran]) -> AbstractContextManager[None]:
-    """Within, files that the user's code opens to read are noted."""
+    """A context in which files that the user's code opens for reading are recorded."""
 
     def opens(mode: str, line: str) -> None:
         if not set(mode) & set("wax+"):
@@ -100,7 +100,7 @@ def files_noted(ran: list[Ran]) -> AbstractContextManager[None]:
 
 
 def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:
-    """The first operator of a run that the other one does not have in its place; None where they are alike."""
+    """The first operator of the second run that differs from the first run's; None if the runs are equal."""
     for mine, theirs in zip(one, other, strict=False):
         if mine.what != theirs.what:
             return theirs
@@ -109,17 +109,17 @@ def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:
 
 
 def cause_in(changed: Sequence[str]) -> str:
-    """Why a step does something else, from the places that it changes."""
+    """The cause of a difference between runs, from the places that the step changes."""
     return f"it changes '{changed[0]}'" if changed else "it reads an iterator, a clock or another state"
 
 
 def refusal_of(found: Ran, cause: str, when: str) -> RequestError:
-    """The refusal of a step of which two runs differ.
+    """The refusal of a step with two different runs.
 
     Args:
         found: the first operator that differs.
-        cause: in words.
-        when: it differs, in words.
+        cause: as text.
+        when: when it differs, as text.
     """
     return RequestError(
         f"{found.line or 'the step'}: the step computes something else here {when} ({cause}): captured, Python runs "
@@ -128,10 +128,10 @@ def refusal_of(found: Ran, cause: str, when: str) -> RequestError:
 
 
 def read_kept_refusal(line: str, changed: Sequence[str]) -> RequestError:
-    """The refusal of a step that reads what an earlier one computed.
+    """The refusal of a step that reads a tensor of an earlier step.
 
     Args:
-        line: of the user's.
+        line: the user's.
         changed: the places that the step changes.
     """
     what = f" (it changes '{changed[0]}')" if changed else ""

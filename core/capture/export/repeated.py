@@ -1,15 +1,15 @@
-"""Whether a step does the same when it runs again: what its Python keeps from run to run is lost in a captured graph.
+"""Whether a step computes the same when it runs again: a captured graph does not keep Python state between runs.
 
-A captured step has run its Python once. One that draws ``next(iterator)``, reads a clock, or counts its own calls would
-compute something else the next time. No list of such sources is complete, so the step runs again, on fake tensors:
+The Python of a captured step runs once. A step that draws ``next(iterator)``, reads a clock, or counts its own calls
+would compute something else the next time. No list of such sources is complete, so the step runs again on fake tensors:
 
     run 1 ──▶ run 2                    the same operators with the same numbers?
-                └─ no ──▶ run 3        as run 2: the first run only set something up
-    counts of the step far on ──▶ run  a branch such as ``if self.calls > 100``
+                └─ no ──▶ run 3        equal to run 2: the first run only set something up
+    counts of the step increased ──▶ run    a branch such as ``if self.calls > 100``
     a run whose ``item()`` returns another number ──▶ run    a branch such as ``if loss > 3 * mean(self.losses)``
 
-Runs are compared by their operators, with shapes and numbers. What differs is refused with the user's line. What a
-first run sets up is looked at in `set_up`.
+Runs are compared by their operators, with shapes and numbers. A difference is refused with the user's line. Values that
+the first run sets up are checked in `set_up`.
 """
 
 import weakref
@@ -23,22 +23,22 @@ from attrs import define, field
 from torch import nn
 
 from ...errors import RequestError
-from ..python.doubts import Doubt
+from ..python.pending_refusals import PendingRefusal
+from ..python.reach import reach
 from ..python.reached import Reached
 from .recorded import READS_FILE, Ran, cause_in, first_difference, read_kept_refusal, refusal_of
 from .set_up import refuse_other_set_up
 from .trial_runs import Leaves, TrialRuns, leaves_of
 
 _FAR = (7, 1_000_000)
-"""What is added to the numbers that a step counts with: past a few steps, and past most thresholds and periods."""
+"""Added to the step's counts: more than a few steps, and more than most thresholds and periods."""
 _LONGER = 1000
-"""Entries that are added to a list that a step appends to."""
+"""Number of entries added to a list to which the step appends."""
 _OTHERS = (1e-6, 1e6)
-"""What ``item()`` returns in a run before one that is compared: a step that keeps what it was may compare with it."""
+"""Results of ``item()`` in the run before a compared run, because a step may keep the number and compare with it."""
 MAX_RUNS = 19
-"""Most trial runs of a first capture, whatever the step does: 3 at first, one for each of `_FAR`, 3 and one for each of
-`_FAR` for each of `_OTHERS`, and 4 of what it sets up; a later shape has at most 17 more. Each has an end: see
-`MAX_OPERATORS`."""
+"""Largest number of trial runs of a first capture: 3 at first, one for each of `_FAR`, 3 and one for each of `_FAR` for
+each of `_OTHERS`, and 4 for values that it sets up; a later shape has at most 17 more. `MAX_OPERATORS` limits each."""
 _OTHER_NUMBERS = "after steps with other losses or other numbers of tensors"
 
 
@@ -48,58 +48,58 @@ def refuse_unrepeatable(
     batch: Any,
     device: torch.device,
     gradients: bool,
-    doubts: Sequence[Doubt] = (),
+    pending: Sequence[PendingRefusal] = (),
 ) -> None:
-    """Refuse a step that does something else when it runs again; what is known to do the same does not run.
+    """Refuse a step that computes something else when it runs again; a step that passed before does not run again.
 
     Args:
-        model, step: the user's; nothing of the model changes.
-        batch: one microbatch; shapes and dtypes matter, and values of what is no tensor.
-        device: where the step will run.
+        model, step: the user's; the model does not change.
+        batch: one microbatch; shapes, dtypes, and values that are not tensors matter.
+        device: on which the step will run.
         gradients: whether a backward follows.
-        doubts: what the step assigns and reads, and may only set up, such as a table of positions; the refusal of one
-            is raised where it does more.
+        pending: values that the step assigns and reads, and may only set up, such as a table of positions; if it does
+            more, the first one's refusal is raised.
 
     Raises:
-        RequestError: with the line at which two runs differ, and what the step changes.
+        RequestError: two runs differ; the message has the line, and a value that the step changes.
     """
     leaves, nesting = leaves_of(batch)
-    reached = Reached.of(model, step)
+    reached = reach(model, step)
     values = tuple(leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex | str | bytes))
     key = nesting, values, tuple(reached.values.items()), gradients
     known = [one for one in _known if one.model() is model and one.step() is step]
     judged = next((one for one in known if one.key == key), None)
-    if judged is not None and (leaves in judged.batches or not (judged.sets_up or doubts)):
+    if judged is not None and (leaves in judged.batches or not (judged.sets_up or pending)):
         judged.note(leaves)
         return
     runs = TrialRuns(model, step, nesting, device, gradients, reached)
     try:
         sets_up = _Repeated(runs, leaves).compare() if judged is None else True
     except RequestError as error:
-        if doubts:  # they name what is kept
-            raise doubts[0].refusal from error
+        if pending:  # these messages name the kept value
+            raise pending[0].refusal from error
         raise
-    if sets_up or doubts:
+    if sets_up or pending:
         others = [one.batches for one in known if one.key[0] == nesting]
-        refuse_other_set_up(runs, leaves, dict.fromkeys(b for batches in others for b in batches), doubts)
+        refuse_other_set_up(runs, leaves, dict.fromkeys(b for batches in others for b in batches), pending)
     if judged is None:
         with suppress(TypeError):  # a step of a class without weak references
             judged = _Known(weakref.ref(model), weakref.ref(step), key)
             _known.append(judged)
     if judged is not None:
-        judged.sets_up |= sets_up or bool(doubts)
+        judged.sets_up |= sets_up or bool(pending)
         judged.note(leaves)
 
 
 @define(eq=False)
 class _Known:
-    """A step that is known to do the same when it runs again.
+    """A step that is known to compute the same when it runs again.
 
     Args:
         model, step: weak references.
-        key: what it reads besides the shapes of tensors.
+        key: everything that it reads other than the shapes of tensors.
         sets_up: whether the first run sets something up.
-        batches: the last ones that it was captured for.
+        batches: the last ones for which it was captured.
     """
 
     model: Any
@@ -109,19 +109,19 @@ class _Known:
     batches: deque[Leaves] = field(factory=lambda: deque(maxlen=_BATCHES))
 
     def note(self, leaves: Leaves) -> None:
-        """Note a batch that the step was captured for."""
+        """Record a batch for which the step was captured."""
         if leaves not in self.batches:
             self.batches.append(leaves)
 
 
 _BATCHES = 4
-"""Batches before which, and after which, a step that sets something up is tried."""
+"""Number of earlier batches with which a step that sets something up is tried."""
 
 _known: deque[_Known] = deque(maxlen=16)
 
 
 class _Repeated:
-    """Trial runs that are compared.
+    """The comparison of trial runs.
 
     Args:
         runs: of the step.
@@ -136,7 +136,7 @@ class _Repeated:
         """Refuse runs that differ.
 
         Returns:
-            Whether the first run changed what the second did not: it set something up.
+            Whether the first run set something up: it changed values that the second run did not change.
         """
         with self._runs.apart():
             start, first, once = self._runs.reached, self._run(), self._runs.now()
@@ -162,7 +162,7 @@ class _Repeated:
         return sets_up
 
     def _refuse_later(self, known: list[Ran], before: Reached, after: Reached, when: str) -> None:
-        """Refuse a step that differs once what it counts and collects, from one moment to another, has gone on."""
+        """Refuse a step that differs after its counts and lists, which changed between two moments, have grown more."""
         numbers, sizes = _numbers(before), _sizes(before)
         counts = {p: n - numbers[p] for p, n in _numbers(after).items() if p in numbers and n != numbers[p]}
         grown = [(h, h[-1]) for h, items in after.sequences if h and sizes.get(id(h), len(items)) < len(items)]
@@ -187,17 +187,17 @@ class _Repeated:
 
 
 def _numbers(reached: Reached) -> dict[str, Any]:
-    """Place → the number that was there, of those that can be set."""
+    """Place → the number there, for numbers that can be set."""
     return {place: reached.values[place][1] for place in reached.owners}  # type: ignore[index]
 
 
 def _sizes(reached: Reached) -> dict[int, int]:
-    """Identity of a list → the length that it had."""
+    """Identity of a list → its length."""
     return {id(held): len(items) for held, items in reached.sequences}
 
 
 def _others(one: Reached, other: Reached) -> Iterator[str]:
-    """Places that have another value later; tensors, and what refers to them, come and go."""
+    """Places with another value later; without tensors and weak references, which differ in each run."""
     for place, value in other.values.items():
         then = one.values.get(place, value)
         if then != value and not (isinstance(value, tuple) and value[0] in ("a tensor", "weakref.ReferenceType")):

@@ -1,11 +1,11 @@
-"""What a first run of a step sets up in Python, such as a table of positions: right where it is the same for all runs.
+"""Values that the first run of a step sets up in Python, such as a table of positions: allowed if all runs agree.
 
-A captured step finds nothing set up: it computes the table again for each microbatch, on the stages that read it. In
-eager PyTorch the table stays, perhaps with the size that some other batch asked for. So runs on fake tensors, with the
-values of what is constant, must compute the same by both ways:
+In a captured step nothing is set up: each stage that reads the table computes it again for each microbatch. In eager
+PyTorch the table is kept, possibly with the size that another batch needed. So runs on fake tensors, with the values of
+constants, must compute the same in both cases:
 
-    nothing set up ──▶ run ──▶ run again                                          both alike?
-    nothing set up ──▶ other batches ──▶ run ──▶ other batches again              as with nothing set up?
+    nothing set up ──▶ run ──▶ run again                                          equal?
+    nothing set up ──▶ other batches ──▶ run ──▶ other batches again              equal to the runs with nothing set up?
 
 Runs are compared by the operators that depend on the batch, on parameters or on random numbers, and by the values of
 the constants that these read.
@@ -13,51 +13,53 @@ the constants that these read.
 
 from collections.abc import Iterable, Sequence
 
-from ..python.doubts import Doubt
+from ..python.pending_refusals import PendingRefusal
 from ..python.reached import Reached
 from .recorded import Ran, first_difference, read_kept_refusal, refusal_of
 from .trial_runs import Leaves, TrialRuns
 
 _MOST = 4
-"""Other batches that are tried."""
+"""Number of other batches to try."""
 
 
-def refuse_other_set_up(runs: TrialRuns, leaves: Leaves, others: Iterable[Leaves], doubts: Sequence[Doubt]) -> None:
-    """Refuse a step that computes something else with what an earlier run set up.
+def refuse_other_set_up(
+    runs: TrialRuns, leaves: Leaves, others: Iterable[Leaves], pending: Sequence[PendingRefusal]
+) -> None:
+    """Refuse a step that computes something else with values that an earlier run set up.
 
     Args:
         runs: of the step.
-        leaves: of the batch that it is captured for.
-        others: of batches that it was captured for before.
-        doubts: what seems to be set up; where it is not, the first one's refusal is raised.
+        leaves: of the batch for which it is captured.
+        others: of batches for which it was captured before.
+        pending: values that seem to be set up; if the step does more, the first one's refusal is raised.
 
     Raises:
-        RequestError: with the user's line.
+        RequestError: it does; the message has the user's line.
     """
 
     def compare(known: list[Ran], other: list[Ran], when: str) -> None:
         found = first_difference(known, other)
         if found is None and not runs.read_kept:
             return
-        if doubts:
-            raise doubts[0].refusal
+        if pending:
+            raise pending[0].refusal
         if runs.read_kept:
             raise read_kept_refusal(runs.read_kept, ())
         assert found is not None
         raise refusal_of(found, "the first run sets something up", when)
 
     batches = [other for other in others if other != leaves][-_MOST:]
-    with runs.apart():  # which buffers are written
+    with runs.apart():  # to find the written buffers
         for batch in batches:
             runs.run(batch)
         runs.run(leaves)
         before = runs.now()
         runs.run(leaves)
-        _refuse_counts(before, runs.now(), doubts)
+        _refuse_counts(before, runs.now(), pending)
         values = runs.values()
     if not runs.ended:
-        if doubts:
-            raise doubts[0].refusal
+        if pending:
+            raise pending[0].refusal
         return
     with runs.apart():
         first = runs.run(leaves, values=values)
@@ -76,13 +78,13 @@ def refuse_other_set_up(runs: TrialRuns, leaves: Leaves, others: Iterable[Leaves
             compare(found, runs.run(batch, values=values), "after batches of other shapes")
 
 
-def _refuse_counts(before: Reached, after: Reached, doubts: Sequence[Doubt]) -> None:
-    """Refuse numbers that go on changing, or that are not found again."""
+def _refuse_counts(before: Reached, after: Reached, pending: Sequence[PendingRefusal]) -> None:
+    """Refuse numbers that change in each run, or that are not found again."""
     changed, known = set(), set()
     for place, (_, name) in after.owners.items():
         known.add(name)
         if before.values.get(place) != after.values[place]:
             changed.add(name)
-    for doubt in doubts:
-        if doubt.number is not None and (doubt.number in changed or doubt.number not in known):
-            raise doubt.refusal
+    for each in pending:
+        if each.number is not None and (each.number in changed or each.number not in known):
+            raise each.refusal

@@ -22,11 +22,12 @@ from ...errors import RequestError
 from ..graph.functions import own_functions
 from ..graph.outputs import ResultRows
 from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.gradient_hooks import check_gradient_hooks
-from ..python.leftovers import WritesTensor, assigned_buffers_written, attributes_kept
-from ..python.opened_files import files_kept
-from ..python.side_effects import outside_kept, tensors_put_back
+from ..python.opened_files import no_files_written
+from ..python.restored_attributes import WritesTensor, attributes_restored
+from ..python.side_effects import outside_restored, tensors_restored
 from ..python.surroundings import with_gradients
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
@@ -52,8 +53,8 @@ class _WholeStep(nn.Module):
     def forward(self, batch: Any) -> Any:
         with (
             self._breaks.autocasts.again(),
-            attributes_kept(self.model, self._breaks.step, self._breaks.reached, self._breaks.doubts),
-            assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.doubts),
+            attributes_restored(self.model, self._breaks.step, self._breaks.reached, self._breaks.pending),
+            assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.pending),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))
 
@@ -94,13 +95,13 @@ def capture_step(
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
     modes = with_gradients() if gradients else _without_gradients()
-    with quiet_torch(), modes, breaks.autocasts.left(), files_kept(breaks.reached, warns=True):
-        with outside_kept(breaks.reached, own, breaks.doubts):
+    with quiet_torch(), modes, breaks.autocasts.left(), no_files_written(breaks.reached, warns=True):
+        with outside_restored(breaks.reached, own, breaks.pending):
             captured = _captured(breaks, export)
         if not repeats:
-            refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.doubts)
-        elif breaks.doubts:
-            raise breaks.doubts[0].refusal
+            refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending)
+        elif breaks.pending:
+            raise breaks.pending[0].refusal
     return captured
 
 
@@ -121,7 +122,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
-            with tensors_put_back(breaks.reached, after_failure=True):
+            with tensors_restored(breaks.reached, after_failure=True):
                 return export()
         except CapturedOtherwise:
             if breaks.as_eager:
@@ -178,7 +179,7 @@ def _exported(
     rows: ResultRows | None,
     strict: bool = False,
 ) -> CapturedStep:
-    breaks.doubts.clear()
+    breaks.pending.clear()
     given, nesting = flatten_batch(breaks.batch)
     whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""Runs of a step on fake tensors, one after another: each begins with what the one before left in Python."""
+"""Consecutive runs of a step on fake tensors: each starts with the Python state that the one before left."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,26 +11,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
-from ..batch.row_rules import RowWatch
 from ..graph.functions import without_checkpoints
 from ..python.isolation import isolated
+from ..python.reach import reach
 from ..python.reached import Reached
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fakes import fake_state
+from ..values.placeholder_results import PlaceholderResults
 from ..values.placeholder_values import PlaceholderValues
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
 from .recorded import Ran, Recording, files_noted
 
 NUMBER = 1.0
-"""What ``item()`` returns in runs that are compared."""
-_PRIME = 1_000_003
-"""A size that no tensor has: `RowWatch` is here for the values that it gives alone."""
+"""Result of ``item()`` in runs that are compared."""
 
 
 @frozen
 class Leaf:
-    """What matters of a tensor of a batch: its ``shape``, ``stride`` and ``dtype``."""
+    """The properties of a tensor of a batch that matter for capture."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -42,7 +41,7 @@ Leaves = tuple[Any, ...]
 
 
 def leaves_of(batch: Any) -> tuple[Leaves, BatchNesting]:
-    """What matters of a batch, and its nesting."""
+    """The leaves of a batch, with a `Leaf` for each tensor, and its nesting."""
     leaves, nesting = flatten_batch(batch)
     return tuple(Leaf(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in leaves), nesting
 
@@ -52,16 +51,16 @@ class TrialRuns:
     """Runs of a step on fake tensors.
 
     Args:
-        model, step: the user's; nothing of the model changes.
+        model, step: the user's; the model does not change.
         nesting: of the batches.
-        device: where the step will run.
+        device: on which the step will run.
         gradients: whether a backward follows.
         reached: what the step reaches.
 
     Attributes:
-        gave_number: whether a run asked for a number.
-        read_kept: the user's line that reads what an earlier run computed, or "".
-        ended: whether every run came to the step's end.
+        gave_number: whether a run needed a number.
+        read_kept: the user's line that reads a tensor of an earlier run, or "".
+        ended: whether every run reached the step's end.
     """
 
     model: nn.Module
@@ -87,15 +86,15 @@ class TrialRuns:
 
     def now(self) -> Reached:
         """What the step reaches now."""
-        return Reached.of(self.model, self.step)
+        return reach(self.model, self.step)
 
     def run(self, leaves: Leaves, number: float = NUMBER, values: ConstantValues | None = None) -> list[Ran]:
-        """Run the step, to its end or to what does not run on fake tensors.
+        """Run the step, to its end or to the first operation that does not run on fake tensors.
 
         Args:
             leaves: of the batch.
-            number: what ``item()`` returns.
-            values: where constants are compared by values; see `Recording`.
+            number: result of ``item()``.
+            values: to compare constants by values; see `Recording`.
         """
         fakes = self._fakes(leaves)
         recording, watch = Recording(self._kept, values), _Values(number)
@@ -104,7 +103,7 @@ class TrialRuns:
         try:
             with files_noted(recording.ran), self._mode, watch, placeholders, recording:
                 self.step(self.model, self.nesting.batch(fakes))
-        except Exception:  # capture refuses what a step may not do
+        except Exception:  # capture itself refuses operations that are not allowed
             self.ended = False
         self.gave_number |= watch.gave_number or placeholders.gave_number
         self.read_kept = self.read_kept or recording.read_kept
@@ -113,7 +112,7 @@ class TrialRuns:
     def values(self) -> ConstantValues:
         """The values of the buffers that no run so far has written, in place or by an assignment.
 
-        The others are no constants from now on.
+        From now on the other buffers are not constants.
         """
         found, now = ConstantValues(), dict(self.model.named_buffers(remove_duplicate=False))
         for name, tensor in self._real.items():
@@ -127,7 +126,7 @@ class TrialRuns:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within, parameters and buffers are fake; what the step leaves in Python is taken back."""
+        """The context of some runs: parameters and buffers are fake, and changes of Python objects are undone."""
         failure: RequestError | None = None
         self._real = dict(self.model.named_buffers(remove_duplicate=False))
         with ExitStack() as stack:
@@ -153,7 +152,7 @@ class TrialRuns:
         return self._batches[leaves]
 
     def _buffers(self) -> Iterator[Tensor]:
-        """The model's buffers; one that was replaced by a tensor of another shape is none: a cache that grew."""
+        """The model's buffers, without those that were replaced by a tensor of another shape, as a cache that grew."""
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             mine = self._state.get(name)
             if mine is not None and _alike(mine, buffer):
@@ -164,18 +163,18 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-class _Values(RowWatch):
-    """Gives a step the values that fake tensors do not have, and judges nothing.
+class _Values(PlaceholderResults):
+    """Gives a step placeholder values with a given number.
 
     Args:
         number: the value of every number.
 
     Attributes:
-        gave_number: whether the step asked for one.
+        gave_number: whether the step needed one.
     """
 
     def __init__(self, number: float) -> None:
-        super().__init__(_PRIME, _PRIME, truth=False, stops=False)
+        super().__init__(truth=False)
         self._number = number
         self.gave_number = False
 
@@ -184,6 +183,3 @@ class _Values(RowWatch):
             self.gave_number = True
             return self._number if args[0].is_floating_point() else int(self._number)
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _judge(self, call: Any) -> None:
-        """Rows are no matter here."""

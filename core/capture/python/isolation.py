@@ -17,10 +17,10 @@ import numpy
 import torch
 from torch import nn
 
-from .leftovers import modules_kept
-from .opened_files import files_kept
+from .opened_files import no_files_written
 from .reached import Reached
-from .side_effects import outside_kept
+from .restored_modules import modules_restored
+from .side_effects import outside_restored
 
 
 @contextlib.contextmanager
@@ -34,10 +34,10 @@ def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silent())
         stack.enter_context(_random_numbers_kept())
-        stack.enter_context(files_kept(reached, warns=False))
-        stack.enter_context(modules_kept(model))
+        stack.enter_context(no_files_written(reached, warns=False))
+        stack.enter_context(modules_restored(model))
         stack.enter_context(contextlib.suppress(Exception))  # capture refuses side effects that are not allowed
-        stack.enter_context(outside_kept(reached, [module.__dict__ for module in model.modules()]))
+        stack.enter_context(outside_restored(reached, [module.__dict__ for module in model.modules()]))
         yield
 
 

@@ -1,7 +1,7 @@
-"""Files that a step opens: what it writes while it is captured, or only tried, belongs to no real step.
+"""Files that a step opens: nothing is written while it is captured or tried, because that is not a real step.
 
-A file that the user's code opens to write is ``os.devnull``, ``torch.save`` does nothing, and a file that was open
-before gets its length again.
+A file that the user's code opens for writing is replaced by ``os.devnull``, ``torch.save`` does nothing, and a file
+that was open before is truncated to its earlier length.
 """
 
 import builtins
@@ -26,10 +26,10 @@ _LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"
 
 @contextmanager
 def opened_otherwise(opens: Callable[[str, str], str | None]) -> Iterator[None]:
-    """Within, files that the user's code opens are seen.
+    """A context in which a function is called for each file that the user's code opens.
 
     Args:
-        opens: called with the mode and the user's line; returns the path that is opened instead, or None.
+        opens: called with the mode and the user's line; returns the path to open instead, or None.
     """
     original = open
 
@@ -51,7 +51,7 @@ def opened_otherwise(opens: Callable[[str, str], str | None]) -> Iterator[None]:
 
 
 def _passes_on(file: str) -> bool:
-    """Whether code opens files for its callers: Python's own, this, and what loads tensors and arrays."""
+    """Whether code opens files for its callers: Python's own code, this module, and loaders of tensors and arrays."""
     return (
         file == __file__
         or (file.startswith((_STANDARD_LIBRARY, "<frozen")) and "site-packages" not in file)
@@ -60,12 +60,12 @@ def _passes_on(file: str) -> bool:
 
 
 @contextmanager
-def files_kept(reached: Reached, warns: bool) -> Iterator[None]:
-    """Within, a step runs and writes no file.
+def no_files_written(reached: Reached, warns: bool) -> Iterator[None]:
+    """The context of a run of a step that writes no files.
 
     Args:
-        reached: what it reaches.
-        warns: whether to warn, once a line, of what it writes.
+        reached: what the step reaches.
+        warns: whether to warn, once for each line, that it writes a file.
     """
     lines: dict[str, None] = {}
 
@@ -75,7 +75,7 @@ def files_kept(reached: Reached, warns: bool) -> Iterator[None]:
         lines.setdefault(line)
         return os.devnull
 
-    def save(*_args: Any, **_options: Any) -> None:  # torch's own writer opens a path without Python
+    def save(*_args: Any, **_options: Any) -> None:  # torch's writer opens a path in C++
         lines.setdefault(calling_line(sys._getframe(1)))
 
     with ExitStack() as stack:

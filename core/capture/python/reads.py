@@ -1,14 +1,14 @@
-"""The Python values that a step reads besides its batch: a captured step keeps them, so each step compares them.
+"""The Python values that a step reads in addition to its batch: they are constants of a captured step.
 
-Capture runs the step's Python once. A number that it read then is a constant of the captured graph, and a branch that
-it took is the only one there. `Reads` finds these values without running anything::
+Capture runs the step's Python once, so a number that it read is a constant of the captured graph, and only the branch
+that it took is in the graph. Each step compares these values. `Reads` finds them without running anything::
 
-    step, model ──▶ functions that can be called ──▶ names that their code uses          (reached.py)
+    step, model ──▶ functions that can be called ──▶ names that their code uses          (reach.py)
                           └──▶ variables around them, globals, defaults
     objects that these reach by such names ──▶ numbers, strings, flags, containers, hooks, requires_grad
 
-Too much may be found, never too little where code names what it reads: a value that changes and is not used costs a
-capture of the same program. Values in libraries' own globals are not looked at.
+It may find values that are not used, but it finds all values that code reads by name; a change of an unused value only
+costs a capture of the same program. Values in libraries' globals are ignored.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -19,7 +19,8 @@ from zlib import crc32
 
 from torch import nn
 
-from .reached import Reached, is_leaf, leaf_key
+from .compared_values import is_leaf, leaf_key
+from .reach import reach
 from .surroundings import surroundings
 
 _MISSING = object()
@@ -27,18 +28,18 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Reads:
-    """What a step reads now.
+    """The values that a step reads now.
 
     Args:
         model: the user's module.
         step: the user's function.
 
     Attributes:
-        values: place, in words → what is there, as far as it can be compared; two reads are alike where these are.
+        values: place, as text → a key of the value there; two reads are equal if these are.
     """
 
     def __init__(self, model: nn.Module, step: Any) -> None:
-        self._reached = reached = Reached.of(model, step)
+        self._reached = reached = reach(model, step)
         self._surroundings = surroundings()
         self.values: dict[str, Hashable] = {**self._surroundings, **reached.values}
         self.key: Hashable = tuple(self.values.items())
@@ -54,7 +55,7 @@ class Reads:
         self._trained = [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
 
     def unchanged(self) -> bool:
-        """Whether everything is as it was; cheap, because every step asks."""
+        """Whether no value has changed; cheap, because every step checks it."""
         return (
             all(map(is_, map(dict.get, self._holders, self._names), self._held))
             and all(map(eq, map(len, self._sized), self._sizes))
@@ -65,21 +66,21 @@ class Reads:
         )
 
     def first_other(self, other: "Reads") -> str | None:
-        """The first place where another one has another value, in words."""
+        """The first place with another value in ``other``, as text."""
         return next(self.others(other), None)
 
     def others(self, other: "Reads") -> Iterator[str]:
-        """The places where another one has another value."""
+        """The places with another value in ``other``."""
         for place in {**other.values, **self.values}:
             if self.values.get(place, _MISSING) != other.values.get(place, _MISSING):
                 yield place
 
     def digest(self, places: Iterable[str]) -> int:
-        """32 bits over some places and the values there, the same in every process; of an object its kind counts."""
+        """32 bits over some places and their values, the same in every process; for objects, over their kinds."""
         return crc32(repr([(place, _plain(self.values.get(place))) for place in places]).encode())
 
     def text(self, place: str) -> str:
-        """The value at a place, for people."""
+        """The value at a place, as text for messages."""
         value = self.values.get(place, None)
         return str(value[1])[:60] if isinstance(value, tuple) and len(value) == 2 else str(value)[:60]
 
@@ -89,7 +90,7 @@ class Reads:
 
 
 def _plain(value: Hashable) -> Any:
-    """What processes have in common of a value that can be compared."""
+    """The part of a key that is equal in all processes."""
     if isinstance(value, tuple) and len(value) == 2:
         return value if isinstance(value[1], _PLAIN) else value[0]
     return type(value).__name__

@@ -1,12 +1,10 @@
-"""Python objects outside of the model's modules that a step changes: it does so once, while it is captured.
+"""Python objects outside of the model's modules that a step changes: a captured step changes them once, at capture.
 
-What the step only writes, such as a list of losses, is put back, and a line says that it is not kept. What it reads,
-too, as a counter that a branch compares, would go from one microbatch to the next in one process, and is refused.
+Objects that the step only writes, such as a list of losses, are restored, with a warning. A value that it also reads,
+such as a counter in a branch, would change from one microbatch to the next in one process, and is refused.
 """
 
-import dis
 import math
-import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
@@ -16,31 +14,30 @@ from attrs import frozen
 from torch import Tensor
 
 from ...errors import RequestError
-from ..values.code_origin import is_users_own
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from ..values.values import holds_captured
-from .doubts import Doubt, have_grown
-from .reached import Reached, is_leaf
+from .code_names import read_line, written_line
+from .compared_values import is_leaf
+from .pending_refusals import PendingRefusal, have_grown
+from .reached import Reached
 
 FIX = (
     "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
     "between steps"
 )
-_WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear", "setdefault"}
-"""Methods of containers that read nothing of what they have."""
 
 
 @frozen
 class _Written:
-    """Something outside of modules that a step wrote.
+    """A value outside of modules that a step wrote.
 
     Args:
-        place: in words.
+        place: its place, as text.
         name: of the attribute or variable, or the key.
         carries: whether it may carry a state from one microbatch to the next.
-        sets_up: whether it may do so only once, and set something up.
-        number: its name, if it is a number that is known.
+        sets_up: whether the first run may only set it up.
+        number: its name, if it is a known number.
     """
 
     place: str
@@ -51,19 +48,19 @@ class _Written:
 
 
 @contextmanager
-def outside_kept(
-    reached: Reached, modules: Iterable[dict[str, Any]], doubts: list[Doubt] | None = None
+def outside_restored(
+    reached: Reached, modules: Iterable[dict[str, Any]], pending: list[PendingRefusal] | None = None
 ) -> Iterator[None]:
-    """Within, a step is captured; at the end what it wrote outside of modules is put back.
+    """The context of the capture of a step; at its end, values that it wrote outside of modules are restored.
 
     Args:
         reached: what the step reaches, before it runs.
-        modules: the attributes of modules, which are seen to elsewhere.
-        doubts: gets the refusals of what the step also reads, which may be the size of a table that it has set up;
-            without it they are raised.
+        modules: the attributes of modules, which are handled elsewhere.
+        pending: gets the refusals of values that the step also reads, if they may be the size of a table that it set
+            up; without it they are raised.
 
     Raises:
-        RequestError: the step also reads what it wrote.
+        RequestError: the step also reads a value that it wrote.
     """
     others = {id(own) for own in modules}
     finished = False
@@ -98,19 +95,19 @@ def outside_kept(
         _drop_captured(keys)
         for cache, misses in caches:
             if cache.cache_info().misses != misses:
-                cache.cache_clear()  # it may have what is captured
+                cache.cache_clear()  # it may hold captured values
     if finished:
-        _report(reached, written, doubts)
+        _report(reached, written, pending)
 
 
 @contextmanager
-def tensors_put_back(reached: Reached, after_failure: bool = False) -> Iterator[None]:
-    """Within, a step runs for what its regions return, or is captured in vain; at the end no dict or list that it
-    reaches has tensors or late numbers of that.
+def tensors_restored(reached: Reached, after_failure: bool = False) -> Iterator[None]:
+    """The context of a run of a step to observe its regions, or of a capture that may fail; at its end, tensors and
+    late numbers of this run are removed from all dicts and lists that the step reaches.
 
     Args:
         reached: what the step reaches, before it runs.
-        after_failure: only where it raises.
+        after_failure: whether to do so only after an exception.
     """
     keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict)]
     finished = False
@@ -140,10 +137,10 @@ def _put_back(reached: Reached, keys: Iterable[tuple[dict[Any, Any], set[Any]]])
 
 
 def _drop_captured(known: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
-    """Take new entries out of dicts whose values are captured: they belong to no real step.
+    """Remove new entries with captured values from dicts, because they are not of a real step.
 
     Args:
-        known: the dicts, with the keys that they had.
+        known: the dicts, with their earlier keys.
     """
     for held, keys in known:
         for key in [key for key, value in held.items() if key not in keys and holds_captured(value)]:
@@ -151,26 +148,26 @@ def _drop_captured(known: Iterable[tuple[dict[Any, Any], set[Any]]]) -> None:
 
 
 def _equal(now: Any, before: Any) -> bool:
-    """Whether two values are compared by value, known, and equal."""
+    """Whether two values are compared by value, are known, and equal."""
     return is_leaf(now) and is_leaf(before) and not holds_captured((now, before)) and bool(now == before)
 
 
-def _report(reached: Reached, written: Iterable[_Written], doubts: list[Doubt] | None) -> None:
-    """Refuse what the step also reads, unless that may only be set up; warn of the rest."""
+def _report(reached: Reached, written: Iterable[_Written], pending: list[PendingRefusal] | None) -> None:
+    """Refuse values that the step also reads, unless the step may only set them up; warn about the others."""
     for one in written:
         refusal = _refusal(reached, one) if one.carries else None
         if refusal is None:
             continue
-        if doubts is None or not one.sets_up:
+        if pending is None or not one.sets_up:
             raise refusal
-        doubts.append(Doubt(refusal, one.number))
+        pending.append(PendingRefusal(refusal, one.number))
     for one in written:
         line = written_line(reached.codes, one.name) if isinstance(one.name, str) else None
         warn_at(line or reached.line_of(one.place), _remark(one.place))
 
 
 def _carries(before: Any, now: Any) -> bool:
-    """Whether a value that was replaced within the step is a state: a count, or a tensor that was one before."""
+    """Whether a value that the step replaced is a state: a number, or a tensor that was a tensor before."""
     if isinstance(before, Tensor):
         return holds_captured(now)
     return isinstance(before, int | float) and (isinstance(now, int | float) or holds_captured(now))
@@ -184,72 +181,9 @@ def _refusal(reached: Reached, one: _Written) -> RequestError | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number itself, and none that is known late."""
+    """Whether a value is a number, and not a late number."""
     return isinstance(value, int | float) and not holds_captured(value)
 
 
 def _remark(place: str) -> str:
     return f"the step writes '{place}': {FIX}, or return it as a metric"
-
-
-def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
-    """The user's first line that reads an attribute or variable, other than to write it again.
-
-    ``self.n += 1`` and ``self.seen.append(x)`` write; ``if self.n > 3`` reads.
-
-    Args:
-        codes: of functions.
-        name: of the attribute or variable.
-
-    Returns:
-        File and line; None where it is only written.
-    """
-    for code in codes:
-        if is_users_own(code.co_filename) and (line := _read_in(code, name)) is not None:
-            return f"{code.co_filename}:{line}"
-    return None
-
-
-def written_line(codes: Iterable[types.CodeType], name: str) -> str | None:
-    """The user's first line that writes an attribute or variable, or else that names it; None without any.
-
-    Args:
-        codes: of functions.
-        name: of the attribute or variable.
-    """
-    users = [code for code in codes if is_users_own(code.co_filename)]
-    for writes in (True, False):
-        for code in users:
-            for instruction in _instructions(code):
-                stores = instruction.opname.startswith("STORE_") or not writes
-                if instruction.argval == name and stores and instruction.positions is not None:
-                    return f"{code.co_filename}:{instruction.positions.lineno}"
-    return None
-
-
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Those of a function, and of the functions within."""
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _instructions(constant)
-
-
-def _read_in(code: types.CodeType, name: str) -> int | None:
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
-    lines = [i.positions.lineno if i.positions is not None else None for i in instructions]
-    stored = {
-        line for i, line in zip(instructions, lines, strict=True)
-        if (i.opname.startswith("STORE_") and i.argval == name) or i.opname == "STORE_SUBSCR"
-    }  # fmt: skip
-    for place, (instruction, line) in enumerate(zip(instructions, lines, strict=True)):
-        if instruction.argval != name or not instruction.opname.startswith("LOAD_"):
-            continue
-        if instruction.opname in ("LOAD_CONST", "LOAD_CLOSURE", "LOAD_FAST") or line in stored:
-            continue
-        following = instructions[place + 1] if place + 1 < len(instructions) else None
-        if following is not None and following.opname.startswith("LOAD_") and following.argval in _WRITES:
-            continue
-        return line
-    nested = (_read_in(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
-    return next((line for line in nested if line is not None), None)

@@ -16,10 +16,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from ...errors import RequestError
 from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.doubts import Doubt
-from ..python.leftovers import modules_kept
+from ..python.pending_refusals import PendingRefusal
+from ..python.reach import reach
 from ..python.reached import Reached
-from ..python.side_effects import tensors_put_back
+from ..python.restored_modules import modules_restored
+from ..python.side_effects import tensors_restored
 from ..python.surroundings import Autocasts
 from ..python.toggles import Toggles
 from ..values.printed import Printed, noted
@@ -64,7 +65,7 @@ class Breaks:
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
-        doubts: what it assigns and reads, and may only set up, such as a table of positions.
+        pending: refusals of values that the step assigns and reads, and may only set up.
     """
 
     model: nn.Module
@@ -76,7 +77,7 @@ class Breaks:
     as_eager: bool = False
     loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
-    doubts: list[Doubt] = field(factory=list)
+    pending: list[PendingRefusal] = field(factory=list)
     reached: Reached = field(init=False)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
@@ -85,7 +86,7 @@ class Breaks:
     _causes: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.reached = Reached.of(self.model, self.step)
+        self.reached = reach(self.model, self.step)
         self._modules = ModuleRegions(self.model, self.reached)
         self._meta = any(tensor.is_meta for _, tensor in self._state())
 
@@ -245,7 +246,7 @@ class Breaks:
         stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
-                modules_kept(self.model), tensors_put_back(self.reached),
+                modules_restored(self.model), tensors_restored(self.reached),
                 _reparametrize_module(self.model, stand_ins), noted(), random, self._modules.watched(random),
                 numbered(self.model, regions, observer), self.autocasts.again(),
             ):  # fmt: skip

@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from ...errors import RequestError
-from ..python.reached import Reached, line_in
+from ..python.code_names import line_in
+from ..python.reached import Reached
 from ..values.nesting import tensors_of
 
 _INTERNAL = {"_parameters", "_buffers", "_modules", "forward", "training"}

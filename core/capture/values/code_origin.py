@@ -1,8 +1,8 @@
-"""Whose a file of source code is: the one rule, by its path, for the lines that are named and the values that are read.
+"""The origin of a source file, by its path: it decides which lines messages name and which values are compared.
 
-own project, a notebook, ``python -c``            USER       lines are named; what its code reads is compared
-another installed package, such as transformers   LIBRARY    the same, but for its modules' own variables
-torch's modules, optimizers, distributions        LAYERS     not named; what their code reads is compared
+own project, a notebook, ``python -c``            USER       lines are named; values that its code reads are compared
+another installed package, such as transformers   LIBRARY    the same, except for its modules' global variables
+torch's modules, optimizers, distributions        LAYERS     not named; values that their code reads are compared
 Python, the rest of torch, panpipe                INTERNAL   neither
 """
 
@@ -26,7 +26,7 @@ _OWN_FILES = tuple(str(_ROOT / name) for name in ("__init__.py", "api.py", "virt
 
 
 class Origin(enum.Enum):
-    """Whose code a file is; see the module."""
+    """The origin of a file; see the module."""
 
     USER = "user"
     LIBRARY = "library"
@@ -36,10 +36,10 @@ class Origin(enum.Enum):
 
 @functools.cache
 def origin_of(file: str) -> Origin:
-    """Whose code a file is.
+    """The origin of a file.
 
     Args:
-        file: its path, or what a code object has instead of one, such as "<stdin>".
+        file: its path, or the text that a code object has instead, such as "<stdin>".
     """
     if file.startswith("<frozen") or is_own(file):
         return Origin.INTERNAL
@@ -51,19 +51,19 @@ def origin_of(file: str) -> Origin:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is panpipe's."""
+    """Whether a file is part of panpipe."""
     return file.startswith(_OWN) or file in _OWN_FILES
 
 
 def is_users_own(file: str) -> bool:
-    """Whether a file is of the user's own project, and of no installed package."""
+    """Whether a file is part of the user's own project, and not of an installed package."""
     return origin_of(file) is Origin.USER
 
 
 @functools.cache
 def is_user_code(file: str) -> bool:
-    """Whether a file has lines to name to the user: of the user's project, or of a model library.
+    """Whether messages name lines of a file: it is part of the user's project, or of a model library.
 
-    Code that was made from a text, such as a dataclass's methods, has no file.
+    Generated code, such as a dataclass's methods, has no file.
     """
     return not file.startswith("<") and origin_of(file) in (Origin.USER, Origin.LIBRARY)

@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
-from panpipe.core.capture.python.reached import Reached
-from panpipe.core.capture.python.side_effects import outside_kept
+from panpipe.core.capture.python.reach import reach
+from panpipe.core.capture.python.side_effects import outside_restored
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -100,7 +100,7 @@ def test_writes_of_a_step_are_undone_if_it_is_refused_or_fails(divisor, error):
         state.all.append(x)
         return x / divisor
 
-    with pytest.raises(error), outside_kept(Reached.of(nn.Identity(), write), []):
+    with pytest.raises(error), outside_restored(reach(nn.Identity(), write), []):
         write(None, 1)
     assert (state.count, state.text, state.all) == (0, "before", [])
 

@@ -1,0 +1,72 @@
+"""Buffers that a step assigns a new tensor: the new values are written into the old tensor."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import RequestError
+from ..values.values import holds_captured
+from .pending_refusals import PendingRefusal
+
+
+@contextmanager
+def assigned_buffers_written(
+    model: nn.Module, assigned_names: set[str], pending: list[PendingRefusal] | None = None
+) -> Iterator[None]:
+    """A context at whose end the new values of every assigned buffer are written into its old tensor.
+
+    A table that is set up, or that grows, is restored instead: a buffer that was None or did not exist, and a buffer
+    with ``persistent=False`` that gets another shape.
+
+    Args:
+        model: the user's module.
+        assigned_names: is replaced by the names of the assigned buffers.
+        pending: gets the refusals of buffers that may be such a table; without it they are raised.
+
+    Raises:
+        RequestError: the new tensor has another shape or dtype.
+    """
+    before = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
+    assigned_names.clear()
+    yield
+    written: list[tuple[Tensor, Tensor]] = []
+    for name, module, buffers in before:
+        for key, assigned in list(module._buffers.items()):
+            buffer, path = buffers.get(key), f"{name}.{key}" if name else key
+            if assigned is buffer:
+                continue
+            if buffer is not None and isinstance(assigned, Tensor) and _alike(assigned, buffer):
+                assigned_names.add(path)
+                # Before any is written: it may be another buffer's old value.
+                written.append((buffer, assigned.detach()))
+            elif buffer is not None or holds_captured(assigned):
+                refusal = _shape_refusal(path, buffer, assigned)
+                if pending is None or (buffer is not None and key not in module._non_persistent_buffers_set):
+                    raise refusal
+                pending.append(PendingRefusal(refusal))
+            if key in buffers:
+                module._buffers[key] = buffer
+            elif holds_captured(assigned):
+                del module._buffers[key]
+                module._non_persistent_buffers_set.discard(key)
+    for buffer, value in written:
+        buffer.copy_(value)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _shape_refusal(path: str, buffer: Tensor | None, assigned: Any) -> RequestError:
+    what = f"{assigned.dtype} {tuple(assigned.shape)}" if isinstance(assigned, Tensor) else repr(assigned)
+    if buffer is None:
+        return RequestError(
+            f"the step assigns {what} to buffer '{path}', which is None before, and later steps read it: create it "
+            "when the model is built"
+        )
+    return RequestError(
+        f"the step assigns {what} to buffer '{path}', which is {buffer.dtype} {tuple(buffer.shape)}: a buffer keeps "
+        "its shape and dtype; allocate it large enough, or register a table that grows with persistent=False"
+    )
