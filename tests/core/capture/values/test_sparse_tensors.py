@@ -49,5 +49,5 @@ def test_operator_that_returns_a_sparse_tensor_is_refused():
     dense = graph.call_function(torch.relu, (graph.placeholder("x"),))
     made = graph.call_function(torch.Tensor.to_sparse, (dense,))
     refuse_sparse_results(graph, {dense.name: torch.eye(2)})
-    with pytest.raises(RequestError, match="the step makes a sparse tensor here"):
+    with pytest.raises(RequestError, match="the step creates a sparse tensor here"):
         refuse_sparse_results(graph, {dense.name: torch.eye(2), made.name: (torch.eye(2), SPARSE)})
