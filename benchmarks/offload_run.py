@@ -52,7 +52,7 @@ from recording import machine, record
 from torch import Tensor, nn
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 6, 256, 4, 512, 256
-ROWS, MICROBATCHES, RANKS = 64, 8, 2
+ROWS, MICROBATCHES, RANKS = 32, 8, 2
 STACK = 8 << 20
 
 

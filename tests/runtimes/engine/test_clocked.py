@@ -19,7 +19,9 @@ from torch import nn
 from ...support.cuts import captured_once, even_plan
 from ...support.held import changes_of, costs_of
 from ...support.models import CASES, PYTHON, Case
+from ...support.offloading import all_away
 from ...support.parity import build
+from ...support.plans import hosted
 
 F32 = torch.float32
 GPT, CONV, WEIGHTED = CASES
@@ -34,7 +36,7 @@ def with_costs(pipe: Pipeline) -> panpipe.Plan:
     ]
     devices = pipe.plan.devices
     nothing = (0.0,) * devices
-    cluster = fully_connected(devices, 10**9, 4096.0, 0.25)
+    cluster = hosted(fully_connected(devices, 10**9, 4096.0, 0.25), 8192.0, 0.25)
     return evolve(pipe.plan, prediction=Prediction(tuple(costs), cluster, 0.0, nothing, nothing, 0.0))
 
 
@@ -54,11 +56,15 @@ def same(threads, simulated):
         (CONV, 3, {"recompute": None}),
         (CONV, 3, {"split": True}),
         (WEIGHTED, 2, {"schedule_name": "interleaved-1f1b", "chunks": 2, "recompute": (1,)}),
+        (GPT, 2, {"schedule_name": "gpipe", "offload": True}),
+        (CONV, 2, {"split": True, "offload": True}),
     ],
 )
 def test_simulated_step_has_the_results_of_threads_and_the_predicted_time_and_memory(name, devices, options):
-    case = CASES[name]
-    plan = even_plan(captured_once(case, F32, 8, 4), devices, 4, **options)
+    case, offload = CASES[name], options.get("offload", False)
+    operators = captured_once(case, F32, 8, 4)
+    plan = even_plan(operators, devices, 4, **{key: value for key, value in options.items() if key != "offload"})
+    plan = all_away(plan, operators) if offload else plan
     threads = build(ThreadTeam(devices), name, F32, 8, plan, 4)
     plan = with_costs(threads)
 
