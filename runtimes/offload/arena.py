@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -92,6 +93,7 @@ class FileArena(Arena):
             raise RequestError(
                 f"offload_to: no file can be created in {folder} ({error.strerror}): name a folder that can be written"
             ) from error
+        self._end = weakref.finalize(self, os.close, self._file)
         try:
             if size:
                 _reserve(self._file, size)
@@ -118,9 +120,7 @@ class FileArena(Arena):
             left, offset = left[done:], offset + done
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._end()
 
 
 def _unnamed_file(folder: Path) -> int:

@@ -13,6 +13,7 @@ copies (`ThreadCopies`); one with streams has a copy stream (`StreamCopies`), an
 import queue
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -113,6 +114,8 @@ _Jobs = queue.SimpleQueue[ThreadCopy | None]
 class ThreadCopies(Copies):
     """Copies of a device on the CPU: a thread for both directions, or one for each. It runs them in the order of issue.
 
+    The threads end with `close`, or when nothing refers to this object any more.
+
     Args:
         arena: where they go.
         bytes_per_s: they take at least as long as at this rate; None for no such limit.
@@ -123,10 +126,15 @@ class ThreadCopies(Copies):
     def __init__(
         self, arena: Arena, bytes_per_s: float | None = None, name: str = "panpipe copies", separate: bool = False
     ) -> None:
-        self.arena, self._rate, self._closed = arena, bytes_per_s, False
         queues: list[_Jobs] = [queue.SimpleQueue() for _ in range(1 + separate)]
+        closed = threading.Event()
         self._out, self._back = queues[0], queues[-1]
-        self._threads = [threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True) for jobs in queues]
+        # The threads do not refer to this object, or it would live as long as they do.
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs, arena, bytes_per_s, closed), name=name, daemon=True)
+            for jobs in queues
+        ]
+        self._end = weakref.finalize(self, _end, queues, closed)
         for thread in self._threads:
             thread.start()
 
@@ -142,41 +150,48 @@ class ThreadCopies(Copies):
         return copy
 
     def close(self) -> None:
-        self._closed = True
-        for jobs in dict.fromkeys((self._out, self._back)):
-            jobs.put(None)
+        self._end()
         for thread in self._threads:
             thread.join()
 
-    def _work(self, jobs: _Jobs) -> None:
-        while True:
-            copy = jobs.get()
-            if copy is None:
-                return
-            copy.started = time.perf_counter_ns()
-            try:
-                self._run(copy)
-            except BaseException as failure:  # the compute thread raises it
-                copy.failure = failure
-            copy.ended = time.perf_counter_ns()
-            copy.parts, copy.own = (), None
-            done = copy.done
-            del copy  # its storages are to be freed by the one that waits, and at once
-            done.set()
 
-    def _run(self, copy: ThreadCopy) -> None:
-        if copy.own is not None:
-            copy.own.wait()
-        begun, moved = time.perf_counter(), 0
-        move: Callable[[int, Tensor], None] = self.arena.write if copy.outward else self.arena.read
-        for data, offset in copy.parts:
-            for start, size in chunks(data.nbytes):
-                if self._closed:
-                    raise RuntimeError("the pipeline was closed")
-                move(offset + start, data[start : start + size])
-                moved += size
-                if self._rate is not None:
-                    time.sleep(max(0.0, begun + moved / self._rate - time.perf_counter()))
+def _end(queues: Sequence[_Jobs], closed: threading.Event) -> None:
+    closed.set()
+    for jobs in queues:
+        jobs.put(None)
+
+
+def _work(jobs: _Jobs, arena: Arena, bytes_per_s: float | None, closed: threading.Event) -> None:
+    """What a thread does: the copies of its queue, until there is None."""
+    while True:
+        copy = jobs.get()
+        if copy is None:
+            return
+        copy.started = time.perf_counter_ns()
+        try:
+            _move(copy, arena, bytes_per_s, closed)
+        except BaseException as failure:  # the compute thread raises it
+            copy.failure = failure
+        copy.ended = time.perf_counter_ns()
+        copy.parts, copy.own = (), None
+        done = copy.done
+        del copy  # its storages are to be freed by the one that waits, and at once
+        done.set()
+
+
+def _move(copy: ThreadCopy, arena: Arena, bytes_per_s: float | None, closed: threading.Event) -> None:
+    if copy.own is not None:
+        copy.own.wait()
+    begun, moved = time.perf_counter(), 0
+    move: Callable[[int, Tensor], None] = arena.write if copy.outward else arena.read
+    for data, offset in copy.parts:
+        for start, size in chunks(data.nbytes):
+            if closed.is_set():
+                raise RuntimeError("the pipeline was closed")
+            move(offset + start, data[start : start + size])
+            moved += size
+            if bytes_per_s is not None:
+                time.sleep(max(0.0, begun + moved / bytes_per_s - time.perf_counter()))
 
 
 @define(eq=False)

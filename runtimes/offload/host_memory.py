@@ -1,6 +1,8 @@
 """The memory on the host that the saved tensors of one device go to: its arena, and the copies to and from it."""
 
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ class HostMemory:
         self._tier, self._device, self._number, self._separate = tier, device, number, separate
         self.bytes = 0
         self._copies: Copies | None = None
-        self._pinned: Tensor | None = None
+        self._unpin: Callable[[], object] | None = None
         self._arena: Arena | None = None
 
     @property
@@ -57,9 +59,9 @@ class HostMemory:
             self._copies.close()
         if self._arena is not None:
             self._arena.close()
-        if self._pinned is not None:
-            unpin(self._pinned)
-        self._copies = self._pinned = self._arena = None
+        if self._unpin is not None:
+            self._unpin()
+        self._copies = self._unpin = self._arena = None
         self.bytes = 0
 
     def _threaded(self, size: int) -> Copies:
@@ -72,7 +74,8 @@ class HostMemory:
         arena = torch.empty(size, dtype=torch.uint8)
         if self._device.type == "cuda":
             if pin(arena):
-                self._pinned = arena
+                self._unpin = finalizer = weakref.finalize(self, unpin, arena)
+                finalizer.atexit = False  # the driver is gone then
             else:
                 warnings.warn(
                     f"the host pins no {size} bytes for the saved tensors of device {self._number}: copies use "
