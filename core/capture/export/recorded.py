@@ -92,7 +92,7 @@ def _digest(tensor: Tensor) -> int:
 def files_noted(ran: list[Ran]) -> AbstractContextManager[None]:
     """A context in which files that the user's code opens for reading are recorded."""
 
-    def opens(mode: str, line: str) -> None:
+    def opens(mode: str, line: str, _logs: bool) -> None:
         if not set(mode) & set("wax+"):
             ran.append(Ran(READS_FILE, line))
 

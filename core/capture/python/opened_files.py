@@ -6,6 +6,7 @@ that was open before is truncated to its earlier length.
 
 import builtins
 import io
+import logging
 import os
 import sys
 import sysconfig
@@ -25,21 +26,24 @@ _LOADERS = tuple(os.path.join(*parts) for parts in (("torch", "serialization.py"
 
 
 @contextmanager
-def opened_otherwise(opens: Callable[[str, str], str | None]) -> Iterator[None]:
+def opened_otherwise(opens: Callable[[str, str, bool], str | None]) -> Iterator[None]:
     """A context in which a function is called for each file that the user's code opens.
 
     Args:
-        opens: called with the mode and the user's line; returns the path to open instead, or None.
+        opens: called with the mode, the user's line, and whether Python's ``logging`` opens the file for it; returns
+            the path to open instead, or None.
     """
     original = open
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         frame: Any = sys._getframe(1)
+        logs = False
         while frame is not None and _passes_on(frame.f_code.co_filename):
+            logs |= frame.f_code.co_filename == logging.__file__
             frame = frame.f_back
         other = None
         if frame is not None and is_users_own(frame.f_code.co_filename):
-            other = opens(mode, calling_line(frame))
+            other = opens(mode, calling_line(frame), logs)
         return (
             original(file, mode, *args, **kwargs)
             if other is None
@@ -68,11 +72,14 @@ def no_files_written(reached: Reached, warns: bool) -> Iterator[None]:
         warns: whether to warn, once for each line, that it writes a file.
     """
     lines: dict[str, None] = {}
+    of_logs: set[str] = set()
 
-    def opens(mode: str, line: str) -> str | None:
+    def opens(mode: str, line: str, logs: bool) -> str | None:
         if not set(mode) & set("wax"):
             return None
         lines.setdefault(line)
+        if logs:
+            of_logs.add(line)
         return os.devnull
 
     def save(*_args: Any, **_options: Any) -> None:  # torch's writer opens a path in C++
@@ -86,11 +93,17 @@ def no_files_written(reached: Reached, warns: bool) -> Iterator[None]:
             stack.callback(_cut_back, file, _length(file), place, lines, reached)
         yield
     for line in lines if warns else ():
-        warn_at(
-            line,
-            "the step writes a file here: captured, Python runs once, and nothing is written; print or log in the "
-            "step, or return metrics, and write files between steps (weights with pipe.save or pipe.checkpoint)",
-        )
+        warn_at(line, _LOG_FILE if line in of_logs else _FILE)
+
+
+_FILE = (
+    "the step writes a file here: captured, Python runs once, and nothing is written; print or log in the step, or "
+    "return metrics, and write files between steps (weights with pipe.save or pipe.checkpoint)"
+)
+_LOG_FILE = (
+    "the step opens a log file here: captured, Python runs once, and nothing is written to it; add the handler before "
+    "training, and what the step logs is written for each microbatch"
+)
 
 
 def _length(file: Any) -> int:

@@ -1,5 +1,8 @@
 """Files that a step writes: nothing lands in them while it is captured, and a line says so."""
 
+import logging
+import warnings
+
 import pytest
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
@@ -54,6 +57,51 @@ def saved_by_torch_into_a_file(path):
             torch.save({"loss": loss}, file)
 
     return write
+
+
+def logged(path):
+    logger = logging.getLogger("a log file of the step")
+
+    def write(loss):
+        handler = logging.FileHandler(path)
+        logger.addHandler(handler)
+        logger.warning("%.3f", loss.item())
+        logger.removeHandler(handler)
+        handler.close()
+
+    return write
+
+
+def test_a_log_file_that_the_step_opens_is_warned_of_with_what_to_do(tmp_path):
+    write = logged(tmp_path / "log")
+
+    def step(m, b):
+        loss = m(b["x"]).square().mean()
+        write(loss)
+        return loss
+
+    with pytest.warns(UserWarning, match="the step opens a log file here: .*add the handler before training"):
+        capture_step(nn.Linear(2, 2), step, {"x": torch.randn(4, 2)})
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_log_file_that_was_open_before_is_written_for_each_microbatch_alone(tmp_path):
+    handler, logger = logging.FileHandler(tmp_path / "log"), logging.getLogger("a log file")
+    opened.append(handler)
+    logger.addHandler(handler)
+
+    def step(m, b):
+        loss = m(b["x"]).square().mean()
+        logger.warning("%.3f", loss.item())
+        return loss
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            capture_step(nn.Linear(2, 2), step, {"x": torch.randn(4, 2)})
+    finally:
+        logger.removeHandler(handler)
+    assert (tmp_path / "log").read_text() == ""
 
 
 @pytest.mark.parametrize(
