@@ -1,14 +1,15 @@
 """Schedule files, both ways, with the runtime that they come from: ``torch.distributed.pipelining`` over gloo."""
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from panpipe.cli import main
 from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
-from ..support.launch import HANGS_S, torchrun_script
+from ..support.launch import torchrun_script
 
 SCRIPT = Path(__file__).parents[1] / "support" / "torch_ranks.py"
 STAGES = {"1f1b": 2, "interleaved-1f1b": 4, "zb-v": 4, "v-half": 4}
@@ -16,15 +17,12 @@ MICROBATCHES = 6
 TIMES = ("--forward", "2", "--backward-input", "3", "--backward-weight", "1")
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "panpipe.cli", *words],
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-        encoding="utf-8",
-    )
+def answer(*words: str) -> str:
+    """What a command prints, run in this process."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(words) == 0, words
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +31,8 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("schedules")
     for name in STAGES:
         shape = ("--devices", "2", "--microbatches", str(MICROBATCHES), *TIMES)
-        made = command("schedule", name, *shape, "--csv", str(folder / f"{name}.csv"), "--json")
-        assert made.returncode == 0, made.stderr
-        (folder / f"{name}.json").write_text(made.stdout, encoding="utf-8")
+        made = answer("schedule", name, *shape, "--csv", str(folder / f"{name}.csv"), "--json")
+        (folder / f"{name}.json").write_text(made, encoding="utf-8")
     done = torchrun_script(SCRIPT, str(folder), *STAGES)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -60,11 +57,8 @@ def test_csv_of_torch_pipelining_validates_and_simulates(trained, name):
     )
     assert theirs.device_actions == ours.device_actions
     assert theirs.lowered is not None
-    checked = command("validate", str(exported), "--json")
-    assert checked.returncode == 0, checked.stderr
-    assert json.loads(checked.stdout)["microbatches"] == MICROBATCHES
+    assert json.loads(answer("validate", str(exported), "--json"))["microbatches"] == MICROBATCHES
     # Equal stages and free messages: PyTorch's order of messages costs nothing, and the step is the order's makespan.
-    ran = command("simulate", str(exported), *TIMES, "--json")
-    assert ran.returncode == 0, ran.stderr
+    ran = answer("simulate", str(exported), *TIMES, "--json")
     makespan = json.loads((trained / f"{name}.json").read_text(encoding="utf-8"))["makespan"]
-    assert json.loads(ran.stdout)["step_s"] == pytest.approx(makespan)
+    assert json.loads(ran)["step_s"] == pytest.approx(makespan)

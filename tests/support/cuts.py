@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
+from panpipe.core.capture.batch.batch_dims import BatchDims
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
@@ -16,6 +17,7 @@ from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan as even
 from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.programs.compiled import Programs
 from torch.utils import _pytree as pytree
 
 from .models import Case
@@ -23,12 +25,29 @@ from .models import Case
 
 def captured(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
     """The case's step for the largest of its microbatches."""
-    model, batch = case.model(dtype).to(device), batch_on(case, rows, dtype, device)
-    piece = split_batch(batch, microbatches, find_batch_dims(model, case.step, batch))[0]
+    model = case.model(dtype).to(device)
+    piece = split_batch(batch_on(case, rows, dtype, device), microbatches, dims_once(case, dtype, rows, device))[0]
     return operators_of(capture_step(model, case.step, piece.batch, device=device))
 
 
-captured_once = functools.cache(captured)
+def captured_once(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str = "cpu") -> Operators:
+    """The same object for the same arguments: pipelines of the same case share its capture."""
+    return _captured(case, dtype, rows, microbatches, device)
+
+
+_captured = functools.cache(captured)
+
+
+@functools.cache
+def dims_once(case: Case, dtype: torch.dtype, rows: int, device: str) -> BatchDims:
+    """The dimensions of the case's batch that hold the samples."""
+    return find_batch_dims(case.model(dtype).to(device), case.step, batch_on(case, rows, dtype, device))
+
+
+@functools.cache
+def programs_of(case: Case, dtype: torch.dtype, rows: int, microbatches: int, device: str) -> Programs:
+    """The stage programs of what :func:`captured_once` returns, which pipelines of all plans share and add to."""
+    return {}
 
 
 def batch_on(case: Case, rows: int, dtype: torch.dtype, device: str) -> Any:

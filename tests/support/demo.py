@@ -1,26 +1,23 @@
-"""The demo on a model of two small layers, by a plan whose prediction misses: ``demo.py OUT [FAULT]``.
+"""The demo on a model of two small layers, by a plan whose prediction misses.
 
-``FAULT`` changes what the last rank computes, from outside the demo.
+A fault changes what the last rank computes, from outside the demo.
 """
 
 import importlib.util
 import os
 import sys
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.runtimes.pipeline import Pipeline
 from torch import nn
 
-from tests.support.cuts import captured, even_plan
-from tests.support.models import Case
-from tests.support.plans import predicted
+from .cuts import captured, even_plan
+from .models import Case
+from .plans import predicted
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "train_gpt2.py"
 
@@ -77,8 +74,3 @@ def run(out: Path, fault: str | None = None) -> None:
     arguments = ["train_gpt2.py", "--out", str(out), "--plan", str(plan), "--steps", "4"]
     with mock.patch.object(sys, "argv", arguments), faulty(fault) if fault else nullcontext():
         demo.main()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    run(Path(sys.argv[1]), *sys.argv[2:])

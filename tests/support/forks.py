@@ -93,19 +93,22 @@ class Forks:
         return self._process.poll() is not None
 
 
-def serve(main: Callable[[], Any], prepare: Callable[[Sequence[str]], Any]) -> Callable[[], Any] | None:
+def serve(
+    main: Callable[[], Any], prepare: Callable[[Sequence[str], Mapping[str, str]], Any]
+) -> Callable[[], Any] | None:
     """Fork as asked on standard input, until that ends.
 
     Args:
         main: what a fork does.
-        prepare: called with the command line of the first fork, before any: what it computes all of them have.
+        prepare: called with command line and environment of the first fork, before any: what it computes all of them
+            have.
 
     Returns:
         In a fork, what it is to do: ``main``, with its arguments in ``sys.argv``. None in this process, at the end.
     """
     while line := sys.stdin.buffer.readline():
         asked = json.loads(line)
-        prepare(asked["forks"][0][0])
+        prepare(*asked["forks"][0])
         children = list[int]()
         for number, (arguments, environment) in enumerate(asked["forks"]):
             child = os.fork()

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import attrs
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from torch import nn
@@ -13,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from .cuts import captured, captured_once, even_plan
 from .models import CASES, Case
-from .teams import pipeline_on
+from .teams import SEED, pipeline_on
 
 F32 = torch.float32
 
@@ -39,9 +40,15 @@ def pipe_of(name: str, devices: int = 2, model: nn.Module | None = None, **optio
     """A pipeline of threads by an even plan, 8 rows in 4 microbatches."""
     case, cut = CASES[name], {key: options.pop(key) for key in ("schedule_name", "chunks") if key in options}
     frozen = model is not None and not all(p.requires_grad for p in model.parameters())
+    options = {"optimizer": two_groups, "seed": SEED, **options}
+    if not frozen and all(key in attrs.fields_dict(Training) for key in options):
+        training = Training(**options)
+        return pipeline_on(
+            ThreadTeam(devices), case, 8, 4, training.optimizer, plan_options=cut, model=model, training=training,
+            seed=training.seed,
+        )  # fmt: skip
     operators = captured(evolve(case, model=lambda _: model), F32, 8, 4) if frozen else captured_once(case, F32, 8, 4)
     plan = even_plan(operators, devices, 4, **cut)
-    options = {"optimizer": two_groups, "seed": 3, **options}
     return panpipe.pipeline(model or case.model(F32), case.step, case.batch(8, F32), plan=plan, **options)
 
 

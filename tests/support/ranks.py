@@ -3,6 +3,7 @@
 What the jobs found, by their names: FOLDER/RANK.json.
 """
 
+import importlib
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import panpipe.runtimes.batch.shapes
+from panpipe.core.cluster.mesh import parse_mesh
 from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.runtimes.devices.devices import of_rank
@@ -35,7 +37,7 @@ from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.support import deaf
+from tests.support import deaf, demo
 from tests.support.cuts import captured_once, even_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
@@ -45,18 +47,19 @@ from tests.support.offloading import all_away
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
-from tests.support.scaling_ranks import TAPPED, in_bfloat16, refusal, scaled, step_apart
+from tests.support.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
-from tests.support.teams import pipeline_on
+from tests.support.teams import pipeline_on, prepare
 from tests.support.training import unequal
 
 GPT = CASES["tied gpt with dropout"]
 
 
 def captures(*wanted):
-    """Marks a job that trains what is captured of these cases, data types, rows and microbatches.
+    """Marks a job that trains these cases, data types, rows and microbatches, by an even plan with the given options.
 
-    Ranks that are forks have it from the process that they are forked from, which captures it once for all of them.
+    Ranks that are forks have capture and stage programs from the process that they are forked from, which makes them
+    once for all of them.
     """
 
     def mark(job):
@@ -66,35 +69,47 @@ def captures(*wanted):
     return mark
 
 
-def capture(arguments):
-    """Capture what the jobs of a command line train."""
+def capture(arguments, environment):
+    """Capture what the jobs of a command line train, and derive its stage programs."""
     torch.set_num_threads(1)
+    ranks, mesh = int(environment["WORLD_SIZE"]), environment.get("MESH")
+    devices = parse_mesh(mesh).over(ranks).pipeline if mesh else ranks
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for job in arguments[0].split(","):
-            for case, dtype, rows, microbatches in getattr(globals()[job], "captured", ()):
-                captured_once(case, dtype, rows, microbatches, "cpu")
+            for case, dtype, rows, microbatches, *plan in getattr(globals()[job], "captured", ()):
+                prepare(case, dtype, rows, microbatches, devices, **(plan[0] if plan else {}))
+            for module in getattr(globals()[job], "imported", ()):
+                importlib.import_module(module)
 
 
-@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
+FIRST, *OTHERS = CASES
+OF_TWO = [(FIRST, plan) for plan in EVERYWHERE] + [(name, plan) for name in OTHERS for plan in SOME]
+OF_THREE = [(FIRST, "interleaved"), (FIRST, "recompute in a v"), *zip(OTHERS, SOME, strict=True)]
+EVERY = [(name, plan) for name in CASES for plan in PLANS]
+
+
+def captures_all(pairs):
+    """Marks a job that trains these cases by these plans for `_parity`."""
+    return captures(*((CASES[name], torch.float64, 10, 4, PLANS[plan]) for name, plan in pairs))
+
+
+@captures_all(OF_TWO)
 def parity(team):
     """The first case under plans that differ most, and every other under some of them, in float64."""
-    first, *others = CASES
-    return _parity(team, [(first, plan) for plan in EVERYWHERE] + [(name, plan) for name in others for plan in SOME])
+    return _parity(team, OF_TWO)
 
 
-@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
+@captures_all(OF_THREE)
 def parity_of_three(team):
     """The first case under the plans with the most messages and the most kinds of actions, every other under one."""
-    first, *others = CASES
-    pairs = zip(others, SOME, strict=True)
-    return _parity(team, [(first, "interleaved"), (first, "recompute in a v"), *pairs])
+    return _parity(team, OF_THREE)
 
 
-@captures(*((case, torch.float64, 10, 4) for case in CASES.values()))
+@captures_all(EVERY)
 def parity_of_all(team):
     """Every case under all plans."""
-    return _parity(team, [(name, plan) for name in CASES for plan in PLANS])
+    return _parity(team, EVERY)
 
 
 def _parity(team, pairs):
@@ -286,6 +301,14 @@ def raising_in_context(team):
             pipe.step(CASES[name].batch(8, torch.float32))
 
 
+def demo_with_a_wrong_gradient(team):
+    """The demo, in which the last rank computes another gradient."""
+    demo.run(Path(sys.argv[2]), "gradient")
+
+
+demo_with_a_wrong_gradient.imported = ("transformers",)
+
+
 def thinking(team):
     """Rank 1 is killed while rank 0 computes for long, as when it plans, and sends nothing."""
 
@@ -408,6 +431,7 @@ def whole(team):
     }
 
 
+@captures((GPT, torch.float64, 8, 4))
 def plugged(team):
     """A case over whatever backend the team has."""
     found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
@@ -426,6 +450,7 @@ def scaling(team):
     }
 
 
+@captures(*((case, torch.float32, 8, 4) for case in LOWER.values()))
 def lower(team):
     """Clipping and accumulation in bfloat16."""
     return {"place": [team.replica, *team.local], "cases": in_bfloat16(team)}
@@ -714,7 +739,6 @@ def full_disk(team):
 
 
 def main() -> None:
-    from panpipe.core.cluster.mesh import parse_mesh
     from panpipe.runtimes.launch.launch import make_team
 
     warnings.simplefilter("ignore")

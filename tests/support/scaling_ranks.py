@@ -16,6 +16,8 @@ from .scaling import LAYERS, TAPPED, Alone, Scaler, tapped_batch
 from .training import SGD, gradients, on_team, parameters, under_autocast
 
 OPTIONS = {"init_scale": 2.0**10, "growth_interval": 2}
+LOWER = {name: under_autocast(CASES[name], torch.bfloat16) for name in ("batchnorm with a skip", "token-weighted")}
+"""Cases whose steps are in bfloat16."""
 
 
 def scaled(team: Team) -> dict[str, Any]:
@@ -44,11 +46,9 @@ def scaled(team: Team) -> dict[str, Any]:
 def in_bfloat16(team: Team) -> dict[str, Any]:
     """Updates of steps in bfloat16, by one batch of each replica or two, with nothing scaled."""
     found = {}
-    for name in ("batchnorm with a skip", "token-weighted"):
+    for name, case in LOWER.items():
         whole = batches(CASES[name], team.replicas, [8] * team.replicas, torch.float32)
-        found[name] = _trained(
-            team, under_autocast(CASES[name], torch.bfloat16), [[whole], [whole, whole]], {"enabled": False}, 0.05
-        )
+        found[name] = _trained(team, case, [[whole], [whole, whole]], {"enabled": False}, 0.05)
     return found
 
 

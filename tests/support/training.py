@@ -5,16 +5,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
 from .cuts import captured_once, even_plan
 from .models import Case
-from .teams import pipeline_on
+from .teams import SEED, pipeline_on
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -23,11 +24,23 @@ def pipeline_of(
     case: Case, rows: int, microbatches: int, devices: int = 2, dtype: torch.dtype = torch.float32, *,
     plan_options: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
-    """A pipeline by an even plan, and a copy of its model for one process."""
-    plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    """A pipeline of threads by an even plan, and a copy of its model for one process.
+
+    Where the options are those of training alone, pipelines of the same case share its capture.
+    """
     model = case.model(dtype)
     alone = copy.deepcopy(model)
-    return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=3, **options), alone
+    optimizer = options.pop("optimizer", None)
+    if all(name in attrs.fields_dict(Training) for name in options):
+        training = Training(**options)
+        pipe = pipeline_on(
+            ThreadTeam(devices), case, rows, microbatches, optimizer, dtype=dtype, plan_options=plan_options,
+            model=model, training=training,
+        )  # fmt: skip
+        return pipe, alone
+    plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
+    options["optimizer"] = optimizer
+    return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=SEED, **options), alone
 
 
 def on_team(team: Team, case: Case, training: Training) -> tuple[panpipe.Pipeline, nn.Module]:
