@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from attrs import evolve
-from hypothesis import settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.cluster.cluster import Cluster, Hub, fully_connected
@@ -15,10 +14,6 @@ from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-
-# No limit on the time of one example: the machine is shared, and one collection of garbage outlasts any limit.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 UNIT = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=7)
 

@@ -14,7 +14,6 @@ from panpipe.core.errors import RequestError
 from torch import nn
 
 from ....support.models import ConvNet, TinyGPT, conv_step, gpt_step
-from ....support.plans import settings  # noqa: F401 - its profile
 
 
 def tokens(rows, length):
