@@ -1,5 +1,6 @@
 """The offload of a plan on the devices of this process, with their arenas, before the first step."""
 
+import os
 import socket
 from collections.abc import Mapping
 
@@ -76,23 +77,24 @@ def _arena_bytes(plan: Plan, device: int, compiled: Compiled) -> int:
 
 def _check_hosts(team: Team, sizes: Mapping[int, int], tier: OffloadTier) -> None:
     """Refuse arenas that a host has no memory for: what was planned for a host with more."""
-    here = socket.gethostname(), _usable_bytes(tier)
+    here = socket.gethostname(), usable_bytes(tier)
     found = team.everywhere(lambda device: (*here, sizes[device]))
     for host, usable in dict.fromkeys((host, usable) for host, usable, _ in found):
         asked = sum(size for name, _, size in found if name == host)
-        if usable is not None and asked > usable:
+        if asked > usable:
+            other = "a folder with more space" if tier.folder is not None else "'disk'"
             raise RequestError(
                 f"the plan offloads saved tensors of {asked} bytes to host '{host}', and {usable} bytes may be used "
-                f"there: plan again with host_memory={usable}, or give offload_to='disk'"
+                f"there: plan again with host_memory={usable}, or give offload_to={other}"
             )
 
 
-def _usable_bytes(tier: OffloadTier) -> int | None:
-    """What saved tensors may occupy on this host; None for a file, whose file system says so."""
-    limits = [] if tier.folder is not None else [machine_bytes()]
-    left = bytes_left()
-    if tier.folder is None and left is not None:
-        limits.append(left)
-    if tier.host_memory is not None:
-        limits.append(tier.host_memory)
-    return min(limits, default=None)
+def usable_bytes(tier: OffloadTier) -> int:
+    """Bytes that saved tensors may occupy on this host: of its memory, or of the file system of their file."""
+    if tier.folder is not None:
+        found = os.statvfs(tier.folder)
+        limits = [found.f_bavail * found.f_frsize]
+    else:
+        left = bytes_left()
+        limits = [machine_bytes(), *([] if left is None else [left])]
+    return min([*limits, *([] if tier.host_memory is None else [tier.host_memory])])

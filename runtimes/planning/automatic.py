@@ -33,7 +33,7 @@ from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory
 from ..profile.measured_cluster import measured_cluster
-from ..profile.offload_rates import with_host
+from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
 from .budget import Budget
 from .cuts import CutSearch
@@ -109,7 +109,7 @@ class Planning:
         cluster = options.cluster or measured_cluster(self.team, self.measured.where)
         if options.offload != "none" and options.cluster is None:
             self.report("measuring copies to the host")
-            cluster = with_host(cluster, self.team, self.measured.where, options.tier)
+            cluster = with_hosts(cluster, self.team, self.measured.where, options.tier)
         self.report("measuring operators")
         graph = self.measured.graph()
         times = (node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)

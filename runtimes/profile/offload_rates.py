@@ -1,5 +1,6 @@
 """How fast saved tensors go to the host and back: measured on all devices at once, through the copies of a step."""
 
+import socket
 import statistics
 from collections.abc import Mapping
 
@@ -12,28 +13,30 @@ from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..offload.copies import Part
 from ..offload.host_memory import HostMemory
+from ..offload.offloads import usable_bytes
 from ..offload.tier import OffloadTier
 
 SIZE = 32 << 20
 """Bytes of a copy: as the saved tensors of a small stage."""
 REPEATS = 5
 
-HOST = "host of the saved tensors"
-"""Name of the hub in a measured cluster."""
+HOST = "host"
+"""Names of the hubs in a measured cluster start with it."""
 
 
-def host_rates(tier: OffloadTier, device: torch.device, number: int, size: int = SIZE) -> tuple[float, float]:
+def host_rates(tier: OffloadTier, device: torch.device, number: int, size: int | None = None) -> tuple[float, float]:
     """Bytes per second out and back, the median of some copies.
 
     Args:
         tier: where they go.
         device: the torch device.
         number: of the device along the pipeline.
-        size: bytes of a copy.
+        size: bytes of a copy; ``SIZE`` by default.
 
     Raises:
         RequestError: there is no space for one.
     """
+    size = SIZE if size is None else size
     memory, queue = HostMemory(tier, device, number), compute_queue(device, number)
     memory.reserve(size)
     try:
@@ -55,22 +58,29 @@ def host_rates(tier: OffloadTier, device: torch.device, number: int, size: int =
     return statistics.median(rates[0][1:]), statistics.median(rates[1][1:])
 
 
-def with_host(cluster: Cluster, team: Team, where: Mapping[int, torch.device], tier: OffloadTier) -> Cluster:
-    """A measured cluster with the host that saved tensors go to, each device on a link of its own; all ranks call this.
+def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], tier: OffloadTier) -> Cluster:
+    """A measured cluster with the hosts that saved tensors go to, each device on a link of its own.
 
-    The rates are those of all devices at once, so that what they share is in them.
+    The rates are those of all devices at once, so that what they share is in them. All ranks call this together.
 
     Args:
-        cluster: without a host.
+        cluster: without hosts.
         team: the devices.
         where: device of this process → the torch device that it computes on.
         tier: where saved tensors go.
     """
-    found = team.everywhere(lambda device: host_rates(tier, where[device], device))
+    here = socket.gethostname(), usable_bytes(tier)
+    found = team.everywhere(lambda device: (*here, *host_rates(tier, where[device], device)))
+    names = list(dict.fromkeys(host for host, *_ in found))
+    hubs = [
+        Hub(f"{HOST} {number}", "host", min(usable for host, usable, *_ in found if host == name))
+        for number, name in enumerate(names)
+    ]
     # No message between devices is to take this way, as paths are chosen by latency.
     latency_s = max((link.latency_s for link in cluster.links), default=0.0)
+    ranks = team.mesh.cluster_devices
     links = [
-        Link(device.name, HOST, 2 / (1 / out + 1 / back), latency_s)
-        for device, (out, back) in zip(cluster.devices, found, strict=True)
+        Link(cluster.devices[rank].name, hubs[names.index(host)].name, out, latency_s, back_bytes_per_s=back)
+        for rank, (host, _, out, back) in zip(ranks, found, strict=True)
     ]
-    return evolve(cluster, hubs=(*cluster.hubs, Hub(HOST, "host")), links=(*cluster.links, *links))
+    return evolve(cluster, hubs=(*cluster.hubs, *hubs), links=(*cluster.links, *links))
