@@ -1,4 +1,4 @@
-"""What a user gives ``panpipe.pipeline``, checked as far as the arguments alone show what is wrong."""
+"""The arguments of ``panpipe.pipeline``, and the checks that need only them."""
 
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from .weights import ModuleInit
 SIMULATOR = "simulator"
 TARGETS = ("devices", SIMULATOR)
 MICROBATCHES = 8
-"""Of an automatic plan, unless a number is given."""
+"""Number of microbatches of an automatic plan by default."""
 
 
 def _plan(plan: Plan | str | Path) -> Plan | None:
-    """The plan that a user gives; None for an automatic one."""
+    """The user's plan; None for an automatic one."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, str | Path):
@@ -40,7 +40,7 @@ def _plan(plan: Plan | str | Path) -> Plan | None:
 
 
 def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
-    """A mesh as far as it is known without the number of devices."""
+    """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
     return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
@@ -52,14 +52,14 @@ def _compiler(compile: str | Compile | None) -> CompilerChoice | None:
 
 @frozen
 class DeviceOptions:
-    """Which torch device each device of the pipeline is.
+    """The torch device of each device of the pipeline.
 
     Args:
-        names: their names; None for where the model is, or with threads on GPUs one GPU each.
-        share: whether several may be the same one.
+        names: their names; None for the model's device, or for one GPU each if threads use GPUs.
+        share: whether several devices may share a torch device.
 
     Attributes:
-        named: the devices of these names; None where there are none, or for one GPU each.
+        named: the devices of these names; None without names, and for one GPU each.
     """
 
     names: Names | None = None
@@ -72,7 +72,7 @@ class DeviceOptions:
 
     @property
     def given(self) -> bool:
-        """Whether a user named any."""
+        """Whether the user gave names."""
         return self.names is not None
 
     def type_with(self, model: torch.device) -> str:
@@ -84,26 +84,27 @@ class DeviceOptions:
 
 @frozen(kw_only=True)
 class PipelineOptions:
-    """All that a user gives in addition to model, step and example batch; ``panpipe.pipeline`` documents each.
+    """All arguments but model, step and example batch; ``panpipe.pipeline`` documents them.
 
     Args:
         training: optimizers, and what happens in an update in addition to their steps.
         planning: how an automatic plan is searched.
         devices: the torch devices.
         target: ``"devices"`` or ``"simulator"``.
-        microbatches: how many a batch is cut into; None for those of the plan, or ``MICROBATCHES``.
+        microbatches: number of microbatches of a batch; None for that of the plan, or ``MICROBATCHES``.
         plan: ``"auto"``, a Plan, or its file; None from here on for an automatic one.
         mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
         backend: the transport; None for the usual one.
-        weights: where values come from that the model does not have.
-        compile: what compiles stage programs; None runs operators one by one.
-        max_shapes: for how many shapes of microbatches programs are kept.
-        batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
+        weights: the source of values for tensors on meta.
+        compile: compiles stage programs; None runs operators one by one.
+        max_shapes: number of shapes of microbatches whose programs are kept.
+        batch_dims: the dimension of each tensor that has the samples; dimensions that are not given are found by
+            tracing.
         offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
             automatic one.
 
     Raises:
-        RequestError: an argument has a value that it cannot have, or two of them contradict each other.
+        RequestError: an argument is invalid, or two of them contradict each other.
     """
 
     training: Training
@@ -148,7 +149,7 @@ class PipelineOptions:
 
     @property
     def microbatches(self) -> int:
-        """How many a step has."""
+        """The number of microbatches of a step."""
         return self.plan.microbatches if self.plan is not None else self._microbatches or MICROBATCHES
 
     @property
@@ -157,10 +158,13 @@ class PipelineOptions:
         return self.target == SIMULATOR
 
     def check(self, model: nn.Module) -> str:
-        """Refuse a model that cannot be trained so.
+        """Refuse a model that cannot be trained with these options.
 
         Returns:
             The type of its devices.
+
+        Raises:
+            RequestError: it cannot.
         """
         self.training.check(model)
         kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))

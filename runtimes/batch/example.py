@@ -1,4 +1,4 @@
-"""The example of a training: a model, its step, and what the step was captured for."""
+"""The example: the user's model and step, and the microbatch that the step was captured for."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class Example:
     Args:
         model: the user's module.
         step: ``step(model, microbatch)``.
-        microbatch: that the step was captured for; a real one.
+        microbatch: the microbatch that the step was captured for, with real data.
         operators: the captured step.
     """
 
@@ -36,9 +36,10 @@ class Example:
 
         Args:
             model, step: the user's.
-            batch: a whole one.
-            microbatches: how many it is cut into.
-            batch_dims: which dimension of each tensor has the samples; what is not given is found by tracing.
+            batch: a whole batch.
+            microbatches: number of microbatches that it is cut into.
+            batch_dims: the dimension of each tensor that has the samples; dimensions that are not given are found by
+                tracing.
             device_type: of the devices that the step is captured for.
 
         Raises:
@@ -50,7 +51,7 @@ class Example:
 
     @property
     def shape(self) -> Shape:
-        """Of the microbatch."""
+        """The shape of the microbatch."""
         return self.microbatch.shape
 
     @property

@@ -25,7 +25,7 @@ def rows_of_all(
     Args:
         rows: of this replica; one for each microbatch of its batch.
         replicas: this device's transport to its replicas.
-        microbatches: the most that a replica may have.
+        microbatches: the largest number of microbatches of a replica.
         columns: number of the columns loss, weight and metrics; further columns are not exchanged.
         where: the device of the tensors.
         marked: whether this replica reports that its ranks have different batches.

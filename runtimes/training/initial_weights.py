@@ -25,7 +25,7 @@ _RULE = (
 
 @frozen
 class Difference:
-    """A parameter or buffer of which the ranks' models have different values.
+    """A parameter or buffer that has different values in the ranks' models.
 
     Args:
         what: the difference, in words.
@@ -47,12 +47,12 @@ class InitialWeights:
         self._differences = dict(differences or {})
 
     def overwrite(self) -> None:
-        """Forget what a checkpoint of training has: one was loaded."""
+        """Forget the differences in tensors that a checkpoint of training has; called when one was loaded."""
         self._differences = {name: one for name, one in self._differences.items() if not one.in_checkpoints}
 
     @property
     def warning(self) -> str | None:
-        """What has to be done before the first step; None if the ranks have one model."""
+        """The warning for the user; None if the ranks have the same model."""
         return None if not self._differences else f"{self._found}: resume from a checkpoint before the first step"
 
     def refuse_different(self) -> None:
