@@ -224,3 +224,27 @@ def test_schedule_command_does_not_import_heavy_packages(words):
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, encoding="utf-8"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_schedules_that_offload_hold_less(capsys):
+    options = ("--devices", 8, "--microbatches", 16)
+    free, slow = (answer(capsys, "po-f", *options, "--host-copy", time) for time in (0, 3))
+    assert max(free["peak_memory"]) <= max(slow["peak_memory"]) <= 2  # four passes of half a device's share
+    assert slow["makespan"] == pytest.approx(free["makespan"])
+    assert slow["offload"] == {str(stage): 1.0 for stage in range(16)}
+    half = answer(capsys, "po-h", *options, "--host-copy", 3)
+    assert max(slow["peak_memory"]) < max(half["peak_memory"]) < max(answer(capsys, "gis-h", *options)["peak_memory"])
+    assert set(half["offload"]) == {str(stage) for stage in range(8)}
+    assert "offload" not in answer(capsys, "gis-h", *options)
+
+
+def test_link_that_is_too_slow_holds_more_and_takes_no_longer(capsys):
+    options = ("--devices", 4, "--microbatches", 8)
+    fast, slow, never = (answer(capsys, "po-f", *options, "--host-copy", time) for time in (1, 20, 1e6))
+    assert max(fast["peak_memory"]) < max(slow["peak_memory"]) <= max(never["peak_memory"])
+    assert slow["makespan"] <= 1.02 * never["makespan"]
+
+
+def test_wrong_time_of_a_copy_is_refused(capsys):
+    status, _, err = run(capsys, "po-f", *SMALL, "--host-copy", "inf")
+    assert (status, err) == (2, "panpipe: --host-copy is inf: a time must be finite, at least 0\n")
