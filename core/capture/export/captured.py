@@ -20,8 +20,8 @@ from ..graph.plain_tensors import refuse_written_constants
 from ..graph.recurrent import split_layers
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
+from ..values.capture_errors import LateSize
 from ..values.user_lines import first_line, line_of
-from ..values.values import LateSize
 
 TAIL = "the end of the step"
 """Name of a tail that stays Python, among the regions of a captured step."""

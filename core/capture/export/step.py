@@ -32,12 +32,12 @@ from ..python.surroundings import with_gradients
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
+from ..values.capture_errors import Refused, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fakes import fake_of, fake_state
 from ..values.quiet import quiet_torch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
-from ..values.values import Refused, depends_on_value, error_of_type
 from .captured import CapturedStep, captured_step
 from .repeated import refuse_unrepeatable
 

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
-from ..values.values import LateNumber
+from ..values.late_numbers import LateNumber
 
 _TESTS = {
     torch.ops.aten._assert_scalar.default,

@@ -22,8 +22,9 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from ...errors import RequestError
+from ..values.capture_errors import NeedsValue
+from ..values.late_numbers import LateNumber
 from ..values.nesting import Nesting, taken_apart
-from ..values.values import LateNumber, NeedsValue
 
 _library = torch.library.Library("panpipe_python", "DEF")
 _library.define("call(Tensor[] given, int number) -> Tensor[]")

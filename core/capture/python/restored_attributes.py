@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...wording import module_text
+from ..values.late_numbers import LateNumber, holds_captured, holds_late_numbers
 from ..values.user_lines import warn_at
-from ..values.values import LateNumber, holds_captured, holds_late_numbers
 from .code_names import read_line, written_line
 from .holders import INTERNAL, STEP, contents_of, refill, step_holders
 from .pending_refusals import PendingRefusal, have_grown

@@ -14,9 +14,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ...errors import RequestError
+from ..values.late_numbers import holds_captured
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
-from ..values.values import holds_captured
 from .code_names import read_line, written_line
 from .compared_values import is_leaf
 from .pending_refusals import PendingRefusal, have_grown

@@ -23,20 +23,13 @@ from ..python.restored_modules import modules_restored
 from ..python.side_effects import tensors_restored
 from ..python.surroundings import Autocasts
 from ..python.toggles import Toggles
+from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
+from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Printed, noted
 from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import reason_of
-from ..values.values import (
-    LateNumber,
-    LateSize,
-    NeedsAutograd,
-    NeedsValue,
-    ValueWatch,
-    depends_on_value,
-    error_of_type,
-    with_late_numbers_as_tensors,
-)
+from ..values.value_watch import ValueWatch
 from .calls import numbered
 from .module_regions import ModuleRegions
 from .observer import Observer

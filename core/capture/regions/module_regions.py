@@ -15,9 +15,9 @@ from ..graph.randomness import KeyedRandom, random_key
 from ..graph.storages import state_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..python.reached import Reached
+from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, taken_apart, tensors_of
 from ..values.stand_ins import stand_in_for
-from ..values.values import holds_captured
 from .foreign_reads import ForeignReads, foreign_tensors
 from .left_attributes import Left, left_values
 from .regions import Made, Region, Spot, call_region, shared_memory, trained

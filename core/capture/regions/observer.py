@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from ..graph.alignment import aligned
 from ..graph.storages import state_of
-from ..values.values import reads_values
+from ..values.value_watch import reads_values
 from .calls import Calls, Place, Slot, name_of
 
 

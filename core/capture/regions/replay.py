@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ..values.values import NeedsValue, depends_on_value
+from ..values.capture_errors import NeedsValue, depends_on_value
 from .calls import Calls, Place, Slot, name_of
 from .observer import Record
 

@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .values import LateNumber
+from .late_numbers import LateNumber
 
 _TENSOR = object()
 """The mark of a tensor among the leaves."""

@@ -11,8 +11,8 @@ from unittest import mock
 from attrs import define, field
 
 from .code_origin import is_users_own
+from .late_numbers import LateNumber
 from .texts import MARK, filled_in
-from .values import LateNumber
 
 
 @define(eq=False)

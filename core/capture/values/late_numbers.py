@@ -1,0 +1,156 @@
+"""Late numbers: Python numbers whose values are known at the end of a captured step.
+
+A number that a step only prints, logs or returns is not needed before. Other uses of its value, such as in a branch,
+stop capture.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from .capture_errors import NeedsValue
+from .raising import value_without_error
+from .texts import number_mark
+
+
+class TextValues(Protocol):
+    """Records values that are written into text; see `ValueWatch`."""
+
+    started: bool
+
+    def late(self, value: Tensor) -> int:
+        """Add a value; return its number."""
+
+
+def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any]:
+    """A method of late numbers that computes as Python does with numbers.
+
+    Args:
+        function: computes the result from tensors.
+        whole: whether integers give an integer.
+    """
+
+    def number(value: Any, real: bool) -> Any:
+        if not isinstance(value, LateNumber):
+            return value
+        if real:
+            return value.tensor.double()
+        return value.tensor.long() if value.tensor.dtype == torch.bool else value.tensor
+
+    def method(self: "LateNumber", *others: Any) -> Any:
+        tensor = next((other for other in others if isinstance(other, Tensor)), None)
+        if tensor is not None:
+            own = self.tensor.to(tensor.dtype) if tensor.is_floating_point() or tensor.is_complex() else self.tensor
+            return function(own, *others)
+        values = (self, *others)
+        real = not whole or any(isinstance(v, float) or _is_real(v) for v in values)
+        return LateNumber(function(*(number(value, real) for value in values)), self.watch)
+
+    return method
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, LateNumber) and value.tensor.is_floating_point()
+
+
+def _compared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A comparison of late numbers, whose result is a late number, too."""
+    compare = _late(function)
+
+    def method(self: "LateNumber", other: Any) -> Any:
+        return compare(self, other) if isinstance(other, int | float | Tensor) else NotImplemented
+
+    return method
+
+
+def _stops(name: str) -> Callable[..., Any]:
+    def method(self: "LateNumber", *others: Any) -> Any:
+        raise NeedsValue(f"{name} needs the value of a tensor")
+
+    return method
+
+
+class LateNumber:
+    """A number whose value is known at the end of the step. Python may compute with it, print, log and return it.
+
+    Args:
+        tensor: without dimensions; its value will be the number.
+        watch: records the values that are written into text.
+    """
+
+    def __init__(self, tensor: Tensor, watch: TextValues) -> None:
+        self.tensor = tensor
+        self.watch = watch
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For ``isinstance``: the type of the number."""
+        return float if self.tensor.is_floating_point() else bool if self.tensor.dtype == torch.bool else int
+
+    def __format__(self, spec: str) -> str:
+        return number_mark(self.watch.late(self.tensor), self.tensor.dtype, spec)
+
+    def __repr__(self) -> str:
+        return format(self, "")
+
+    def __round__(self, digits: int | None = None) -> "LateNumber":
+        if not _is_real(self):
+            raise NeedsValue("round needs the value of a tensor")
+        rounded = torch.round(self.tensor, decimals=digits or 0)
+        return LateNumber(rounded.long() if digits is None else rounded, self.watch)
+
+    def item(self) -> "LateNumber":
+        return self
+
+    __add__, __radd__ = _late(operator.add), _late(lambda a, b: b + a)
+    __sub__, __rsub__ = _late(operator.sub), _late(lambda a, b: b - a)
+    __mul__, __rmul__ = _late(operator.mul), _late(lambda a, b: b * a)
+    __truediv__, __rtruediv__ = _late(operator.truediv, whole=False), _late(lambda a, b: b / a, whole=False)
+    __neg__, __pos__, __abs__ = _late(operator.neg), _late(operator.pos), _late(abs)
+    __int__, __float__, __index__ = (_stops(name) for name in ("int", "float", "index"))
+    __complex__, __trunc__, __floor__, __ceil__ = (_stops(name) for name in ("complex", "trunc", "floor", "ceil"))
+    __lt__, __le__, __gt__ = _compared(operator.lt), _compared(operator.le), _compared(operator.gt)
+    __ge__, __eq__, __ne__ = _compared(operator.ge), _compared(operator.eq), _compared(operator.ne)
+    __floordiv__, __rfloordiv__, __mod__, __rmod__ = (_stops("a division with a remainder") for _ in range(4))
+    __divmod__, __rdivmod__, __rpow__, __hash__ = (_stops(name) for name in ("divmod", "divmod", "pow", "hash"))
+    __and__, __rand__, __or__, __ror__, __xor__, __rxor__ = (_stops("logic") for _ in range(6))
+    __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
+
+    def __bool__(self) -> bool:
+        if (found := value_without_error(self.watch.started)) is None:
+            raise NeedsValue("bool needs the value of a tensor")
+        return found
+
+    def __pow__(self, power: Any) -> "LateNumber":
+        if isinstance(power, int | float) and power == abs(power):
+            return _late(operator.pow)(self, power)  # type: ignore[no-any-return]
+        raise NeedsValue("pow needs the value of a tensor")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_NUMBERS:
+            raise NeedsValue(f"{name} needs the value of a tensor")
+        raise AttributeError(name)
+
+
+_OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.startswith("__")}
+"""Attributes of numbers that late numbers do not have."""
+
+
+def holds_captured(value: Any) -> bool:
+    """Whether a nesting contains a fake tensor or a late number."""
+    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+
+
+def holds_late_numbers(value: Any) -> bool:
+    """Whether a nesting contains a late number."""
+    return any(type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+
+
+def with_late_numbers_as_tensors(result: Any) -> Any:
+    """A step's result with tensors in place of late numbers."""
+    return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)

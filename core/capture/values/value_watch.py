@@ -1,0 +1,120 @@
+"""Python code that needs a tensor's value while a step is captured and tensors have none.
+
+A number that is read from a tensor is a `LateNumber`. Any other use of a value, such as a branch, stops capture.
+"""
+
+import random
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .capture_errors import NeedsAutograd, NeedsValue, Refused
+from .late_numbers import LateNumber
+from .raising import value_without_error
+from .sparse_tensors import is_sparse
+from .texts import tensor_mark
+
+_READS = {
+    Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
+    Tensor.__complex__, Tensor.__array__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
+    torch.equal, torch.allclose, Tensor.equal, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero,
+}  # fmt: skip
+"""Functions that convert tensors to Python values."""
+
+
+def reads_values(func: Any) -> bool:
+    """Whether a function converts a tensor to a Python value."""
+    return func in _READS
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a tensor has no value while a step is captured."""
+    return isinstance(value, FakeTensor) and value.constant is None
+
+
+class ValueWatch(TorchFunctionMode):
+    """A mode in which a number read from a captured tensor is a `LateNumber`, and any other use of a value stops.
+
+    Args:
+        sizes: whether sizes that depend on values stop capture, too; capture supports some of them.
+
+    Attributes:
+        texts: tensors that were written into text, by their number in it.
+        started: whether an operator has read a parameter.
+    """
+
+    def __init__(self, sizes: bool) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._drawn = _draws()
+        self.texts: list[Tensor] = []
+        self.started = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
+        if _draws() != self._drawn:
+            raise Refused(
+                "the step draws random numbers from Python or numpy: captured, they would be the same in each step; "
+                "draw with torch, or give them with the batch"
+            )
+        if func == _SETS_DATA:
+            raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
+        if func == _GETS_DATA:
+            return args[0].detach()  # tracing would record it as a constant
+        if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+            return self._read(func, args)
+        if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
+            raise NeedsValue(f"{func.__name__} needs the values of its lengths")
+        if func in _DIFFERENTIATES:
+            raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
+        if getattr(func, "__module__", "") == "torch._functorch.predispatch":
+            raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
+        result = func(*args, **kwargs)
+        if is_sparse(result):
+            raise NeedsValue(f"{getattr(func, '__name__', func)} creates a sparse tensor, which is not captured")
+        if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
+            raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
+        return result
+
+    def _read(self, func: Any, args: Any) -> Any:
+        tensor = args[0]
+        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
+            return found
+        if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
+            raise NeedsValue(f"{getattr(func, '__name__', str(func)).strip('_')} needs the value of a tensor")
+        value = tensor.detach().reshape(()).clone()  # the step may write the tensor later
+        number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
+        if func is Tensor.item:
+            return number
+        spec = args[1] if func is Tensor.__format__ else ""
+        if func is Tensor.__format__ and tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):
+            return format(number, spec)
+        return tensor_mark(self.late(value), tensor) if not spec else object.__format__(tensor, spec)
+
+    def late(self, value: Tensor) -> int:
+        """Add a value without dimensions to ``texts``; return its number."""
+        self.texts.append(value.double())
+        return len(self.texts) - 1
+
+
+def _draws() -> int:
+    """A number that changes when Python or numpy draws a random number."""
+    numpy_state: Any = numpy.random.get_state()
+    return hash((random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]))
+
+
+_GETS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _of_unknown_size(value: Any) -> bool:
+    return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+_NEED_VALUES = {torch.nn.functional.ctc_loss, torch.ctc_loss}
+_DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
