@@ -12,6 +12,7 @@ from ...errors import PanpipeError, RequestError
 from ..graph.randomness import KeyedRandom, random_key
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
+from ..values.nesting import tensors_of
 from ..values.user_lines import line_of, reason_of
 from .captured import CapturedStep
 
@@ -49,7 +50,7 @@ class FakeRun(ModalInterpreter):
         if self.random.ordinal != before:
             self.first_draw[n.name] = before
         self.values[n.name] = value
-        for tensor in tensors_in(value) if n.op == "call_function" else ():
+        for tensor in tensors_of(value) if n.op == "call_function" else ():
             key = id(tensor)
             self._note_layout(n.name, tensor)
             if tensor.requires_grad:
@@ -115,10 +116,3 @@ def fake_inputs(step: CapturedStep) -> list[Any]:
             for node in step.graph.nodes
             if node.op == "placeholder"
         ]
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an operator's result: a tensor, or tensors in tuples and lists."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in tensors_in(v)] if isinstance(value, tuple | list) else []

@@ -26,9 +26,10 @@ from ..graph.functions import called_name
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..regions.region_writes import note_later_writes
+from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
 from .captured import CapturedStep
-from .fake_run import FakeRun, fake_inputs, tensors_in
+from .fake_run import FakeRun, fake_inputs
 
 
 def tensor_bytes(value: Any) -> int:
@@ -124,7 +125,7 @@ def _local_nodes(step: CapturedStep, calls: list[fx.Node], fake_run: FakeRun) ->
             and node.name not in fake_run.first_draw
             and node.name != step.outputs.home
             and root_of(node).name not in written
-            and not any(t.requires_grad for t in tensors_in(value))
+            and not any(t.requires_grad for t in tensors_of(value))
         ):
             local.add(node.name)
     return local
@@ -173,7 +174,7 @@ def _touches(node: fx.Node, root: fx.Node) -> bool:
 
 
 def _no_larger(node: fx.Node, source: fx.Node, fake_run: FakeRun) -> bool:
-    shown, whole = ([tensor_bytes(t) for t in tensors_in(fake_run.values[n.name])] for n in (node, source))
+    shown, whole = ([tensor_bytes(t) for t in tensors_of(fake_run.values[n.name])] for n in (node, source))
     return sum(shown) <= sum(whole)
 
 
@@ -228,8 +229,8 @@ def _graph(
                     value = fake_run.values[source.name]
                     key = owner[source.name], i, which
                     edges[key] = OpEdge(
-                        names[key[0]], names[i], sum(map(tensor_bytes, tensors_in(value))),
-                        gradient=any(t.requires_grad for t in tensors_in(value)), tensor=which,
+                        names[key[0]], names[i], sum(map(tensor_bytes, tensors_of(value))),
+                        gradient=any(t.requires_grad for t in tensors_of(value)), tensor=which,
                     )  # fmt: skip
         own = sum(size for name, size in reads.items() if name not in seen)
         seen.update(reads)

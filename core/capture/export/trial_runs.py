@@ -16,7 +16,7 @@ from ..python.isolation import isolated
 from ..python.reach import reach
 from ..python.reached import Reached
 from ..values.containers import BatchNesting, flatten_batch
-from ..values.fakes import fake_state
+from ..values.fakes import fake_state, have_equal_shapes
 from ..values.placeholder_results import PlaceholderResults
 from ..values.placeholder_values import PlaceholderValues
 from .constant_values import ConstantValues
@@ -117,7 +117,7 @@ class TrialRuns:
         found, now = ConstantValues(), dict(self.model.named_buffers(remove_duplicate=False))
         for name, tensor in self._real.items():
             fake, later = self._state[name], now.get(name)
-            assigned = later is not fake and later is not None and _alike(later, fake)
+            assigned = later is not fake and later is not None and have_equal_shapes(later, fake)
             if assigned or self._kept.is_written(fake):
                 self._kept.give([fake])
             elif not tensor.is_meta:
@@ -155,12 +155,8 @@ class TrialRuns:
         """The model's buffers, without those that were replaced by a tensor of another shape, as a cache that grew."""
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             mine = self._state.get(name)
-            if mine is not None and _alike(mine, buffer):
+            if mine is not None and have_equal_shapes(mine, buffer):
                 yield buffer
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 class _Values(PlaceholderResults):

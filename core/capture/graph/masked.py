@@ -1,10 +1,12 @@
 """Masked scatters, rewritten so that the sizes of their gradients do not depend on values."""
 
+from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
+
+from .nodes import inserted_call
 
 aten = torch.ops.aten
 
@@ -27,11 +29,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
     values, mask, source = node.args
     shape = list(node.meta["val"].shape)
 
-    def call(target: Any, *arguments: Any) -> fx.Node:
-        made = graph.call_function(target, arguments)
-        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        return made
-
+    call = partial(inserted_call, graph, node)
     with graph.inserting_before(node):
         chosen = call(aten.expand.default, mask, shape)
         before = call(aten.cumsum.default, call(aten.reshape.default, chosen, [prod(shape)]), 0)

@@ -97,6 +97,13 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def inserted_call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any) -> fx.Node:
+    """A call at the graph's insertion point, with the ``meta`` of another node except for its value."""
+    made = graph.call_function(target, arguments)
+    made.meta = {key: value for key, value in like.meta.items() if key != "val"}
+    return made
+
+
 def module_of(node: fx.Node) -> str:
     """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())

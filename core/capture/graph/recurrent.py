@@ -6,10 +6,13 @@ first, as inside the operator, so that dropout draws its masks in the same shape
 """
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+
+from .nodes import inserted_call
 
 aten = torch.ops.aten
 
@@ -45,11 +48,7 @@ def _split(graph: fx.Graph, node: fx.Node) -> None:
     size, directions = len(weights) // layers, 2 if bidirectional else 1
     ends: list[list[fx.Node]] = [[] for _ in states]
 
-    def call(target: Any, *arguments: Any) -> fx.Node:
-        made = graph.call_function(target, arguments)
-        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
-        return made
-
+    call = partial(inserted_call, graph, node)
     with graph.inserting_before(node):
         x = call(aten.transpose.int, x, 0, 1) if batch_first else x
         for layer in range(layers):

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ..values.fakes import have_equal_shapes
 from ..values.late_numbers import holds_captured
 from .pending_refusals import PendingRefusal
 
@@ -37,7 +38,7 @@ def assigned_buffers_written(
             buffer, path = buffers.get(key), f"{name}.{key}" if name else key
             if assigned is buffer:
                 continue
-            if buffer is not None and isinstance(assigned, Tensor) and _alike(assigned, buffer):
+            if buffer is not None and isinstance(assigned, Tensor) and have_equal_shapes(assigned, buffer):
                 assigned_names.add(path)
                 # Before any is written: it may be another buffer's old value.
                 written.append((buffer, assigned.detach()))
@@ -53,10 +54,6 @@ def assigned_buffers_written(
                 module._non_persistent_buffers_set.discard(key)
     for buffer, value in written:
         buffer.copy_(value)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _shape_refusal(path: str, buffer: Tensor | None, assigned: Any) -> RequestError:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...wording import module_text
-from ..values.late_numbers import LateNumber, holds_captured, holds_late_numbers
+from ..values.late_numbers import holds_captured, holds_late_numbers
 from ..values.user_lines import warn_at
 from .code_names import read_line, written_line
+from .compared_values import is_number
 from .holders import INTERNAL, STEP, contents_of, refill, step_holders
 from .pending_refusals import PendingRefusal, have_grown
 from .reached import Reached
@@ -111,7 +112,7 @@ class _Restored:
         """Restore an assigned attribute or variable."""
         own = isinstance(holder, dict)
         early = (id(holder), key) in self.read if own else old is not _MISSING
-        counts = _is_count(value) and (_is_count(old) or early) and value != old
+        counts = is_number(value) and (is_number(old) or early) and value != old
         # Code that registers hooks sets a flag, and would register them again without it.
         flag = isinstance(value, bool) and early and value != old and self.no_hooks()
         if not (counts or flag or holds_captured(value)):
@@ -201,8 +202,4 @@ def _changed(value: Any, before: Any) -> bool:
     new = [item for item in now if id(item) not in old]
     if any(holds_captured(item) for item in new):
         return True
-    return len(now) == len(then) and any(_is_count(item) for item in new)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and type(value) not in (bool, LateNumber)
+    return len(now) == len(then) and any(is_number(item) for item in new)

@@ -41,3 +41,8 @@ def fake_state(
             else:
                 fakes[name] = fakes[origin]
     return canonical, fakes
+
+
+def have_equal_shapes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape and dtype."""
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
