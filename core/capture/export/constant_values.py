@@ -102,12 +102,15 @@ class ConstantValues:
         return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype) if value is None else value
 
     def _value(self, tensor: Tensor) -> Tensor | None:
+        found: Tensor | None
         if isinstance(tensor, FakeTensor) or tensor.is_meta:
-            return self.known.get(tensor)
+            found = self.known.get(tensor)
+            return found
         if tensor not in self._users:  # a trial does not write the user's own tensor
             with _disable_current_modes():
                 self._users[tensor] = tensor.detach().clone()
-        return self._users[tensor]
+        found = self._users[tensor]
+        return found
 
     def _copy(self, value: Tensor) -> Tensor:
         """A copy; the same one for equal values, so that a mask that every layer reads is kept once."""

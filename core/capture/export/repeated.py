@@ -28,7 +28,7 @@ from ..python.reach import reach
 from ..python.reached import Reached
 from .recorded import READS_FILE, Ran, cause_in, first_difference, read_kept_refusal, refusal_of
 from .set_up import refuse_other_set_up
-from .trial_runs import Leaves, TrialRuns, leaves_of
+from .trial_runs import NUMBER, Leaves, TrialRuns, leaves_of
 
 _FAR = (7, 1_000_000)
 """Added to the step's counts: more than a few steps, and more than most thresholds and periods."""
@@ -182,8 +182,8 @@ class _Repeated:
         if self._runs.read_kept:
             raise read_kept_refusal(self._runs.read_kept, self._changed)
 
-    def _run(self, *number: float) -> list[Ran]:
-        return self._runs.run(self._leaves, *number)
+    def _run(self, number: float = NUMBER) -> list[Ran]:
+        return self._runs.run(self._leaves, number)
 
 
 def _numbers(reached: Reached) -> dict[str, Any]:

@@ -230,10 +230,11 @@ def _permutation(mode: KeyedRandom, count: int, **options: Any) -> Tensor:
 
 
 def _normal(mode: KeyedRandom, mean: Any, deviation: Any) -> Tensor:
-    """``torch.normal`` of tensors, or of a tensor and a number."""
+    """``torch.normal`` with tensors, or with a tensor and a number."""
     shapes = [part.shape for part in (mean, deviation) if isinstance(part, Tensor)]
     like = (mean if isinstance(mean, Tensor) else deviation).new_empty(torch.broadcast_shapes(*shapes))
-    return normal(like, 0.0, 1.0, *mode._next()) * deviation + mean
+    drawn: Tensor = normal(like, 0.0, 1.0, *mode._next()) * deviation + mean
+    return drawn
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
