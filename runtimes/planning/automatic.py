@@ -22,6 +22,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, RequestError
+from ...core.offload.request import check_offload_request
 from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
@@ -103,6 +104,7 @@ class Planning:
         options = self.options
         if options.recompute is not None:
             recomputed_stages(options.recompute, devices * options.max_chunks)  # refused before anything is measured
+        check_offload_request(options.offload, devices * options.max_chunks)
         if options.cluster is not None:
             self.team.mesh.check(options.cluster)
         self.report("measuring links")
