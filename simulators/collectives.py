@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from simpy.events import Timeout
 
-from ..core.cluster.collectives import Phase
-from .network import Network, Shipment
+from ..core.cluster.collectives import Crossing, Phase
+from .network import Network, Route, Shipment
 from .times import FlowTimes
 
 
@@ -16,6 +16,8 @@ class Collective:
         network: the network whose links it crosses.
         steps: in order; the flows of a step run at the same time.
         delay_s: its duration if it has no steps.
+        routes: the routes of collectives that never run at the same time as this one, by what they cross; new ones are
+            added.
 
     Attributes:
         steps: the flows of each step.
@@ -24,22 +26,32 @@ class Collective:
         start_s, end_s: its times.
     """
 
-    def __init__(self, network: Network, steps: Sequence[Sequence[Phase]], delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        network: Network,
+        steps: Sequence[Sequence[Phase]],
+        delay_s: float = 0.0,
+        routes: dict[tuple[Crossing, ...], Route] | None = None,
+    ) -> None:
         self.network = network
+        self._routes = routes
         self.delay_s = delay_s
         self.alone_s = sum((max(phase.seconds for phase in step) for step in steps), delay_s if not steps else 0.0)
-        self.steps = [
-            [
-                Shipment(network.route(phase.crossings, phase.latency_s, phase.bytes_per_s), phase.bytes, self._arrived)
-                for phase in step
-            ]
-            for step in steps
-        ]
+        self.steps = [[Shipment(self._route(phase), phase.bytes, self._arrived) for phase in step] for step in steps]
         self.on_end: list[Callable[[], None]] = []
         self.begun = 0
         self.under_way = 0
         self.start_s = 0.0
         self.end_s = 0.0
+
+    def _route(self, phase: Phase) -> Route:
+        known = None if self._routes is None else self._routes.get(phase.crossings)
+        if known is not None:
+            return known
+        route = self.network.route(phase.crossings, phase.latency_s, phase.bytes_per_s)
+        if self._routes is not None:
+            self._routes[phase.crossings] = route
+        return route
 
     @property
     def slowest(self) -> list[FlowTimes]:

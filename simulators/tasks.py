@@ -17,7 +17,7 @@ from functools import partial
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.cluster.collectives import Phase, collective_phases
+from ..core.cluster.collectives import Crossing, Phase, collective_phases
 from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.reduction import sync_bytes, sync_time
@@ -29,7 +29,7 @@ from ..core.plan.queues import Queues
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
-from .network import Network
+from .network import Network, Route
 from .times import FlowTimes, TaskTimes
 
 
@@ -169,13 +169,15 @@ def run_tasks(
     """
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
+    routes: dict[tuple[str, int], dict[tuple[Crossing, ...], Route]] = {}  # of tasks of one device, by their order
     for task in queues.tasks:
         if task.kind in moved_by:
             phases, size, delay_s = moved_by[task.kind](task, plan, costs, cluster)
         else:
             phases, size, delay_s = (), 0.0, task_seconds(task, costs) or 0.0
         ahead = None if task.order is None else latest.get(task.order)
-        running = RunningTask(task, Collective(network, phases, delay_s), size, devices, ahead)
+        known = routes.setdefault(task.order, {}) if task.order is not None and len(task.items) == 1 else None
+        running = RunningTask(task, Collective(network, phases, delay_s, known), size, devices, ahead)
         if task.order is not None:
             latest[task.order] = running
         for member, item in enumerate(task.items):

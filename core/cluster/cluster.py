@@ -105,6 +105,10 @@ class Cluster:
     def _paths(self) -> dict[tuple[int, int], tuple[Hop, ...]]:
         return {}
 
+    @cached_property
+    def _host_paths(self) -> dict[int, tuple[Hop, ...]]:
+        return {}
+
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """Links from device ``src`` to device ``dst``, each with its direction (True from a to b).
 
@@ -139,11 +143,13 @@ class Cluster:
         Raises:
             RequestError: no host is connected to it.
         """
-        path = self._router.nearest(device, "host")
-        if path is None:
-            name = self.devices[device].name
-            raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
-        return path
+        if device not in self._host_paths:
+            path = self._router.nearest(device, "host")
+            if path is None:
+                name = self.devices[device].name
+                raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
+            self._host_paths[device] = path
+        return self._host_paths[device]
 
     def host_of(self, device: int) -> Hub:
         """The nearest host of a device. Raises RequestError if none is connected to it."""

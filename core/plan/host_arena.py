@@ -7,20 +7,25 @@ compute order, so the slots follow from the plan alone, and two slots whose time
           │  │ 0F1 ▐███████████████▌ 0F4 ▐█████████
           └──┴─────────────────────────────────────▶ position in the compute order
 
-Three layouts are tried, and the smallest is taken: slots in the order of their times at the lowest offset where they
-fit; likewise in the smallest gap; and a region for each stage, in which all slots have one size, so that none of it is
-lost. So the arena is at most the sum of the stages' peaks, and for one stage exactly the peak.
+Several layouts are tried, and the smallest is taken: slots in the order of their times at the lowest offset where they
+fit; likewise in the smallest gap; a region for each stage, in which all slots have one size, so that none of it is
+lost; and, where these waste more than a hundredth, the longest times first, and the largest product of time and bytes
+first.
+So the arena is at most the sum of the stages' peaks, and for one stage exactly the peak.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy
 from attrs import frozen
 
 from ..actions import Kind
 from .host_copies import planned_copies
 from .plan import Plan
 
+WASTE = 0.01
+"""Share of the peak that the quick layouts may waste before others are tried, which take longer."""
 ALIGNMENT_BYTES = 64
 """Every storage starts at a multiple of this: a cache line, and what torch's CPU allocator guarantees."""
 
@@ -59,12 +64,16 @@ def host_slots(plan: Plan, device: int) -> HostSlots:
     """
     parts = {each.stage: _parts([storage.bytes for storage in each.storages]) for each in plan.memory.offload}
     slots = _slots(plan, device, {stage: ends[-1] for stage, ends in parts.items()})
-    placed = min((_in_order(slots, _lowest), _in_order(slots, _tightest), _by_stage(slots)), key=lambda each: each[0])
+    peak = _peak(slots)
+    placed = min((_in_order(slots, _lowest), _in_order(slots, _tightest), _by_stage(slots)), key=_size)
+    if placed[0] > (1 + WASTE) * peak:
+        placed = min((placed, _largest_first(slots, lambda slot: slot.end - slot.start)), key=_size)
+        placed = min((placed, _largest_first(slots, lambda slot: (slot.end - slot.start) * slot.bytes)), key=_size)
     offsets = {
         (slot.stage, slot.microbatch): tuple(offset + start for start in parts[slot.stage][:-1])
         for slot, offset in zip(slots, placed[1], strict=True)
     }
-    return HostSlots(placed[0], _peak(slots), offsets)
+    return HostSlots(placed[0], peak, offsets)
 
 
 def _parts(sizes: Sequence[int]) -> list[int]:
@@ -104,6 +113,10 @@ Placed = tuple[int, list[int]]
 """Size of the arena, and the offset of every slot."""
 
 
+def _size(placed: Placed) -> int:
+    return placed[0]
+
+
 def _lowest(gaps: Sequence[Gap]) -> Gap:
     return gaps[0]
 
@@ -140,3 +153,18 @@ def _by_stage(slots: Sequence[_Slot]) -> Placed:
         offsets.update(zip(own, (base + offset for offset in inside), strict=True))
         base += size
     return base, [offsets[slot] for slot in slots]
+
+
+def _largest_first(slots: Sequence[_Slot], measure: Callable[[_Slot], int]) -> Placed:
+    """Place slots from the largest measure down, each at the lowest offset that is free over all of its time."""
+    starts, ends, sizes = (numpy.array(column) for column in list(zip(*slots, strict=True))[2:])
+    offsets = numpy.zeros(len(slots), dtype=numpy.int64)
+    placed = numpy.zeros(len(slots), dtype=bool)
+    for number in sorted(range(len(slots)), key=lambda number: -measure(slots[number])):
+        other = numpy.flatnonzero(placed & (starts < ends[number]) & (ends > starts[number]))
+        other = other[numpy.argsort(offsets[other], kind="stable")]
+        free = numpy.maximum.accumulate(numpy.append(0, offsets[other] + sizes[other]))  # from here up to the next one
+        fits = numpy.append(offsets[other] - free[:-1] >= sizes[number], True)
+        offsets[number] = free[fits.argmax()]
+        placed[number] = True
+    return int((offsets + sizes).max()), offsets.tolist()
