@@ -1,0 +1,142 @@
+"""Comparison of batches between ranks, with the tables of two ranks added up by hand."""
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.batch.batch_agreement import BatchAgreement, Change
+from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.devices.compute import HostQueue
+
+
+class Rank:
+    """One of two ranks, whose table waits for the other one's."""
+
+    size, replica, replicas = 2, 0, 1
+
+    def __init__(self, number):
+        self.local, self.failure = (number,), None
+
+    def sum_over_processes(self, table):
+        self.table = table
+        return self
+
+    def wait(self):
+        self.waited = True
+
+    def collectively(self, work):
+        return work()
+
+    def fail(self, failure):
+        self.failure = failure
+
+    def rank(self, number):
+        return number
+
+
+def batch(rows=4, **changes):
+    return {"x": torch.arange(2.0 * rows).view(rows, 2), "y": torch.arange(rows), "name": "words"} | changes
+
+
+def compared(first, second, known=(True, True), changes=(None, None)):
+    """What both ranks find of their batches."""
+    ranks = [Rank(number) for number in range(2)]
+    found = [
+        BatchAgreement(rank, {number: HostQueue()}, split_batch(given, 2), ready, change)
+        for number, (rank, given, ready, change) in enumerate(zip(ranks, (first, second), known, changes, strict=True))
+    ]
+    total = ranks[0].table + ranks[1].table
+    for rank in ranks:
+        rank.table.copy_(total)
+    return ranks, found
+
+
+def refusals(found, **given):
+    said = []
+    for agreement in found:
+        agreement.collect()
+        with pytest.raises(RequestError) as error:
+            agreement.refuse("no parameter was updated")
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    return said[0]
+
+
+def test_equal_batches_are_accepted_on_all_ranks():
+    _, found = compared(batch(), batch())
+    for agreement in found:
+        assert not agreement.differ()
+        agreement.refuse("")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (batch(6), "rank 1 has a batch of 6 samples and rank 0 one of 4"),
+        (batch(y=torch.arange(4).flip(0)), r"rank 1 has other values in batch['y'] than rank 0"),
+        (batch(x=torch.zeros(4, 3)), r"rank 1 has another shape, dtype or value of batch['x'] than rank 0"),
+        (batch(name="other"), r"rank 1 has another shape, dtype or value of batch['name'] than rank 0"),
+        (batch(z=torch.arange(4)), "rank 1 has a batch with other leaves than rank 0"),
+    ],
+)
+def test_first_difference_is_refused_by_name_on_all_ranks(other, said):
+    _, found = compared(batch(), other)
+    refusal = refusals(found)
+    assert refusal.startswith(f"{said}: the ranks of a pipeline compute parts of one batch")
+    assert refusal.endswith("; no parameter was updated")
+
+
+def test_one_bit_of_one_value_counts():
+    other = batch()
+    other["x"][-1, -1] = torch.nextafter(other["x"][-1, -1], torch.tensor(99.0))
+    _, found = compared(batch(), other)
+    assert all(agreement.differ() for agreement in found)
+
+
+def test_rank_that_waits_is_no_difference():
+    ranks, found = compared(batch(), batch(), known=(True, False))
+    for agreement in found:
+        agreement.refuse_before()
+    assert [rank.failure for rank in ranks] == [None, None]
+
+
+def test_ranks_that_run_already_learn_of_a_refusal_before_the_step():
+    ranks, found = compared(batch(), batch(6), known=(True, False))
+    with pytest.raises(RequestError, match="a batch of 6 samples") as error:
+        found[1].refuse_before()
+    assert ranks[1].failure is error.value
+    ranks, found = compared(batch(), batch(6), known=(False, False))
+    with pytest.raises(RequestError, match="a batch of 6 samples"):
+        found[1].refuse_before()
+    assert ranks[1].failure is None  # all of them are here
+
+
+def test_values_that_changed_differently_are_refused_with_what_changed_here():
+    _, found = compared(batch(), batch(), changes=(None, Change(7, "a.py:3: 'rate' was 0.1 and is 0.2")))
+    with pytest.raises(RequestError, match="on rank 1 than on rank 0: on rank 0 nothing changed"):
+        found[0].refuse_before()
+    with pytest.raises(RequestError, match=r"on rank 1 a\.py:3: 'rate' was 0\.1 and is 0\.2"):
+        found[1].refuse_before()
+    same = Change(7, "rate")
+    for agreement in compared(batch(), batch(), changes=(same, same))[1]:
+        agreement.refuse_before()
+
+
+def test_another_replica_whose_ranks_differ_is_named():
+    _, found = compared(batch(), batch())
+    found[0].collect()
+    found[0].note_replica(3)
+    with pytest.raises(RequestError, match=r"the ranks of replica 3 were given different batches.*; done"):
+        found[0].refuse("done")
+
+
+def test_devices_of_one_process_compare_nothing():
+    class Threads(Rank):
+        local, size = (0, 1), 2
+
+        def __init__(self):
+            pass
+
+    agreement = BatchAgreement(Threads(), {0: HostQueue()}, split_batch(batch(), 2), False, Change(7, "rate"))
+    agreement.refuse_before()
+    assert not agreement.differ()
+    agreement.refuse("")
