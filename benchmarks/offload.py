@@ -184,7 +184,7 @@ def step_s(case: "Limited", families_: Sequence[ScheduleFamily], recompute: str 
     anneal = len(families_) > 2
     options = SearchOptions(
         families=families_, oracle=simulated, recompute=recompute, offload=offload, anneal=anneal,
-        memory_limit=case.limit, budget=BUDGET if anneal else BUDGET // 4, alternatives=False,
+        memory_limit=case.limit, budget=case.budget if anneal else case.budget // 4, alternatives=False,
     )  # fmt: skip
     try:
         return search_plan(case.graph, cluster_of(case.devices), case.microbatches, options).predicted.step_s
@@ -200,6 +200,7 @@ class Limited:
     microbatches: int
     k: float
     share: float
+    budget: int = BUDGET
 
     @property
     def graph(self) -> OpGraph:
@@ -215,10 +216,10 @@ class Limited:
         return self.microbatches * 2 * (2 * SAVED / RATE / self.k)
 
 
-def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int) -> Part:
+def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int, budget: int) -> Part:
     rows, kept, gains = [], True, []
     resident = resident_families()
-    for case in (Limited(devices, microbatches, k, share) for k in ks for share in shares):
+    for case in (Limited(devices, microbatches, k, share, budget) for k in ks for share in shares):
         found = [
             step_s(case, resident, "none"),
             step_s(case, resident, None),
@@ -298,13 +299,14 @@ def main() -> None:
     parser.add_argument("--shares", default="0.5,0.33,0.25", help="best: shares of 1F1B's memory")
     parser.add_argument("--devices", type=int, default=4, help="best: devices")
     parser.add_argument("--microbatches", type=int, default=16, help="best: microbatches")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="best: evaluations of each search")
     parser.add_argument("--svg", type=Path, help="scaling: write the plot here")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     ks, shares = (tuple(map(float, text.split(","))) for text in (arguments.k, arguments.shares))
     parts: dict[str, Callable[[], Part]] = {
         "free": free, "depth": depth, "neighbours": neighbours, "scaling": lambda: scaling(arguments.svg),
-        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches),
+        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches, arguments.budget),
     }  # fmt: skip
     title, header, rows, kept = parts[arguments.part]()
     print(" | ".join(header))

@@ -162,17 +162,17 @@ class DeviceChoice:
         return max(accumulate(changes), default=0.0)
 
     def most_that_the_link_carries(self) -> int:
-        """Steps that leave if all should: all, or those with the lowest peak."""
+        """Steps that leave if all should: all, or as many as leave the lowest peak."""
         chosen = self.chosen(self.shares(STEPS))
         kept = _kept(self.copies(chosen))
         if len(kept) == sum(long_enough(self.clock, stay) for stay in chosen.stays) and self._in_time(kept):
             return STEPS
-        best = (float("inf"), 0)
-        for step in range(0, STEPS + 1, STEPS // TRIED):
+        best: tuple[float, int] = (INFINITY, 0)
+        for step in range(0, STEPS + 1, 2 * STEPS // TRIED):
             kept = self._copies_of(step)
             if self._in_time(kept):
-                best = min(best, (self.peak_bytes(kept), step))
-        return best[1]
+                best = min(best, (self.peak_bytes(kept), -step))
+        return -best[1]
 
     def fewest_within(self, limit: float) -> int:
         """The fewest steps with which the device holds at most ``limit``; else those with the lowest peak found.
@@ -192,10 +192,9 @@ class DeviceChoice:
             return 0
         # More than the link carries may leave a higher peak.
         tried = (STEPS, *range(STEPS // TRIED, STEPS, STEPS // TRIED))
-        high = next((step for step in tried if peak(step) <= limit), None)
+        high: int | None = next((step for step in tried if peak(step) <= limit), None)
         if high is None:
-            lowest: int = min(found, key=lambda step: (found[step], step))
-            return lowest
+            return min((peak(step), step) for step in found)[1]
         low = max(step for step in found if step < high)
         while high - low > 1:
             middle = (low + high) // 2
