@@ -72,4 +72,4 @@ class ReportFacts:
     checks: tuple[Check, ...] = field(default=(), converter=tuple)
     notes: tuple[str, ...] = field(default=(), converter=tuple)
     idle: IdleTime | None = None
-    kept: tuple[Kept, ...] = field(default=(), converter=tuple)
+    kept: tuple[Kept, ...] = ()

@@ -106,13 +106,13 @@ class FileArena(Arena):
             ) from error
 
     def write(self, offset: int, source: Tensor) -> None:
-        left = memoryview(source.numpy())
+        left = memoryview(source.numpy().data)
         while left:
             done = os.pwritev(self._file, [left], offset)
             left, offset = left[done:], offset + done
 
     def read(self, offset: int, target: Tensor) -> None:
-        left = memoryview(target.numpy())
+        left = memoryview(target.numpy().data)
         while left:
             done = os.preadv(self._file, [left], offset)
             if not done:

@@ -45,7 +45,7 @@ class _View:
         """The view, of other bytes."""
         view = torch.empty(0, dtype=self.dtype, device=data.device)
         view = view.set_(data.untyped_storage(), self.offset, self.size, self.stride)
-        view = torch._conj(view) if self.conjugate else view  # type: ignore[no-untyped-call]
+        view = torch._conj(view) if self.conjugate else view
         return torch._neg_view(view) if self.negative else view
 
 

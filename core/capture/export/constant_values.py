@@ -4,6 +4,7 @@ A step that runs on fake tensors has no values. Its constants, such as a table o
 real tensors in addition, if they are small.
 """
 
+from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 from zlib import crc32
@@ -64,9 +65,9 @@ class ConstantValues:
         known: fake tensors of the model that no run writes → their values.
     """
 
-    known: Any = field(factory=WeakIdKeyDictionary)
+    known: MutableMapping[Tensor, Tensor] = field(factory=WeakIdKeyDictionary)
     _copies: dict[int, Tensor] = field(factory=dict)
-    _users: Any = field(factory=WeakIdKeyDictionary)
+    _users: MutableMapping[Tensor, Tensor] = field(factory=WeakIdKeyDictionary)
 
     def constant(self, tensor: Tensor) -> Constant:
         """A constant with its present value."""
