@@ -1521,6 +1521,49 @@ def mask_of_the_first_batch():
 
 
 @refused
+def mean_of_the_first_batch_in_a_class():
+    class Centred(nn.Module):
+        mean = None
+
+        def forward(self, x):
+            if Centred.mean is None:
+                Centred.mean = x.detach().mean(0)
+            return x - Centred.mean
+
+    return positioned(Centred)
+
+
+@right
+def table_in_a_class():
+    class Cached(Positions):
+        all = None
+
+        def forward(self, x):
+            if Cached.all is None or len(Cached.all) < x.shape[1]:
+                Cached.all = self.table(x.shape[1])
+            return x + Cached.all[: x.shape[1]]
+
+    return positioned(Cached)
+
+
+@right
+def table_around_a_function_that_the_forward_calls():
+    table = None
+
+    def positions(size):
+        nonlocal table
+        if table is None or len(table) < size:
+            table = Positions.table(size)
+        return table[:size]
+
+    class Cached(nn.Module):
+        def forward(self, x):
+            return x + positions(x.shape[1])
+
+    return positioned(Cached)
+
+
+@refused
 def table_of_a_parameter():
     class Cached(nn.Module):
         def __init__(self):
@@ -1563,6 +1606,21 @@ def part_of_a_table_that_is_written_from_the_batch():
 
 
 @refused
+def first_call_for_each_shape_that_does_something_else():
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = set()
+
+        def forward(self, x):
+            factor = 2.0 if tuple(x.shape) in self.seen else 1.0
+            self.seen.add(tuple(x.shape))
+            return x * factor
+
+    return positioned(First)
+
+
+@refused
 def first_call_that_does_something_else():
     class First(nn.Module):
         ready = False
@@ -1581,7 +1639,9 @@ FAST = {
     "buffer_that_the_forward_registers", "mask_in_a_dict_by_size", "table_in_a_global_dict",
     "table_that_depends_on_the_first_length", "number_of_the_first_length", "table_of_a_parameter",
     "projection_that_is_drawn_once", "part_of_a_table_that_is_written_from_the_batch",
-    "first_call_that_does_something_else", "contrast_with_a_queue_by_rolling", "gradient_reversal",
+    "first_call_that_does_something_else", "mean_of_the_first_batch_in_a_class", "table_in_a_class",
+    "table_around_a_function_that_the_forward_calls", "first_call_for_each_shape_that_does_something_else",
+    "contrast_with_a_queue_by_rolling", "gradient_reversal",
     "distillation_with_temperature_and_a_frozen_teacher", "mix_up_by_a_permutation_and_beta", "spectral_norm",
     "policy_gradient_with_log_probs_and_entropy", "teacher_forcing_by_a_ratio_of_tensors",
     "functional_call_with_scaled_weights", "complex_numbers_of_a_fourier_layer", "dataclass_batch_and_output",

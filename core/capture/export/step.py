@@ -24,6 +24,7 @@ from ..graph.outputs import ResultRows
 from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
+from ..python.earlier_state import EarlierState
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.opened_files import no_files_written
 from ..python.restored_attributes import WritesTensor, attributes_restored
@@ -91,6 +92,7 @@ def capture_step(
     refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
         check_gradient_hooks(model)
+    earlier = EarlierState(model)
     breaks = Breaks(model, step, batch, loss=rows is None)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
@@ -99,7 +101,8 @@ def capture_step(
         with outside_restored(breaks.reached, own, breaks.pending):
             captured = _captured(breaks, export)
         if not repeats:
-            refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending)
+            with earlier.restored():
+                refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending)
         elif breaks.pending:
             raise breaks.pending[0].refusal
     return captured

@@ -131,6 +131,7 @@ class _Walk(Reached):
             if isinstance(descriptor, types.MemberDescriptorType):
                 probe = functools.partial(getattr, value, name, None)
                 self.probes.append((probe, found := probe()))
+                self.variables.append((probe, functools.partial(setattr, value, name), found))
                 self._visit(f"{place}.{name}", found, depth + 1, (value, name))
 
     def _attributes(self, place: str, own: dict[str, Any], depth: int) -> None:
@@ -228,7 +229,9 @@ class _Walk(Reached):
                 else:
                     self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
                 if origin is Origin.USER:
-                    self.probes.append((functools.partial(vars(base).get, name), value))
+                    read = functools.partial(vars(base).get, name)
+                    self.probes.append((read, value))
+                    self.variables.append((read, functools.partial(setattr, base, name), value))
 
     def _function(self, place: str, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
@@ -243,6 +246,8 @@ class _Walk(Reached):
             # A library's decorator around the user's function.
             if origin is not Origin.INTERNAL or isinstance(held, _FUNCTIONS):
                 self.probes.append((functools.partial(_content, cell), held))
+                assign = functools.partial(setattr, cell, "cell_contents")
+                self.variables.append((functools.partial(_content, cell), assign, held))
                 self._visit(name, held, depth + 1, (cell, name))
         if origin is Origin.INTERNAL:
             return

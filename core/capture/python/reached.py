@@ -32,6 +32,7 @@ class Reached:
         sequences: (list, its items).
         codes: of the functions.
         probes: (function, its result) of values that are not in a dict.
+        variables: (reads it, assigns it, value) of class attributes, slots and variables of enclosing functions.
         parameters: all parameters of the model, each once.
         caches: functions with a cache of their results.
         owners: place of a number → the object that holds it, and its key, index or attribute there.
@@ -45,6 +46,7 @@ class Reached:
         self.sizes: list[tuple[Any, int]] = []
         self.sequences: list[tuple[Any, list[Any]]] = []
         self.probes: list[tuple[Callable[[], Any], Any]] = []
+        self.variables: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
         self.parameters: list[nn.Parameter] = []
         self.codes: list[types.CodeType] = []
         self.caches: list[Any] = []

@@ -92,12 +92,20 @@ def outside_restored(
                 plain = not math.isnan(reached.number(place))
                 reached.assign(place, then[1])
                 written.append(_Written(place, name, True, plain, name))
+        _restore_variables(reached)
         _drop_captured(keys)
         for cache, misses in caches:
             if cache.cache_info().misses != misses:
                 cache.cache_clear()  # it may hold captured values
     if finished:
         _report(reached, written, pending)
+
+
+def _restore_variables(reached: Reached) -> None:
+    """Restore class attributes, slots and variables of enclosing functions that hold captured values."""
+    for read, assign, before in reached.variables:
+        if (now := read()) is not before and holds_captured(now):
+            assign(before)
 
 
 @contextmanager
