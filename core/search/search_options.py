@@ -41,7 +41,7 @@ class SearchOptions:
         budget: number of evaluations; by default about ten seconds of one core.
         seconds: a limit on the time; at its end the best plan so far is the result.
         progress: called repeatedly during the search.
-        offload: what leaves the devices; with ``"none"`` only what the families offload.
+        offload: what leaves the devices; with ``"none"`` families that offload are used only if all of them do.
         storages: for stages (the names of their operators) whose programs are known, the storages of each that may
             leave; for others one storage for each operator that saves enough.
         until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
@@ -75,8 +75,8 @@ class SearchOptions:
 
     @property
     def offloads(self) -> bool:
-        """Whether saved tensors may leave the devices."""
-        return self.offload != "none" or any(family.offloads for family in self.families)
+        """Whether saved tensors may leave the devices: by request, or because only schedules that offload are given."""
+        return self.offload != "none" or (bool(self.families) and all(family.offloads for family in self.families))
 
     def space(self, stages_a_device: int | None = None) -> SearchSpace:
         """The choices of the search.
@@ -85,7 +85,8 @@ class SearchOptions:
             stages_a_device: if it is decided already.
         """
         chunks = (stages_a_device or self.min_chunks, stages_a_device or self.max_chunks)
-        return SearchSpace(self.families, self.anneal, chunks, self.recompute)
+        families = self.families if self.offloads else tuple(each for each in self.families if not each.offloads)
+        return SearchSpace(families, self.anneal, chunks, self.recompute)
 
     def meter(self, budget: int) -> Meter:
         """A meter that counts from now on.

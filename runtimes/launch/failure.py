@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...core.errors import InfeasibleError, PanpipeError, RequestError, WorkerError, message_of
+from ...core.errors import InfeasibleError, OffloadError, PanpipeError, RequestError, WorkerError, message_of
 from ...core.search.suggestions.infeasible import NothingFits
 
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
-    {each.__name__: each for each in (NothingFits, InfeasibleError, RequestError, WorkerError, PanpipeError)}
+    {
+        each.__name__: each
+        for each in (NothingFits, InfeasibleError, RequestError, WorkerError, OffloadError, PanpipeError)
+    }
 )
 """The classes of decoded failures, derived ones first. An error is encoded as the first class that it is an instance
 of."""

@@ -62,7 +62,7 @@ def pipeline_on(
     batch = batch_on(case, rows, dtype, device)
     piece = split_batch(batch, microbatches, dims_once(case, dtype, rows, device))[0]
     example = Example(model, case.step, piece, operators)
-    if options.get("compiler") is None:
+    if options.get("compiler") is None and "known" not in options:
         options["known"] = programs_of(case, dtype, rows, microbatches, device)
     pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload)
     source = weights_from(None, model, seed)

@@ -70,7 +70,7 @@ def find_schedule(
 
     Args:
         problems: the same problem for each number of chunks per device to consider.
-        families: published schedules to start from.
+        families: published schedules to start from; those that offload are left out.
         evaluations: approximate number of orders to try; every start is tried at least once.
         seed: of the random numbers.
 
@@ -80,7 +80,7 @@ def find_schedule(
     tasks = instances_that_fit(problems)
     bounds = {task: lower_bound(task) for task in tasks}
     bound = min(bounds.values())
-    known = list(families)
+    known = [family for family in families if not family.offloads]
     states: list[KeyState] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
     tried = 0

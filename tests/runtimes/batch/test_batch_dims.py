@@ -208,7 +208,7 @@ def test_results_are_joined_along_the_dimension_of_their_rows() -> None:
     found, wanted = pipe.forward(batch, logits), logits(model, batch)
     torch.testing.assert_close(found["all"], wanted["all"].detach(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found["last"], wanted["last"].detach(), rtol=1e-9, atol=1e-12)
-    with pytest.raises(RequestError, match="has a row for each sample along one dimension"):
+    with pytest.raises(RequestError, match="needs a row for each sample along one dimension"):
         pipe.forward(batch, lambda model, batch: model(batch["x"]).sum((0, 1)))
 
 

@@ -240,7 +240,7 @@ def test_models_of_the_zoo(name):
 
 
 def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed():
-    pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=2)
+    pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=2, own_programs=True)
     pipe = pair.pipe
     pair.distance([tokens(4)])
     gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]

@@ -11,7 +11,7 @@ from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.schedules.registry import families
+from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules
 from panpipe.core.search.orders.auto import find_schedule
@@ -27,7 +27,7 @@ def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None
 
 
 def search(problems, evaluations=8000, seed=0) -> Scored:
-    return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
+    return find_schedule(problems, resident_families(), evaluations=evaluations, seed=seed)
 
 
 times = st.floats(0.25, 8).map(lambda x: round(x, 2))
@@ -78,7 +78,7 @@ def test_found_schedule_is_complete_within_its_limit_and_not_below_the_bound(pro
 @settings(max_examples=25, deadline=None)
 @given(problems())
 def test_lower_bound_holds_for_every_named_schedule(problem):
-    for scored in named_schedules(problem, families().values()):
+    for scored in named_schedules(problem, resident_families()):
         if not exceeds(scored):
             bound = lower_bound(instance(problem, scored.schedule.placement))
             assert scored.result.makespan >= bound * (1 - 1e-9), scored.schedule.name
