@@ -86,9 +86,9 @@ def pipeline(
         optimizer: called for each stage with the (name, parameter) pairs of its parameters that are not frozen, such as
             ``torch.optim.AdamW``; None leaves the gradients in the parameters. A function may form groups of parameters
             by name, the same ones for every stage; a group is empty if no parameter of the stage belongs to it. It may
-            return None if it takes none. It is also called with stand-ins, to measure the optimizer's state. Each stage
-            has its own optimizer, so optimizers that compute the loss again, or whose update of a parameter depends on
-            other parameters, are refused.
+            return None if it takes none. It is also called with other tensors, to measure the optimizer's state. Each
+            stage has its own optimizer, so optimizers that compute the loss again, or whose update of a parameter
+            depends on other parameters, are refused.
         microbatches: into how many a batch is cut; by default as in the given plan, otherwise 8.
         plan: ``"auto"``, a Plan, or the path of one. If ``microbatches``, ``schedule``, ``mesh`` or ``recompute`` are
             also given and differ from the plan's, it is refused.

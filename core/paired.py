@@ -38,7 +38,7 @@ def difference(values: Sequence[float], error: float) -> Difference:
         error: largest probability that the true difference is below ``low``, and, separately, that it is above
             ``high``. Four pairs allow 1/16, five 1/32.
     """
-    averages = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+    averages = _walsh_averages(values)
     place = _place(len(values), error)
     if place is None:
         return Difference(statistics.median(averages), -math.inf, math.inf, len(values))
@@ -55,12 +55,12 @@ def robust_geometric_mean(values: Sequence[float]) -> float:
     Args:
         values: at least one.
     """
-    return math.exp(_estimate([math.log(value) for value in values]))
+    return math.exp(statistics.median(_walsh_averages([math.log(value) for value in values])))
 
 
-def _estimate(values: Sequence[float]) -> float:
-    """The Hodges–Lehmann estimate."""
-    return statistics.median((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+def _walsh_averages(values: Sequence[float]) -> list[float]:
+    """The means of all pairs of values, each value with itself too, ascending. Their median is the estimate."""
+    return sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
 
 
 @cache

@@ -127,3 +127,8 @@ class ScheduleFamily:
     def suits(self, problem: ScheduleProblem) -> bool:
         """Whether the family supports the problem's number of chunks per device."""
         return self.chunks is None or problem.chunks in self.chunks
+
+
+def resident(families: Iterable[ScheduleFamily]) -> tuple[ScheduleFamily, ...]:
+    """The families whose schedules keep all saved tensors on the device."""
+    return tuple(family for family in families if not family.offloads)

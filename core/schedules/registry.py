@@ -22,7 +22,7 @@ from . import (
     zb_v,
     zero_bubble,
 )
-from .problem import ScheduleFamily
+from .problem import ScheduleFamily, resident
 
 GROUP = "panpipe.schedules"
 BUILT_IN = (
@@ -70,7 +70,7 @@ def families() -> dict[str, ScheduleFamily]:
 
 def resident_families() -> list[ScheduleFamily]:
     """The families whose schedules keep all saved tensors on the device: what a search without offload chooses from."""
-    return [family for family in families().values() if not family.offloads]
+    return list(resident(families().values()))
 
 
 def find_family(name: str) -> ScheduleFamily:

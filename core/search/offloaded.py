@@ -1,9 +1,9 @@
 """Plans that offload: searched with more memory than there is, then brought within it by copies to the host.
 
-The order search knows nothing of copies: it is told that saved tensors may take more memory. For each of its best
-orders, fast ones and such that hold little, the choice of what leaves (``core/offload``) finds the least with which
-every device fits, and the oracle scores the result. So an order that holds little, stages that recompute and copies to
-the host compete under one limit. Where no order is short of memory nothing leaves, and nothing further is searched.
+The order search does not model copies: it runs with a higher limit for saved tensors. For each of its best orders, fast
+ones and such that hold little, the choice of what leaves (``core/offload``) finds the least with which every device
+fits, and the oracle scores the result. So an order that holds little, stages that recompute and copies to the host
+compete under one limit. Where no order is short of memory nothing leaves, and nothing further is searched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from ..offload.storages import graph_storages
 from ..plan.offload import Storage
 from ..plan.plan import Plan
 from ..plan.validation.host_memory import check_host_memory
+from ..schedules.problem import resident
 from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
@@ -91,11 +92,11 @@ class OffloadSearch:
 
     def _automatic(self) -> SearchResult:
         """Without offload, and where memory is short also with it; offload only where it gains something."""
-        resident = evolve(self.space, families=tuple(each for each in self.space.families if not each.offloads))
+        space = evolve(self.space, families=resident(self.space.families))
         plain: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
-            plain = confirmed(self.settings, resident, self.meter, self.oracle, self.seed, self.alternatives)
+            plain = confirmed(self.settings, space, self.meter, self.oracle, self.seed, self.alternatives)
         except NothingFits as error:
             nothing = error
         if plain is not None and (plain.stopped or not self._short_of_memory(plain.best)):

@@ -9,7 +9,7 @@ from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute
 from ..plan.offload import Storage
-from ..schedules.problem import ScheduleFamily
+from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS
 from .problem.oracle import longest_path
@@ -85,7 +85,7 @@ class SearchOptions:
             stages_a_device: if it is decided already.
         """
         chunks = (stages_a_device or self.min_chunks, stages_a_device or self.max_chunks)
-        families = self.families if self.offloads else tuple(each for each in self.families if not each.offloads)
+        families = self.families if self.offloads else resident(self.families)
         return SearchSpace(families, self.anneal, chunks, self.recompute)
 
     def meter(self, budget: int) -> Meter:

@@ -148,8 +148,8 @@ def join_optimizer(
 def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
     """Refuse an optimizer whose update of a parameter depends on other parameters: each stage has its own optimizer.
 
-    It is tried for a few steps on small stand-ins, with all parameters together and stage by stage. Optimizers that
-    cannot be tried are accepted, and those of torch, which update each parameter independently or need a closure.
+    It is tried for a few steps on small random tensors, with all parameters together and stage by stage. Optimizers
+    that cannot be tried are accepted, and those of torch, which update each parameter independently or need a closure.
 
     Args:
         make: the user's.
@@ -187,7 +187,7 @@ def _some(stage: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 
 def _changes(make: OptimizerFactory, like: Mapping[str, nn.Parameter]) -> tuple[str, dict[str, Tensor]] | None:
-    """The optimizer's name, and its updates of stand-ins in three steps; None for torch's optimizers, or for none."""
+    """The optimizer's name, and its updates of random tensors in three steps; None for torch's, or for none."""
     stand_ins: dict[str, nn.Parameter] = {}
     generators: dict[str, torch.Generator] = {}
 

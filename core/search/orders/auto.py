@@ -19,7 +19,7 @@ from ...evaluate.reference import Evaluation, evaluate
 from ...schedules.decode import DECODING, decode
 from ...schedules.instance import Instance, codes_of, instance
 from ...schedules.local import improve, makespan_of
-from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
+from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import Scored, costs_of
 from ...schedules.shifts import join
 from .anneal_keys import anneal_keys
@@ -80,7 +80,7 @@ def find_schedule(
     tasks = instances_that_fit(problems)
     bounds = {task: lower_bound(task) for task in tasks}
     bound = min(bounds.values())
-    known = [family for family in families if not family.offloads]
+    known = resident(families)
     states: list[KeyState] = [state for task in tasks for state in patterns(task)]
     best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
     tried = 0

@@ -23,9 +23,9 @@ def text(row, length, stages=2):
 @pytest.mark.parametrize(
     ("start", "goal", "order"),
     [
-        (3, 0, "0F0 0F1 1F0 0B0 1B0"),  # 0F1 passes 0B0 of another microbatch, and stops behind 0F0
-        (1, 4, "0F0 0B0 0F1 1F0 1B0"),  # 1F0 stops in front of its own backward
-        (0, 3, "1F0 0F0 0B0 0F1 1B0"),  # 0F0 stops in front of its own backward
+        (3, 0, "0F0 0F1 1F0 0B0 1B0"),  # 0F1 passes 0B0 of another microbatch, and stops after 0F0
+        (1, 4, "0F0 0B0 0F1 1F0 1B0"),  # 1F0 stops before its own backward
+        (0, 3, "1F0 0F0 0B0 0F1 1B0"),  # 0F0 stops before its own backward
     ],
 )
 def test_action_moves_as_far_as_its_own_stage_allows(start, goal, order):

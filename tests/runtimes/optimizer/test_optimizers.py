@@ -252,7 +252,7 @@ def test_scheduler_without_an_optimizer_is_refused():
 
 
 def test_optimizer_factory_gets_the_real_parameters_once_per_stage():
-    """It is also called with random stand-ins, which are not in the model."""
+    """It is also called with random tensors, which are not in the model."""
     seen = []
 
     def noting(named):
