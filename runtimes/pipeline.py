@@ -141,7 +141,7 @@ class Pipeline:
         """
         return reference_s(self._trainer.team)
 
-    def evaluate(self, batch: Any) -> Tensor:
+    def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The step's loss for a batch, forward only.
 
         As in plain PyTorch under ``torch.no_grad()``, each module computes in its current mode: call ``model.eval()``
@@ -151,6 +151,8 @@ class Pipeline:
 
         Args:
             batch: a whole batch, as for ``step``; of any size and shapes.
+            step: another step than that of training, such as one with other metrics. It is captured once for each mode:
+                define it once.
 
         Returns:
             The loss over all replicas, a scalar tensor, on every rank. Other parts of the step's result are in
@@ -160,7 +162,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan, or ranks are in different modes.
             WorkerError: a worker stopped.
         """
-        done = self._trainer.evaluate(batch, Forwards(self._trainer.step))
+        done = self._trainer.evaluate(batch, Forwards(step or self._trainer.step))
         assert done.loss is not None
         return done.loss
 

@@ -1,0 +1,138 @@
+"""accelerate: an Accelerator for a pipeline, and a loop of accelerate's kind around ``pipe.step``.
+
+accelerator = pipeline_accelerator(cpu=True, gradient_accumulation_steps=2)
+loader = accelerator.prepare(loader)                      # every rank reads the same batches
+pipe, optimizer, scheduler = prepare(accelerator, model, step, example, optimizer, scheduler, microbatches=8)
+for batch in loader:
+    with accelerator.accumulate():
+        loss = pipe.step(batch)                           # forward, backward, update
+        optimizer.step(), scheduler.step()                # accelerate's counts; learning rates
+accelerator.save_state(folder)                            # and load_state: weights, optimizer, counts
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..api import pipeline
+from ..core.capture.regions.breaks import StepFunction
+from ..core.errors import RequestError
+from ..runtimes.pipeline import Pipeline
+from .optimizers import ModelOptimizer
+from .requirements import needs
+
+with needs("accelerate"):
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedType
+
+STATE = "pipeline"
+"""The folder within accelerate's ``save_state`` that has the state of the pipeline."""
+
+
+def pipeline_accelerator(**options: Any) -> Accelerator:
+    """An Accelerator for the ranks of one pipeline: they read the same batches, and rank 0 writes.
+
+    Args:
+        options: of ``Accelerator``.
+
+    Raises:
+        RequestError: an option has no meaning for a pipeline.
+    """
+    if options.get("mixed_precision") not in (None, "no"):
+        raise RequestError(
+            f"mixed_precision is {options['mixed_precision']!r}: accelerate applies it to a model that it wraps; use "
+            "torch.autocast in the step"
+        )
+    as_one_process(PartialState(cpu=options.get("cpu", False)))
+    return Accelerator(**options)
+
+
+def as_one_process(state: Any) -> None:
+    """Make accelerate treat the ranks of a pipeline as one process: no sharding of data, no wrapping, no gathering.
+
+    Args:
+        state: accelerate's ``PartialState``, which has created the process group; it keeps the number of this rank, so
+            that rank 0 alone logs and writes.
+    """
+    state.distributed_type, state.num_processes = DistributedType.NO, 1
+
+
+class AcceleratedPipeline:
+    """A pipeline whose updates follow an Accelerator's accumulation of gradients.
+
+    Args:
+        accelerator: decides which batches update.
+        pipe: the pipeline.
+        leader: the optimizer whose learning rates the stages follow.
+
+    Attributes:
+        pipe: the pipeline.
+    """
+
+    def __init__(self, accelerator: Accelerator, pipe: Pipeline, leader: ModelOptimizer) -> None:
+        self.pipe = pipe
+        self._accelerator, self._leader = accelerator, leader
+
+    def step(self, batch: Any) -> Tensor:
+        """Train on a batch; within ``accelerator.accumulate()`` the last one of an accumulation updates.
+
+        Returns:
+            The loss of the batch.
+        """
+        self._leader.lead(self.pipe)
+        return self.pipe.step(batch, update=self._accelerator.sync_gradients)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the pipeline's: ``evaluate``, ``forward``, ``save``, ``close`` …"""
+        return getattr(self.pipe, name)
+
+    def save_state(self, _models: Any, _weights: Any, folder: str) -> None:
+        """Called by ``accelerator.save_state``."""
+        state = Path(folder) / STATE
+        if self._accelerator.is_main_process and state.exists():
+            shutil.rmtree(state)
+        self.pipe.checkpoint(state)
+
+    def load_state(self, _models: Any, folder: str) -> None:
+        """Called by ``accelerator.load_state``."""
+        self.pipe.resume(Path(folder) / STATE)
+
+
+def prepare(
+    accelerator: Accelerator,
+    model: nn.Module,
+    step: StepFunction,
+    example_batch: Any,
+    optimizer: Optimizer,
+    scheduler: Any = None,
+    **options: Any,
+) -> tuple[AcceleratedPipeline, Any, Any]:
+    """Prepare a model as a pipeline, with its optimizer and scheduler, as ``accelerator.prepare`` does.
+
+    Args:
+        accelerator: from `pipeline_accelerator`.
+        model, step, example_batch, options: of ``panpipe.pipeline``.
+        optimizer: over the model's parameters.
+        scheduler: of that optimizer; None for none.
+
+    Returns:
+        The pipeline; the optimizer, whose ``step`` only counts; and the scheduler.
+
+    Raises:
+        RequestError: the accelerator has several processes, or an argument is wrong.
+    """
+    if accelerator.num_processes > 1:
+        raise RequestError(
+            f"the accelerator has {accelerator.num_processes} processes with data of their own: create it with "
+            "panpipe.integrations.accelerate.pipeline_accelerator()"
+        )
+    leader = ModelOptimizer(optimizer, model)
+    pipe = pipeline(model, step, example_batch, optimizer=leader.factory, **options)
+    prepared = AcceleratedPipeline(accelerator, pipe, leader)
+    accelerator.register_save_state_pre_hook(prepared.save_state)
+    accelerator.register_load_state_pre_hook(prepared.load_state)
+    accelerated = accelerator.prepare(leader)
+    return prepared, accelerated, None if scheduler is None else accelerator.prepare(scheduler)

@@ -1,0 +1,255 @@
+"""``PanpipeStrategy``: a strategy of lightning whose module trains as a pipeline.
+
+Trainer.fit ──▶ training_step(batch) ──▶ pipe.step(batch): forward, backward, update; what it logs
+            ──▶ validation_step(batch) ──▶ pipe.evaluate
+            ──▶ save_checkpoint ──▶ FILE.ckpt, as lightning reads it, and FILE.ckpt.pipeline/ (optimizer, counts)
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ..api import pipeline
+from ..core.errors import RequestError
+from ..runtimes.pipeline import Pipeline
+from .lightning_steps import Logged, detached, loss_of, prediction
+from .optimizers import ModelOptimizer
+from .requirements import needs
+
+with needs("lightning"):
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.utilities.data import extract_batch_size
+
+_OWN = {
+    "optimizer": "configure_optimizers",
+    "scheduler": "configure_optimizers",
+    "clip_norm": "Trainer(gradient_clip_val=…)",
+    "scaler": "torch.autocast with bfloat16 in the step",
+}
+"""Options of a pipeline that follow from lightning's own arguments."""
+
+
+class PanpipeStrategy(SingleDeviceStrategy):
+    """Train a LightningModule as a pipeline: ``Trainer(strategy=PanpipeStrategy(microbatches=8))``.
+
+    A batch of the loader is the whole batch of the pipeline. Under ``torchrun`` the ranks are the devices of one
+    pipeline: they read the same batches, and rank 0 logs and writes.
+
+    Args:
+        options: of ``panpipe.pipeline``, without those that lightning has itself: optimizer, scheduler, clip_norm.
+
+    Attributes:
+        pipe: the pipeline; None before the first training batch. Until then validation runs on the whole module.
+
+    Raises:
+        RequestError: an option or a setting of lightning has no meaning for a pipeline.
+    """
+
+    strategy_name = "panpipe"
+
+    def __init__(self, **options: Any) -> None:
+        twice = next((name for name in options if name in _OWN), None)
+        if twice is not None:
+            raise RequestError(f"PanpipeStrategy has '{twice}', which lightning has itself: use {_OWN[twice]}")
+        super().__init__(torch.device("cpu"))
+        self.global_rank = int(os.environ.get("RANK", "0"))
+        self.pipe: Pipeline | None = None
+        self._given = options
+        self._logged: dict[str, Logged] = {}
+        self._steps: dict[str, Any] = {}
+        self._resumes: Path | None = None
+
+    # Ranks
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process logs and writes."""
+        return self.global_rank == 0
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for all ranks."""
+        if dist.is_initialized():
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """A value of one rank on all of them, such as the name of a checkpoint."""
+        if not dist.is_initialized():
+            return obj
+        held = [obj]
+        dist.broadcast_object_list(held, src)
+        return held[0]
+
+    # Steps
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Create the module's optimizer, whose groups and options the stages' optimizers follow."""
+        super().setup_optimizers(trainer)
+        _refuse(trainer, self.lightning_module, self.optimizers)
+        self.optimizers = [ModelOptimizer(self.optimizers[0], self.lightning_module)]
+
+    def training_step(self, batch: Any, *_: Any) -> Tensor:
+        """Train on a batch; the last one of an accumulation updates.
+
+        Returns:
+            The loss of the batch.
+        """
+        trainer = self.lightning_module.trainer
+        batch = self._shared(batch)
+        with detached(self.lightning_module, self._logged_by("training_step")):
+            pipe = self.pipe or self._build(batch, trainer)
+            self._leader.lead(pipe)
+            loss = pipe.step(batch, update=not trainer.fit_loop._should_accumulate())
+        self._log("training_step", pipe)
+        return loss
+
+    def validation_step(self, *arguments: Any) -> Any:
+        """The loss of a batch, forward only."""
+        return self._evaluate("validation_step", *arguments)
+
+    def test_step(self, *arguments: Any) -> Any:
+        """The loss of a batch, forward only."""
+        return self._evaluate("test_step", *arguments)
+
+    def predict_step(self, batch: Any, *arguments: Any) -> Any:
+        """What the module predicts for a batch, on every rank."""
+        if self.pipe is None:
+            return super().predict_step(batch, *arguments)
+        with detached(self.lightning_module, {}):
+            return self.pipe.forward(batch, prediction)
+
+    def _evaluate(self, name: str, batch: Any, *arguments: Any) -> Any:
+        if self.pipe is None:  # no rank has parted with its parameters yet
+            return getattr(super(), name)(batch, *arguments)
+        step = self._steps.setdefault(name, loss_of(name, shared=False))  # each function is captured once
+        with detached(self.lightning_module, self._logged_by(name)):
+            loss = self.pipe.evaluate(batch, step=step)
+        self._log(name, self.pipe)
+        return loss
+
+    def backward(self, closure_loss: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Compute nothing: the pipeline's step did."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **_: Any) -> Any:
+        """Run the step; the pipeline updates within it."""
+        return optimizer.step(closure)
+
+    def _shared(self, batch: Any) -> Any:
+        """A batch with shares of its rows, where other batches belong to the same update: each counts the same."""
+        if self.lightning_module.trainer.accumulate_grad_batches == 1:
+            return batch
+        rows = extract_batch_size(batch)
+        return batch, torch.full((rows,), 1 / rows)
+
+    def _logged_by(self, name: str) -> Logged:
+        return self._logged.setdefault(name, {})
+
+    def _log(self, name: str, pipe: Pipeline) -> None:
+        """Log the means over the batch of what a step logs."""
+        for key, options in self._logged_by(name).items():
+            self.lightning_module.log(key, pipe.metrics[key], **options)
+
+    @property
+    def _leader(self) -> ModelOptimizer:
+        made = self.optimizers[0]
+        assert isinstance(made, ModelOptimizer)
+        return made
+
+    def _build(self, batch: Any, trainer: Any) -> Pipeline:
+        """The pipeline of the module, built for the first batch."""
+        self.pipe = pipeline(
+            self.lightning_module,
+            loss_of("training_step", shared=trainer.accumulate_grad_batches > 1),
+            batch,
+            optimizer=self._leader.factory,
+            clip_norm=trainer.gradient_clip_val or None,
+            **self._given,
+        )
+        if self._resumes is not None:
+            self.pipe.resume(self._resumes)
+        return self.pipe
+
+    # Files
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint that lightning also reads without this strategy, and the pipeline's state next to it."""
+        if self.pipe is not None:
+            state, weights = Path(f"{filepath}.pipeline"), Path(f"{filepath}.weights")
+            if self.is_global_zero:
+                shutil.rmtree(state, ignore_errors=True)
+            if "optimizer_states" in checkpoint:
+                self.pipe.checkpoint(state)
+            if dist.is_initialized():
+                self.pipe.save(weights)
+                self.barrier()
+                checkpoint["state_dict"] = _read(weights, checkpoint["state_dict"]) if self.is_global_zero else {}
+                shutil.rmtree(weights, ignore_errors=True)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        self.barrier()
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint and the pipeline's state."""
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            shutil.rmtree(f"{filepath}.pipeline", ignore_errors=True)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint; the pipeline's state is read when it is built."""
+        state = Path(f"{checkpoint_path}.pipeline")
+        self._resumes = state if state.is_dir() else None
+        return super().load_checkpoint(checkpoint_path, weights_only)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights into the module, or into the pipeline if it is built."""
+        if self.pipe is None:
+            super().load_model_state_dict(checkpoint, strict)
+        elif self._resumes is not None:
+            self.pipe.resume(self._resumes)
+
+    def teardown(self) -> None:
+        """Close the pipeline."""
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+
+
+def _read(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights that all ranks wrote, under all their names.
+
+    Args:
+        folder: of safetensors files.
+        wanted: the module's own state dict, in which tied weights have several names.
+    """
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+    identities: dict[int, str] = {}
+    for name in found:
+        identities.setdefault(id(wanted[name]), name)
+    return {name: found[name] if name in found else found[identities[id(value)]] for name, value in wanted.items()}
+
+
+def _refuse(trainer: Any, module: Any, optimizers: list[Any]) -> None:
+    """Refuse settings of lightning that have no meaning for a pipeline."""
+    if not module.automatic_optimization:
+        raise RequestError(
+            "automatic_optimization is False: a pipeline runs forward, backward and update in one step; leave it True"
+        )
+    if len(optimizers) != 1:
+        raise RequestError(f"configure_optimizers returns {len(optimizers)} optimizers: a pipeline has one; use groups")
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm not in (None, "norm"):
+        raise RequestError(
+            f"gradient_clip_algorithm is '{trainer.gradient_clip_algorithm}': a pipeline clips by the norm; use 'norm'"
+        )
+    if str(trainer.precision) not in ("32-true", "64-true"):
+        raise RequestError(
+            f"precision is '{trainer.precision}': lightning casts a module that a pipeline has split; use "
+            "torch.autocast in the step"
+        )
