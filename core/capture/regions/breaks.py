@@ -108,7 +108,8 @@ class Breaks:
         result = None
         with (
             noted() as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
-            self._modules.called(model, self._meta), numbered(model, regions, locator),
+            watch.seeds.observed(), self._modules.called(model, self._meta),
+            numbered(model, regions, locator),
         ):  # fmt: skip
             try:
                 result = self._called(model, batch)

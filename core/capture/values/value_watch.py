@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
 from .late_numbers import LateNumber
 from .raising import value_without_error
+from .seeds import SetSeeds
 from .sparse_tensors import is_sparse
 from .texts import tensor_mark
 
@@ -46,12 +47,14 @@ class ValueWatch(TorchFunctionMode):
     Attributes:
         texts: tensors that were written into text, by their number in it.
         started: whether an operator has read a parameter.
+        seeds: the seeds that the step sets.
     """
 
     def __init__(self, sizes: bool) -> None:
         super().__init__()
         self._sizes = sizes
         self._drawn = _draws()
+        self.seeds = SetSeeds()
         self.texts: list[Tensor] = []
         self.started = False
 
@@ -63,6 +66,7 @@ class ValueWatch(TorchFunctionMode):
                 "the step draws random numbers from Python or numpy: captured, they would be the same in each step; "
                 "draw with torch, or give them with the batch"
             )
+        self.seeds.refuse_draws(func)
         if func == _SETS_DATA:
             raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
         if func == _GETS_DATA:

@@ -1,0 +1,80 @@
+"""Random numbers that eager PyTorch draws alike in each step, because the step itself sets a seed or a state.
+
+A captured step draws from keyed streams (`graph/randomness`), which no seed that the step sets can change: its numbers
+would differ from step to step without a word. So such a step is refused. A seed that is set before training, and a
+generator that was made before it, are allowed.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .capture_errors import Refused
+from .code_origin import is_own, is_users_own
+
+_SETS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state", "fork_rng"})
+_DRAWS = frozenset({
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson",
+    "multinomial", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_",
+    "geometric_", "rrelu", "gumbel_softmax", "scaled_dot_product_attention",
+})  # fmt: skip
+
+
+class SetSeeds:
+    """The calls of ``torch.manual_seed`` while a step runs.
+
+    Attributes:
+        called: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        self.called = False
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """The context of the run."""
+        original = torch.manual_seed
+
+        def set_seed(seed: Any) -> torch.Generator:
+            self.called = True
+            return original(seed)
+
+        with (
+            mock.patch.object(torch, "manual_seed", set_seed),
+            mock.patch.object(torch.random, "manual_seed", set_seed),
+        ):
+            yield
+
+    def refuse_draws(self, func: Any) -> None:
+        """Refuse an operator that draws after the step has set a seed, or in a function that sets one.
+
+        Args:
+            func: the function that torch is about to call.
+
+        Raises:
+            Refused: it is such an operator.
+        """
+        name = getattr(func, "__name__", "")
+        if (name in _DRAWS or "dropout" in name) and (self.called or _sets_a_seed(sys._getframe(1))):
+            raise Refused(
+                "the step sets the seed or the state of a random number generator, and draws: eager PyTorch has the "
+                "same numbers in each step then, a captured step has not. Set the seed before training, or give the "
+                "numbers with the batch"
+            )
+
+
+def _sets_a_seed(frame: FrameType | None) -> bool:
+    """Whether a function of the user's, on the way from the step to a frame, names a function that sets a seed."""
+    while frame is not None and is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        code = frame.f_code
+        if is_users_own(code.co_filename) and not _SETS.isdisjoint(code.co_names):
+            return True
+        frame = frame.f_back
+    return False
