@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ..core.errors import RequestError, WorkerError
 from .contract import Backend, Handle
+from .data_collectives import all_gather_data
 from .kind import BackendKind
 from .streams import Streams, streams_of
 
@@ -97,8 +98,7 @@ class NcclBackend(Backend):
         self._pairs: dict[tuple[int, int], Any] = {}
         self._all: Any = None
         # All ranks of the job create all groups, also those of other pipelines: torch names groups by a counter.
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (self._ranks, _identity(self._gpu)))
+        found = all_gather_data((self._ranks, _identity(self._gpu)))
         refuse_shared([gpu for _, gpu in found])
         for ranks in sorted({tuple(each) for each, _ in found}):
             self._connect(ranks)

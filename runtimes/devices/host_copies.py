@@ -8,12 +8,14 @@ from attrs import frozen
 
 from ...backends.streams import streams_of
 from ...core.cluster.links.lines import LineFit, fit_line
+from ...core.plain_data import exchanged
 from .compute import Stopwatch
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 """Bytes of a copy: up to the saved tensors of a stage."""
 
 
+@exchanged
 @frozen
 class HostCopy:
     """One kind of copy.

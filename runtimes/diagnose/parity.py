@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...core.capture.batch.batch_dims import AUTO
 from ...core.capture.regions.breaks import StepFunction
+from ...core.plain_data import exchanged
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory
 from ..pipeline import Pipeline
@@ -23,6 +24,7 @@ tolerances of `panpipe doctor` this allows 45 roundings of the norm of all gradi
 in float32."""
 
 
+@exchanged
 @frozen
 class Distance:
     """The largest distances between a pipeline and one process.

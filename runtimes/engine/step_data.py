@@ -7,6 +7,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.actions import Action
+from ...core.plain_data import exchanged
 from ..optimizer.update import Ending
 
 
@@ -58,6 +59,7 @@ class StepOptions:
     watch: bool = False
 
 
+@exchanged
 @define
 class StepRecord:
     """What one device did in a step. All but the results and the peak is recorded only if the step is traced.

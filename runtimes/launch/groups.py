@@ -1,11 +1,10 @@
 """The process groups of a mesh: torch's ``DeviceMesh`` over the ranks, with dimensions ``pp`` and ``dp``."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ...backends.data_collectives import all_gather_data
 from ...core.cluster.mesh import DATA, PIPELINE, Mesh, mesh_of
 from ...core.errors import RequestError
 
@@ -55,8 +54,7 @@ def _check(mesh: Mesh, ranks: int) -> None:
             f"the mesh has the ranks {sorted(mesh.cluster_devices)} and the job has {ranks}, from 0: give a mesh of "
             "all ranks"
         )
-    found: list[Any] = [None] * ranks
-    dist.all_gather_object(found, mesh)
+    found = all_gather_data(mesh)
     other = next((rank for rank, there in enumerate(found) if there != found[0]), None)
     if other is not None:
         raise RequestError(

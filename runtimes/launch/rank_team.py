@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...backends import gloo
 from ...backends.contract import Backend, Handle
+from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
@@ -86,20 +87,18 @@ class RankTeam(Team):
             return {device: work(device)}
 
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
-        by_rank: list[Any] = [None] * self.mesh.ranks
         with self._watched():
             mine = work(self.local[0])
             with self._watch.awaiting("all", range(self.mesh.ranks), self._arrival_s):
-                dist.all_gather_object(by_rank, mine)
+                by_rank = all_gather_data(mine)
         return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
-        results: list[Any] = [None] * self.size
         ranks = self.mesh.replicas[self.replica]
         with self._watched():
             mine = work(self.local[0])
             with self._watch.awaiting(f"replica {self.replica}", ranks, self._arrival_s):
-                dist.all_gather_object(results, mine, group=self._pipeline)
+                results: list[T] = all_gather_data(mine, self._pipeline)
         return results
 
     def decide(self, choose: Callable[[], T]) -> T:
@@ -112,7 +111,7 @@ class RankTeam(Team):
             except Exception as failure:
                 own, chosen[1] = failure, encoded(failure, self._rank)
         with self._watched():
-            dist.broadcast_object_list(chosen, src=self.mesh.cluster_devices[0])
+            chosen = broadcast_data(chosen, self.mesh.cluster_devices[0])
         if chosen[1] is not None:
             raise own or decoded(chosen[1])
         decision: T = chosen[0]

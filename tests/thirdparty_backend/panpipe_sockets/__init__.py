@@ -11,9 +11,9 @@ from queue import SimpleQueue
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from panpipe import WorkerError
 from panpipe.backends.contract import Backend
+from panpipe.backends.data_collectives import all_gather_data
 from panpipe.backends.kind import BackendKind
 from torch import Tensor
 
@@ -74,8 +74,7 @@ class SocketBackend(Backend):
     def __init__(self, group: Any) -> None:
         self.device, self.devices = group.rank(), group.size()
         door = socket.create_server(("127.0.0.1", 0))
-        addresses: list[Any] = [None] * self.devices
-        dist.all_gather_object(addresses, door.getsockname(), group=group)
+        addresses = all_gather_data(door.getsockname(), group)
         self.connections: dict[int, Connection] = {}
         for peer in range(self.device):  # lower ranks listen
             link = socket.create_connection(addresses[peer])
