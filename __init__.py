@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .core.trace.perfetto import write_trace as write_trace
     from .core.trace.perfetto_reader import read_trace as read_trace
     from .core.trace.trace import Trace as Trace
-    from .runtimes.checkpoint.checkpoints import latest_checkpoint as latest_checkpoint
+    from .runtimes.checkpoint.folders import latest_checkpoint as latest_checkpoint
     from .runtimes.devices.empty_weights import empty_weights as empty_weights
     from .runtimes.diagnose.reference import reference_step as reference_step
     from .runtimes.pipeline import Pipeline as Pipeline
@@ -57,7 +57,7 @@ _HOME = {
     "find_family": "core.schedules.registry",
     "find_schedule": "core.search.orders.auto",
     "find_schedule_within": "core.search.orders.time_limit",
-    "latest_checkpoint": "runtimes.checkpoint.checkpoints",
+    "latest_checkpoint": "runtimes.checkpoint.folders",
     "pipeline": "api",
     "plan_json": "core.plan.plan",
     "read_plan": "core.plan.plan",

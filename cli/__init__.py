@@ -22,6 +22,7 @@ COMMANDS = {
     "profile": "Measure operators, or links between ranks, and fit a device or a cluster to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
     "backends": "Show transports: which work here, and whether one keeps the contract.",
+    "checkpoint": "Check a checkpoint of training, or convert one of torch.distributed.checkpoint.",
     "compare": "Compare a predicted trace with a measured one.",
 }
 """Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""

@@ -354,17 +354,33 @@ class Pipeline:
         """
         self.checkpoints.load_state_dict(state_dict)
 
-    def checkpoint(self, folder: str | Path) -> None:
-        """Write a checkpoint of training with ``torch.distributed.checkpoint``. Every rank calls this.
+    def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> None:
+        """Write a checkpoint of training. Every rank calls this.
+
+        It is written into a hidden folder next to ``folder``, synchronized to disk, and renamed. A process that is
+        killed meanwhile, and a full disk, leave earlier checkpoints as they are.
 
         Args:
             folder: one that all ranks can access, for this checkpoint alone; created if it does not exist.
+            wait: False returns once the state is copied to the host's memory, and a thread writes it while training
+                continues. One checkpoint is written at a time: the next call waits for it.
+            keep: how many checkpoints to keep, this one included: older ones next to it, whose names differ in the
+                number at the end alone, are removed when it is complete. None keeps all.
 
         Raises:
-            RequestError: there is a checkpoint already, or it cannot be written; see also `state_dict`.
+            RequestError: there is a checkpoint already; it cannot be written; or the one before, with ``wait=False``,
+                could not be written. See also `state_dict`.
         """
         self._trainer.refuse_closed()
-        self.checkpoints.write(folder)
+        self.checkpoints.write(folder, wait, keep)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the last ``checkpoint(…, wait=False)`` is complete. Every rank calls this.
+
+        Raises:
+            RequestError: it could not be written; raised once, here or by the next `checkpoint`, `resume` or `close`.
+        """
+        self.checkpoints.wait()
 
     def resume(self, folder: str | Path) -> None:
         """Resume from a checkpoint, written under any plan by any number of processes. Every rank calls this.
@@ -373,11 +389,11 @@ class Pipeline:
         interruption, also with random numbers.
 
         Args:
-            folder: written by `checkpoint` or by ``dcp.save({"pipe": pipe}, …)``; `panpipe.latest_checkpoint` finds the
-                last one.
+            folder: written by `checkpoint`; `panpipe.latest_checkpoint` finds the last one.
 
         Raises:
-            RequestError: there is no complete checkpoint, or it is of another model, optimizer or scheduler.
+            RequestError: there is no whole checkpoint, a file of it was changed, or it is of another model, optimizer
+                or scheduler; on every rank, with the same message. Nothing is changed then.
         """
         self._trainer.refuse_closed()
         self.checkpoints.read(folder)
@@ -386,8 +402,14 @@ class Pipeline:
         """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.
 
         A script that ends without it is closed at its end.
+
+        Raises:
+            RequestError: the last ``checkpoint(…, wait=False)`` could not be written.
         """
-        self._trainer.close()
+        try:
+            self.checkpoints.wait()
+        finally:
+            self._trainer.close()
 
     def __repr__(self) -> str:
         """The plan, the number of steps, and the stages of this process."""
@@ -404,7 +426,10 @@ class Pipeline:
         """Close, and report a failure of this process alone to the other processes."""
         if failure is not None and not isinstance(failure, PanpipeError | SystemExit):
             self._trainer.team.fail(failure)
-        self.close()
+        if failure is None or isinstance(failure, RequestError):
+            self.close()
+        else:
+            self._trainer.close()  # other ranks may have stopped: a checkpoint that needs them would never be complete
 
     def rehearse(self, batch: Any, steps: int, warm_up: int = 0) -> list[Rehearsal]:
         """Run and record steps that change nothing. The records are the same on every rank.

@@ -1,54 +1,30 @@
-"""Checkpoints of training: files of torch's distributed checkpoint; each process writes and reads its part.
+"""Checkpoints of a pipeline: writing them, also in the background, and resuming from them.
+
+    state_dict ──▶ parts ──▶ files of each process ──▶ manifest                     `state_parts`, `writing`
+    folder ──▶ manifest and hashes ──▶ do they fit? ──▶ all ranks agree ──▶ tensors   `manifest`, `reading`
 
 Their contents are defined in `training_state`.
 """
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.stateful import Stateful
 
-from ...core.errors import RequestError, in_a_line
+from ...core.errors import PanpipeError, RequestError, WorkerError, in_a_line, message_of
 from ..launch.team import Team
 from ..training.averages import Averages
 from ..training.counts import Counts
 from ..training.evaluation import Evaluator
 from ..training.local_stages import LocalStages
 from ..training.steps import StepRunner
-from .training_state import Listing, TrainingState
-
-ROOT = "pipe"
-"""The name of a pipeline in its checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
-
-_METADATA = ".metadata"
-"""The file that DCP writes last: a checkpoint without it is incomplete."""
-
-
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The last complete checkpoint among the folders in a folder.
-
-    The last one has the highest number at the end of its name, such as ``step-120``. Incomplete ones are skipped.
-
-    Args:
-        folder: holds a folder for each checkpoint; it may be missing.
-
-    Returns:
-        The checkpoint's folder, or None.
-    """
-    whole = [found.parent for found in Path(folder).glob(f"*/{_METADATA}")]
-    return max(whole, key=lambda path: (_number(path.name), path.name), default=None)
-
-
-def _number(name: str) -> int:
-    digits = name[len(name.rstrip("0123456789")) :]
-    return int(digits) if digits else -1
+from .background import BackgroundSave, HostCopy
+from .fitting import fitted
+from .reading import CheckpointReader
+from .state_parts import Parts, parts_of, state_of
+from .training_state import TrainingState
+from .writing import Save, begin
 
 
 class Checkpoints:
@@ -76,6 +52,7 @@ class Checkpoints:
         self._stages, self._runner, self._evaluator = stages, runner, evaluator
         self._counts, self._averages, self._team = counts, averages, team
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._in_flight, self._host_copy = BackgroundSave(), HostCopy()
 
     @property
     def _training_state(self) -> TrainingState:
@@ -90,6 +67,9 @@ class Checkpoints:
                 "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
                 "after a step that updates"
             )
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
         counts = {"steps": self._counts.steps, "updates": self._counts.updates, "evaluations": self._evaluator.count}
         return self._training_state.read({**counts, "seed": self._runner.seed})
 
@@ -103,106 +83,75 @@ class Checkpoints:
         self._runner.seed = self._evaluator.seed = found["seed"]
         self._runner.drop_accumulated()
 
-    def write(self, folder: str | Path) -> None:
+    def write(self, folder: str | Path, wait: bool = True, keep: int | None = None) -> None:
         """Write a checkpoint; see `Pipeline.checkpoint`."""
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise RequestError(f"keep is {keep!r}: give the number of checkpoints to keep, from 1, or None for all")
         self._averages.refuse_applied("write a checkpoint")
         self._stages.have_equal_values()
-        write_checkpoint(Path(folder), self.state_dict(), self._team)
+        self.wait()
+        team, path = self._team, Path(folder).absolute()
+        failure, parts = None, Parts()
+        try:
+            state = self.state_dict()
+            if team.replica == 0:
+                parts = parts_of(state) if wait else self._host_copy.of(parts_of(state))
+        except Exception as error:
+            failure = error if isinstance(error, PanpipeError) else RequestError(f"no checkpoint: {in_a_line(error)}")
+        team.agree(failure)
+        hidden = team.decide(lambda: begin(path))
+        writers = team.processes_of_replica
+        save = Save(path, hidden, parts, self._counts.steps, keep, writers)
+        if wait:
+            save.run(team.exchange())
+        else:
+            self._in_flight.start(save, team.background_exchange())
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; see `Pipeline.wait_for_checkpoint`."""
+        self._in_flight.wait()
 
     def read(self, folder: str | Path) -> None:
         """Resume from a checkpoint; see `Pipeline.resume`."""
+        if folder is None:
+            raise RequestError("there is no checkpoint to resume from: give the folder of one, and None is none")
         self._averages.refuse_applied("resume")
-        read_checkpoint(Path(folder), self, self._training_state, self._team)
+        self.wait()
+        team, training, path = self._team, self._training_state, Path(folder).absolute()
+        failure, reader, parts = None, None, Parts()
+        try:
+            reader = CheckpointReader(path)
+            parts = fitted(parts_of(self._read()), reader, training)
+            reader.check(reader.files_of(parts.tensors))
+            # Of the other files, each process checks some.
+            reader.check(sorted(reader.manifest.files)[team.exchange().number :: team.exchange().count])
+        except Exception as error:
+            failure = _reason(path, error)
+        self._agree([failure, None if reader is None else reader.manifest.xxh3_128], path)
+        assert reader is not None
+        try:
+            reader.read_into(parts.tensors)
+            reader.refuse_changed()
+            self.load_state_dict(state_of(parts))
+        except Exception as error:
+            raise WorkerError(
+                f"{_reason(path, error)}; a part of the checkpoint is loaded already: build the pipeline again"
+            ) from error
+
+    def _agree(self, mine: list[str | None], path: Path) -> None:
+        """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one."""
+        found = self._team.exchange().gather(mine)
+        failure = next((each for each, _ in found if each is not None), None)
+        if failure is not None:
+            raise RequestError(failure)
+        other = next((number for number, (_, digest) in enumerate(found) if digest != found[0][1]), None)
+        if other is not None:
+            raise RequestError(
+                f"rank {self._team.rank(other)} has another checkpoint in '{path.name}' than rank {self._team.rank(0)}:"
+                " all ranks resume from one; give the same folder on all of them"
+            )
 
 
-def write_checkpoint(folder: Path, state: Mapping[str, Any], team: Team) -> None:
-    """Write the state of all processes; every rank calls this.
-
-    Args:
-        folder: one that all ranks can access.
-        state: the state of this process.
-        team: the devices.
-
-    Raises:
-        RequestError: the folder holds a checkpoint, or cannot be written; on every rank.
-    """
-    if team.decide((folder / _METADATA).exists):
-        raise RequestError(
-            f"'{folder}' holds a checkpoint: a job that dies while it is overwritten would leave none; give each a "
-            "folder of its own, such as checkpoints/120"
-        )
-    _together(team, lambda: state_dict_saver.save({ROOT: state}, checkpoint_id=folder), f"'{folder}' cannot be written")
-
-
-def read_checkpoint(folder: Path, pipe: Stateful, state: TrainingState, team: Team) -> None:
-    """Read this process's part into a pipeline; every rank calls this.
-
-    Args:
-        folder: of the checkpoint.
-        pipe: the pipeline.
-        state: its state, which checks that the checkpoint fits.
-        team: the devices.
-
-    Raises:
-        RequestError: there is none, it cannot be read, or it does not fit; on every rank. Nothing is changed, unless
-            files are damaged or parameter groups are formed differently.
-    """
-
-    def refuse() -> None:
-        listing = _listing(folder)
-        state.check_classes(_classes(folder, listing))
-        state.check(listing)
-
-    team.agree(_refusal(refuse, f"'{folder}' cannot be read"))
-    _together(team, lambda: state_dict_loader.load({ROOT: pipe}, checkpoint_id=folder), f"'{folder}' cannot be read")
-
-
-def _listing(folder: Path) -> Listing:
-    if not (folder / _METADATA).is_file():
-        raise RequestError(
-            f"there is no whole checkpoint in '{folder}': its file {_METADATA}, which is written last, is missing; "
-            "give the folder of one, such as panpipe.latest_checkpoint('checkpoints')"
-        )
-    kept = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return {
-        name.removeprefix(f"{ROOT}."): tuple(one.size) if isinstance(one, TensorStorageMetadata) else None
-        for name, one in kept.items()
-        if name.startswith(f"{ROOT}.")
-    }
-
-
-def _classes(folder: Path, listing: Listing) -> dict[str, Any]:
-    """The names of a checkpoint's optimizer and scheduler classes; small, and read by every process separately."""
-    wanted: dict[str, Any] = {"scheduler": ()} if "scheduler" in listing else {}
-    if "progress.optimizer" in listing:
-        wanted["progress"] = {"optimizer": ""}
-    if wanted:
-        state_dict_loader.load({ROOT: wanted}, checkpoint_id=folder, no_dist=True)
-    return wanted
-
-
-def _together(team: Team, work: Callable[[], Any], what: str) -> None:
-    """Run a collective operation of DCP on all processes; a failure of one is raised on all."""
-    team.agree(team.collectively(lambda: _refusal(work, what)))
-
-
-def _refusal(work: Callable[[], Any], what: str) -> RequestError | None:
-    """The error that `work` raises, as a RequestError of one line; None if it raises none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            work()
-    except RequestError as failure:
-        return failure
-    except CheckpointException as failures:
-        rank, (first, _) = next(iter(failures.failures.items()))
-        return first if isinstance(first, RequestError) else _failed(what, first, f"rank {rank}: ")
-    except Exception as failure:
-        return _failed(what, failure)
-    return None
-
-
-def _failed(what: str, failure: BaseException, where: str = "") -> RequestError:
-    return RequestError(
-        f"the checkpoint {what}: {where}{in_a_line(failure)}; give a folder that every rank reads and writes"
-    )
+def _reason(path: Path, error: Exception) -> str:
+    """Why a checkpoint is refused, in a line."""
+    return message_of(error) if isinstance(error, PanpipeError) else f"'{path}' cannot be read: {in_a_line(error)}"

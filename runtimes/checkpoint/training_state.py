@@ -86,11 +86,7 @@ class TrainingState:
         """
         self.check_classes(found)
         self.check(_listing(found))
-        packed = {
-            index: state.named.packed(found["optimizer"], found["stepped"])
-            for index, state in self.states.items()
-            if state.named is not None
-        }
+        packed = self.packed(found)
         tensors = found["model"]
         with torch.no_grad():
             for name, tensor in self._tensors().items():
@@ -111,6 +107,18 @@ class TrainingState:
             state.clear_gradients()
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(found["scaler"][1]))
+
+    def packed(self, found: Mapping[str, Any]) -> dict[int, Any]:
+        """The states for the optimizers of the stages.
+
+        Raises:
+            RequestError: parameters of one group had different options.
+        """
+        return {
+            index: state.named.packed(found["optimizer"], found["stepped"])
+            for index, state in self.states.items()
+            if state.named is not None
+        }
 
     def check(self, listing: Listing) -> None:
         """Refuse a state of another model or optimizer, or an incomplete one.

@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -16,12 +17,16 @@ from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from .arrival import ARRIVAL_S, join
+from .exchange import Exchange, RankExchange
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
 from .team import Team
 from .watch import FailureWatch, failure_at_exit
 
 T = TypeVar("T")
+
+_BACKGROUND_TIMEOUT = timedelta(days=1)
+"""Most time that a rank's files may be written later than another's."""
 
 
 class RankTeam(Team):
@@ -58,6 +63,7 @@ class RankTeam(Team):
         self._pipeline = groups.get_group("pp")
         self._backend = kind.ranks(self._pipeline)
         self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
+        self._background: Any = None
         self._closed = False
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 
@@ -132,6 +138,25 @@ class RankTeam(Team):
         if first is not None:
             raise failure or decoded(first)
 
+    def exchange(self) -> Exchange:
+        return RankExchange(self._number, self.mesh.ranks, lambda value: self.everywhere(lambda _: value))
+
+    def background_exchange(self) -> Exchange:
+        if self._background is None:
+            with self._watched():
+                self._background = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
+
+        def gather(value: Any) -> list[Any]:
+            by_rank = all_gather_data(value, self._background)
+            return [by_rank[rank] for rank in self.mesh.cluster_devices]
+
+        return RankExchange(self._number, self.mesh.ranks, gather)
+
+    @property
+    def _number(self) -> int:
+        """The number of this rank's device among all devices of all replicas."""
+        return self.replica * self.size + self.local[0]
+
     def backend(self, device: int) -> Backend:
         return self._backend
 
@@ -152,5 +177,7 @@ class RankTeam(Team):
         self._backend.close()
         if self._replicas is not None:
             self._replicas.close()
+        if self._background is not None and dist.is_initialized():
+            dist.destroy_process_group(self._background)
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()

@@ -24,6 +24,7 @@ from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
+from .exchange import Exchange, OneProcess
 
 T = TypeVar("T")
 
@@ -98,6 +99,19 @@ class Team(ABC):
 
     def fail(self, failure: BaseException) -> None:  # noqa: B027 - one process has no others
         """Report to all other processes that this one stops, and why, so that none waits for it."""
+
+    @property
+    def processes_of_replica(self) -> int:
+        """How many processes have the devices of a replica."""
+        return self.size // len(self.local)
+
+    def exchange(self) -> Exchange:
+        """The processes of all replicas, which send each other values."""
+        return OneProcess()
+
+    def background_exchange(self) -> Exchange:
+        """The same for a thread that runs next to training; all processes call this together."""
+        return OneProcess()
 
     @abstractmethod
     def backend(self, device: int) -> Backend:

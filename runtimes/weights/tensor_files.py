@@ -7,7 +7,7 @@ This module has at most a header and one piece in memory.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -145,6 +145,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     Raises:
         RequestError: the format has no name for a dtype, or the file cannot be written.
     """
+    write_whole(path, [file_head(tensors)], file_pieces(tensors))
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
+
+
+def file_head(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file before the values of its tensors.
+
+    Raises:
+        RequestError: the format has no name for a dtype.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     at = 0
     for name, tensor in tensors.items():
@@ -154,9 +164,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # readers that map the file need aligned tensors
-    with_pieces = (piece for tensor in tensors.values() for piece in _pieces(tensor))
-    write_whole(path, (len(text).to_bytes(8, "little"), text), with_pieces)
-    return at
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """The values of tensors in the order of their file, in pieces of some MB."""
+    return (piece for tensor in tensors.values() for piece in _pieces(tensor))
 
 
 def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = ()) -> None:
@@ -181,7 +194,7 @@ def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = 
 
 
 def _pieces(tensor: Tensor) -> Iterable[memoryview]:
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     step = _PIECE_BYTES // tensor.dtype.itemsize
     for first in range(0, flat.numel(), step):
         yield _bytes(flat[first : first + step].cpu())

@@ -9,6 +9,7 @@ import panpipe
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -122,7 +123,8 @@ def test_checkpoint_is_exchanged_with_plain_torch_in_both_directions(tmp_path):
         "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
     }
     assert set(plain["optimizer"]) == set(pipe.state_dict()["optimizer"])
-    dcp.load({"pipe": plain}, checkpoint_id=tmp_path / "a")
+    export_checkpoint(tmp_path / "a", tmp_path / "dcp")
+    dcp.load({"pipe": plain}, checkpoint_id=tmp_path / "dcp")
     set_model_state_dict(model, plain["model"])
     set_optimizer_state_dict(model, optimizer, plain["optimizer"], options=options)
     mine = {n: p.detach() for n, p in pipe.model.named_parameters()}
@@ -130,6 +132,11 @@ def test_checkpoint_is_exchanged_with_plain_torch_in_both_directions(tmp_path):
     kept = {n: optimizer.state[p]["exp_avg_sq"] for n, p in model.named_parameters()}
     wanted = {n: everything(pipe)[f"state.{n}.exp_avg_sq"] for n in kept}
     assert unequal(kept, wanted) == []
+    import_checkpoint(tmp_path / "dcp", tmp_path / "back")
+    same = pipe_of(CONV, seed=8)
+    same.resume(tmp_path / "back")
+    assert unequal(everything(same), everything(pipe)) == []
+    assert train(same, CONV, 1) == train(pipe, CONV, 1)
 
 
 def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
@@ -185,15 +192,6 @@ def test_scheduler_counters_survive_a_resume(tmp_path):
     second.resume(tmp_path / "a")
     train(second, CONV, 1)
     assert second.learning_rates == [1e-2 / 4, 5e-3 / 4]
-
-
-def test_latest_checkpoint_skips_incomplete_ones(tmp_path):
-    assert panpipe.latest_checkpoint(tmp_path / "none") is None
-    for name in ("step-9", "step-10", "step-11", "notes"):
-        (tmp_path / name).mkdir()
-    for name in ("step-9", "step-10"):
-        (tmp_path / name / ".metadata").touch()
-    assert panpipe.latest_checkpoint(tmp_path) == tmp_path / "step-10"
 
 
 def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_path):
@@ -327,12 +325,20 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
     with refusal("holds a checkpoint: a job that dies while it is overwritten"):
         pipe.checkpoint(written)
     (tmp_path / "file").touch()
-    with refusal("file/a' cannot be written: .*Error"):
+    with refusal("file/a' cannot be written: .*; give a folder"):
         pipe.checkpoint(tmp_path / "file" / "a")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / ".metadata").write_bytes(b"no pickle")
-    with refusal("broken' cannot be read: "):
-        pipe.resume(tmp_path / "broken")
+    with refusal("file' is a file: a checkpoint is a folder"):
+        pipe.checkpoint(tmp_path / "file")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes").touch()
+    with refusal("used' has other files: a checkpoint has a folder of its own"):
+        pipe.checkpoint(tmp_path / "used")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"a pickle")
+    with refusal("dcp' is a checkpoint of torch.distributed.checkpoint, .*panpipe checkpoint import '.*dcp' NEW"):
+        pipe.resume(tmp_path / "dcp")
+    with refusal("there is no checkpoint to resume from"):
+        pipe.resume(panpipe.latest_checkpoint(tmp_path))
 
 
 class Counting(torch.optim.SGD):

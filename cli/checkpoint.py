@@ -1,0 +1,65 @@
+"""``panpipe checkpoint``: check a checkpoint, and convert ones of ``torch.distributed.checkpoint``."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.errors import RequestError
+from ..core.wording import counted
+from ..runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
+from ..runtimes.checkpoint.reading import CheckpointReader
+from .output import note, print_json
+
+
+class Work(StrEnum):
+    """What is done with the checkpoint."""
+
+    CHECK = "check"
+    IMPORT = "import"
+    EXPORT = "export"
+
+
+def checkpoint(
+    work: Annotated[Work, typer.Argument(help="check, import or export.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of the checkpoint.")],
+    target: Annotated[Path | None, typer.Argument(help="With import and export: the new folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
+) -> None:
+    """Check all files of a checkpoint, or convert it.
+
+    check compares every file with its hash. import converts a checkpoint of torch.distributed.checkpoint (DCP), and
+    export writes one. Importing reads tensors and plain data alone, and runs no code of the checkpoint.
+    """
+    if (target is None) != (work is Work.CHECK):
+        taken = "FOLDER alone" if work is Work.CHECK else "FOLDER and TARGET, a new folder"
+        raise RequestError(f"panpipe checkpoint {work} takes {taken}")
+    if work is Work.CHECK:
+        reader = CheckpointReader(folder)
+        reader.check(reader.manifest.files)
+        _print(reader, json)
+        return
+    assert target is not None
+    (import_checkpoint if work is Work.IMPORT else export_checkpoint)(folder, target)
+    note(f"wrote {target}")
+
+
+def _print(reader: CheckpointReader, json: bool) -> None:
+    files = reader.manifest.files
+    size = sum(file.bytes for file in files.values())
+    if json:
+        print_json(
+            {
+                "folder": str(reader.folder),
+                "steps": reader.manifest.steps,
+                "bytes": size,
+                "tensors": len(reader.tensors),
+                "files": {name: {"bytes": file.bytes, "xxh3_128": file.xxh3_128} for name, file in files.items()},
+            }
+        )
+        return
+    print(
+        f"{reader.folder}: whole, after {counted(reader.manifest.steps, 'step')}; {counted(len(files), 'file')} with "
+        f"{counted(len(reader.tensors), 'tensor')}, {size} bytes; all hashes are right"
+    )
