@@ -1,5 +1,6 @@
 """The command line: one file per command, each imported only when the command is used."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    chosen = next((word for word in given if not word.startswith("-")), None)
+    # A shell that completes a command line passes it in the environment.
+    words = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()[1:] or given
+    chosen = next((word for word in words if not word.startswith("-")), None)
     try:
         with rare_collections():
             status = _application(chosen)(args=given, prog_name="panpipe", standalone_mode=False)
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _application(chosen: str | None) -> typer.Typer:
     """All commands by name; only the chosen one's module is imported, so that ``--help`` needs no torch."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=_about.__doc__)
+    app = typer.Typer(pretty_exceptions_enable=False, help=_about.__doc__)
     app.callback()(_about)
     for name, line in COMMANDS.items():
         if name == chosen:

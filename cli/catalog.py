@@ -46,6 +46,7 @@ def catalog(
     out: Annotated[
         Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
     ] = None,
+    sources: Annotated[bool, typer.Option("--sources", help="Also print where each number comes from.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
@@ -59,7 +60,7 @@ def catalog(
     if name is None:
         if svg or out:
             raise RequestError(f"--{'svg' if svg else 'out'} needs one cluster: write panpipe catalog show NAME")
-        _print_all(known) if not json else print_json(_answer(known))
+        _print_all(known, sources) if not json else print_json(_answer(known))
         return
     entry = known.links.get(name) or _device(known, name)
     if entry is not None:
@@ -96,7 +97,7 @@ def _answer(known: Catalogue) -> dict[str, Any]:
     }
 
 
-def _print_all(known: Catalogue) -> None:
+def _print_all(known: Catalogue, sources: bool) -> None:
     devices = list(known.devices.values())
     kinds = ("bf16", "tf32", "fp32")
     print_table(
@@ -125,8 +126,11 @@ def _print_all(known: Catalogue) -> None:
         ],
         texts=("title",),
     )
-    print_table("Sources of the numbers", ("source", "numbers"), _sources(known), texts=("numbers",))
-    print(f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --json")
+    if sources:
+        print_table("Sources of the numbers", ("source", "numbers"), _sources(known), texts=("numbers",))
+    print(
+        f"\n{ASSUMED} = assumed. Each number with its source: panpipe catalog show NAME, or panpipe catalog --sources"
+    )
 
 
 def _rates(device: DeviceType, kind: str) -> tuple[str, str]:

@@ -13,10 +13,13 @@ from ..core.documents import as_plain
 from ..core.evaluate.idle import IdleTime
 from ..core.plan.plan import Plan, Prediction
 from ..core.plan.wording import plan_size
+from ..core.schedules.meaning import meaning_of
 from ..core.trace.throughput import Throughput, Work, throughput
+from ..core.wording import counted
 from .idle import idle_answer, idle_of, print_idle
 from .memory import print_memory
 from .output import bytes_text, print_table, seconds_text, share_text, wide
+from .simpler import simpler_than
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
@@ -88,11 +91,14 @@ class PlanAnswer:
     def show(self) -> None:
         """Print the answer as text."""
         plan, prediction = self.plan, self.prediction
-        print(f"{plan.model or 'the graph'}: {plan_size(plan)}, {short(plan.schedule)}")
-        print(
-            f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}, "
-            f"{prediction.evaluations} plans evaluated"
-        )
+        each = " for each replica" if plan.mesh.data > 1 else ""
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {short(plan.schedule)}")
+        tried = f", {counted(prediction.evaluations, 'plan')} evaluated" if prediction.evaluations else ""
+        print(f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}{tried}")
+        if (meaning := meaning_of(plan.schedule)) is not None:
+            print(f"{short(plan.schedule)}: {meaning}")
+        if (simpler := simpler_than(plan, self.limits)) is not None:
+            print(simpler)
         if self.fewer is not None:
             fewer, step = self.fewer.devices, seconds_text(_prediction(self.fewer).step_s)
             print(

@@ -11,6 +11,7 @@ from rich.console import Console
 from ..core.errors import InfeasibleError, RequestError
 from ..core.report.chart import schedule_html, schedule_svg
 from ..core.schedules.building_block import read_block
+from ..core.schedules.meaning import meaning_of
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import find_family
 from ..core.schedules.schedule_csv import schedule_csv
@@ -50,8 +51,8 @@ def schedule(
     microbatches: Microbatches,
     chunks: Annotated[int | None, typer.Option(help="Number of stages of each device.", show_default=False)] = None,
     forward: Forward = 1,
-    backward_input: BackwardInput = 1,
-    backward_weight: BackwardWeight = 1,
+    backward_input: BackwardInput = None,
+    backward_weight: BackwardWeight = None,
     comm: Hop = 0,
     stage_scale: StageScale = None,
     freed_by_input: FreedByInput = 0,
@@ -199,6 +200,8 @@ def _answer(scored: Scored) -> dict[str, Any]:
 
 def _show(scored: Scored) -> None:
     answer, result = _answer(scored), scored.result
+    if (meaning := meaning_of(scored.schedule.name)) is not None:
+        note(f"{scored.schedule.name}: {meaning}")
     if scored.bound is not None:
         note(
             f"auto: the fastest of {scored.evaluations} orders tried; no order can be faster than {scored.bound:.6g} "

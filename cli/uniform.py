@@ -17,8 +17,16 @@ from ..core.schedules.problem import ScheduleProblem
 Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
 Microbatches = Annotated[int, typer.Option(help="Microbatches in one step.")]
 Forward = Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")]
-BackwardInput = Annotated[float, typer.Option(help="The same for I, the input-gradient half of a backward.")]
-BackwardWeight = Annotated[float, typer.Option(help="The same for W, the weight-gradient half.")]
+BackwardInput = Annotated[
+    float | None,
+    typer.Option(
+        help="The same for I, the input-gradient half of a backward; that of F if not given.", show_default=False
+    ),
+]
+BackwardWeight = Annotated[
+    float | None,
+    typer.Option(help="The same for W, the weight-gradient half; that of F if not given.", show_default=False),
+]
 Hop = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
 StageScale = Annotated[
     str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
@@ -49,7 +57,12 @@ def equal_stages(placement: Sequence[int], times: StageCosts) -> tuple[StageCost
     )
 
 
-def uniform_times(forward: float, backward_input: float, backward_weight: float, freed: float) -> StageCosts:
+def uniform_times(
+    forward: float, backward_input: float | None, backward_weight: float | None, freed: float
+) -> StageCosts:
+    """The costs of one device for one microbatch; I and W take as long as F where they are not given."""
+    backward_input = forward if backward_input is None else backward_input
+    backward_weight = forward if backward_weight is None else backward_weight
     named = {"--forward": forward, "--backward-input": backward_input, "--backward-weight": backward_weight}
     for option, value in named.items():
         if not 0 <= value < float("inf"):

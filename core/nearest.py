@@ -16,6 +16,9 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
         listing: the command that prints all of them, if there may be many.
     """
     names = {other.casefold(): other for other in known}
+    same = [other for other in names.values() if _letters(other) == _letters(name)]
+    if same and name.casefold() not in names:
+        return f"did you mean {' or '.join(same)}"
     close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(names[other] for other in close)}"
@@ -24,3 +27,8 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     near = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.0)
     see = f"; see {listing}" if listing else ""
     return f"the nearest of {len(names)} names are {', '.join(names[other] for other in near)}{see}"
+
+
+def _letters(name: str) -> str:
+    """A name without what is often left out: ``zb-v`` and ``ZBV`` are the same."""
+    return "".join(character for character in name.casefold() if character.isalnum())

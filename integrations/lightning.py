@@ -174,6 +174,8 @@ class PanpipeStrategy(SingleDeviceStrategy):
         )
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
+        # Lightning clears gradients that this rank may not hold; the pipeline clears them after its update.
+        self.lightning_module.__dict__["zero_grad"] = _keep
         return self.pipe
 
     # Files
@@ -189,10 +191,15 @@ class PanpipeStrategy(SingleDeviceStrategy):
             if dist.is_initialized():
                 self.pipe.save(weights)
                 self.barrier()
-                checkpoint["state_dict"] = _read(weights, checkpoint["state_dict"]) if self.is_global_zero else {}
-                shutil.rmtree(weights, ignore_errors=True)
+                if self.is_global_zero:
+                    checkpoint["state_dict"] = _read(weights, self.lightning_module.state_dict(keep_vars=True))
+                    shutil.rmtree(weights)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.barrier()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The weights; empty where ranks hold a part each, whose weights `save_checkpoint` collects."""
+        return {} if self.pipe is not None and dist.is_initialized() else super().lightning_module_state_dict()
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint and the pipeline's state."""
@@ -218,6 +225,11 @@ class PanpipeStrategy(SingleDeviceStrategy):
         if self.pipe is not None:
             self.pipe.close()
             self.pipe = None
+            self.lightning_module.__dict__.pop("zero_grad", None)
+
+
+def _keep(set_to_none: bool = True) -> None:
+    """In place of ``Module.zero_grad``."""
 
 
 def _read(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -17,10 +17,17 @@ def save_pretrained(trainer: Any, pipe: Pipeline, folder: Path) -> None:
         folder: one that all ranks can access.
     """
     model = trainer.model
-    pipe.save(folder)
+    adapted = hasattr(model, "peft_config") and hasattr(model, "base_model")
+    if adapted:
+        from .peft import save_adapter
+
+        save_adapter(pipe, folder)
+    else:
+        pipe.save(folder)
     if not trainer.args.should_save:
         return
-    for part in (getattr(model, "config", None), getattr(model, "generation_config", None), _processing(trainer)):
+    configurations = () if adapted else (getattr(model, "config", None), getattr(model, "generation_config", None))
+    for part in (*configurations, _processing(trainer)):
         if part is not None:
             part.save_pretrained(folder)
     torch.save(trainer.args, folder / "training_args.bin")

@@ -244,7 +244,7 @@ class Pipeline:
         """
         self._trainer.stages.load(weights, initial)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, frozen: bool = True) -> None:
         """Write parameters and persistent buffers as a checkpoint: a safetensors file per process, and their index.
 
         ``weights=folder`` reads it under any plan; so does transformers, if the model's ``config.json`` is in the same
@@ -253,11 +253,12 @@ class Pipeline:
         Args:
             folder: one that all ranks can access; created if it does not exist. A checkpoint of the same number of
                 processes is replaced.
+            frozen: False writes the parameters with ``requires_grad`` alone, such as those of an adapter.
 
         Raises:
             RequestError: a file cannot be written there.
         """
-        self._trainer.save(folder)
+        self._trainer.save(folder, frozen)
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:

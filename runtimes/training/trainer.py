@@ -202,11 +202,11 @@ class Trainer:
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
         self.stages.have_equal_values()
-        save_checkpoint(Path(folder), self.model, self.team)
+        save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:
         """Close threads and connections."""

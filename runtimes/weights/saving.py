@@ -13,7 +13,7 @@ Part = tuple[str, int, list[str]]
 """Name of a file, bytes of its tensors, and their names."""
 
 
-def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
+def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = True) -> None:
     """Write the weights of all processes as one checkpoint.
 
     1. The processes of the first replica exchange the names of their tensors; the first that has a tensor writes it.
@@ -24,11 +24,13 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team) -> None:
         folder: one that all ranks can access.
         model: the user's module; tensors of other processes are on meta.
         team: the devices.
+        frozen: whether tensors without ``requires_grad`` are written.
 
     Raises:
         RequestError: something cannot be written; on every rank.
     """
-    here, process = savable(model), team.replica * team.size + team.local[0]
+    here = {name: tensor for name, tensor in savable(model).items() if frozen or tensor.requires_grad}
+    process = team.replica * team.size + team.local[0]
     names_by_process = team.everywhere(lambda _: (process, list(here)))
     claims = dict(names_by_process[: team.size])
     writer = {name: number for number in sorted(claims, reverse=True) for name in claims[number]}

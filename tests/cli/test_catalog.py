@@ -25,6 +25,8 @@ def test_the_tables_have_every_entry_and_where_it_comes_from(capsys, monkeypatch
     monkeypatch.setenv("COLUMNS", "200")
     status, out, _ = run(capsys)
     assert status == 0
+    assert "assumed: CUDA" not in out
+    status, out, _ = run(capsys, "--sources")
     known = catalogue()
     for name in (*known.devices, *known.links, *known.clusters):
         assert name in out

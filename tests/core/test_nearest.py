@@ -30,3 +30,8 @@ def test_the_nearest_of_many_are_named_with_where_to_see_all():
     assert found.endswith("; see panpipe catalog")
     assert found.count("node") == 4
     assert nearest("qqqq", MANY).count(";") == 0
+
+
+@pytest.mark.parametrize("name", ["zbv", "ZB_V", "zb v"])
+def test_a_name_without_its_hyphens_is_one_suggestion(name):
+    assert nearest(name, ["zb-v", "zb-h1", "v-min", "1f1b-v"]) == "did you mean zb-v"

@@ -1,0 +1,27 @@
+"""What the names of searched schedules mean, in words."""
+
+import re
+
+_SEARCHED = re.compile(r"auto\((?P<inner>.*)\)", re.DOTALL)
+_OWN = "an order that the search made for these costs and limits, on no published schedule"
+
+
+def meaning_of(name: str) -> str | None:
+    """One line for the name of a schedule that the search found; None for a published schedule.
+
+    Args:
+        name: ``listed``, ``auto(1f1b)``, ``auto(listed)``, ``auto(evaluations=100,seed=0)`` or a family's name.
+    """
+    if name.startswith("listed"):
+        return _OWN
+    found = _SEARCHED.fullmatch(name)
+    if found is None:
+        return None
+    inner = found["inner"]
+    if inner.startswith("listed"):
+        return f"{_OWN}, improved by moves"
+    if re.match(r"(evaluations|seconds)=", inner):
+        return "an order that the search found, from published schedules and others; in brackets its budget and seed"
+    return (
+        f"an order that the search derived from {inner.partition('(')[0]}, whose own order is slower here or needs more"
+    )

@@ -1,0 +1,41 @@
+"""PEFT: adapters such as LoRA, whose base weights are frozen.
+
+A PeftModel trains with ``panpipe.pipeline`` and with ``PanpipeTrainer`` as any other model: frozen weights get no
+gradient and no optimizer state. This module writes the adapter alone, as ``PeftModel.save_pretrained`` does.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from ..core.errors import RequestError
+from ..runtimes.pipeline import Pipeline
+from .requirements import needs
+
+with needs("peft"):
+    from peft import PeftModel
+
+
+def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
+    """Write the adapter of a pipeline's model, for ``PeftModel.from_pretrained``. Every rank calls this.
+
+    Args:
+        pipe: a pipeline of a ``PeftModel``.
+        folder: one that all ranks can access.
+
+    Raises:
+        RequestError: the model is no PeftModel, or the folder cannot be written.
+    """
+    model, folder = pipe.model, Path(folder)
+    if not isinstance(model, PeftModel):
+        raise RequestError(f"the model is a {type(model).__name__} and no PeftModel: use pipe.save(folder)")
+    parts = folder / "parts"
+    pipe.save(parts, frozen=False)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        trained = {
+            name: tensor for path in sorted(parts.glob("*.safetensors")) for name, tensor in load_file(path).items()
+        }
+        model.save_pretrained(folder, state_dict=trained, save_embedding_layers=False)
+        shutil.rmtree(parts)

@@ -1,0 +1,30 @@
+"""The examples of lightning, accelerate, PEFT and a loop of one's own, in one process and on ranks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ..support.launch import torchrun_script
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "pattern", "arguments"),
+    [
+        ("lightning_module.py", r"'train_loss': ([\d.]+)", ()),
+        ("accelerate_loop.py", r"epoch 2: loss ([\d.]+)", ()),
+        ("lora.py", r"step 15: loss ([\d.]+)", ()),
+        ("own_loop.py", r"step 15: loss ([\d.]+)", ("--mesh", "pp=2")),
+    ],
+)
+def test_example_on_two_ranks_ends_as_in_one_process(example, pattern, arguments, tmp_path):
+    ends = []
+    for ranks in (1, 2):
+        out = () if example == "own_loop.py" else ("--out", str(tmp_path / str(ranks)))
+        done = torchrun_script(EXAMPLES / example, *out, *arguments, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-3000:]
+        ends.append(float(re.search(pattern, done.stdout)[1]))
+    assert ends[1] == pytest.approx(ends[0], rel=1e-2)
