@@ -5,6 +5,7 @@ Trainer.fit ──▶ training_step(batch) ──▶ pipe.step(batch): forward, 
             ──▶ save_checkpoint ──▶ FILE.ckpt, as lightning reads it, and FILE.ckpt.pipeline/ (optimizer, counts)
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -82,9 +83,14 @@ class PanpipeStrategy(SingleDeviceStrategy):
         """A value of one rank on all of them, such as the name of a checkpoint."""
         if not dist.is_initialized():
             return obj
-        held = [obj]
-        dist.broadcast_object_list(held, src)
-        return held[0]
+        data = torch.frombuffer(
+            bytearray(json.dumps(obj).encode()), dtype=torch.uint8
+        )  # between ranks there is plain data
+        size = torch.tensor(len(data))
+        dist.broadcast(size, src)
+        data = data if self.global_rank == src else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, src)
+        return json.loads(bytes(data.tolist()))
 
     # Steps
 
