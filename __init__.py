@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from .api import pipeline as pipeline
     from .core.costs.costs import StageCosts as StageCosts
     from .core.errors import InfeasibleError as InfeasibleError
+    from .core.errors import NonFiniteError as NonFiniteError
     from .core.errors import PanpipeError as PanpipeError
     from .core.errors import RequestError as RequestError
     from .core.errors import WorkerError as WorkerError
+    from .core.logs import LogContext as LogContext
     from .core.plan.plan import Plan as Plan
     from .core.plan.plan import plan_json as plan_json
     from .core.plan.plan import read_plan as read_plan
@@ -34,13 +36,21 @@ if TYPE_CHECKING:
     from .runtimes.checkpoint.folders import latest_checkpoint as latest_checkpoint
     from .runtimes.devices.empty_weights import empty_weights as empty_weights
     from .runtimes.diagnose.reference import reference_step as reference_step
+    from .runtimes.monitor.json_lines import JsonLines as JsonLines
+    from .runtimes.monitor.records import DeviceReport as DeviceReport
+    from .runtimes.monitor.records import StepReport as StepReport
+    from .runtimes.monitor.tensorboard import TensorBoard as TensorBoard
     from .runtimes.pipeline import Pipeline as Pipeline
     from .simulators.run import simulate as simulate
 
 _HOME = {
     "Check": "core.report.facts",
     "Checked": "core.report.facts",
+    "DeviceReport": "runtimes.monitor.records",
     "InfeasibleError": "core.errors",
+    "JsonLines": "runtimes.monitor.json_lines",
+    "LogContext": "core.logs",
+    "NonFiniteError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",
     "Plan": "core.plan.plan",
@@ -49,6 +59,8 @@ _HOME = {
     "Schedule": "core.schedules.problem",
     "ScheduleProblem": "core.schedules.problem",
     "StageCosts": "core.costs.costs",
+    "StepReport": "runtimes.monitor.records",
+    "TensorBoard": "runtimes.monitor.tensorboard",
     "Trace": "core.trace.trace",
     "WorkerError": "core.errors",
     "compare": "core.trace.compare",

@@ -1,5 +1,6 @@
 """``panpipe.pipeline``, with the simulator as the planner's oracle."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .runtimes.build import build_pipeline
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import Progress, shown
+from .runtimes.monitor.monitors import Monitor
 from .runtimes.offload.tier import HOST, OffloadTier
 from .runtimes.optimizer.optimizers import OptimizerFactory, SchedulerFactory
 from .runtimes.optimizer.training import Training
@@ -63,6 +65,8 @@ def pipeline(
     plan_seconds: float | None = None,
     plan_cache: bool = True,
     batch_dims: Any = AUTO,
+    on_nonfinite: str | None = "warn",
+    monitor: Monitor | Sequence[Monitor] | None = None,
     progress: bool | Progress = True,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
@@ -159,6 +163,20 @@ def pipeline(
         plan_cache: whether an automatic plan is cached on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and reused for the same model, shapes, arguments, machine and versions. False plans
             again and caches nothing.
+        on_nonfinite: what follows a loss that is NaN or infinite, over all replicas. The report names the first
+            microbatch and the stage in which that began. ``"warn"`` issues a RuntimeWarning, once for such losses in a
+            row, and updates all the same. ``"skip"`` makes no update, as ``if not loss.isfinite(): continue`` before
+            ``optimizer.step()`` in one process: parameters, optimizers and schedulers are as before, the step counts,
+            and buffers have what the forward wrote; each is logged. With ``update=False`` it is the update of these
+            gradients that is skipped. ``"raise"`` does the same and raises a NonFiniteError on every rank. In both all
+            stages wait for the loss before they step. A scaler changes its scale by the gradients alone, as without.
+            None checks nothing.
+        monitor: a function, or a list of them, called after each step with a ``panpipe.StepReport``: loss, times,
+            bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is called on
+            the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not call
+            methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
+            ``panpipe.JsonLines(path)`` and ``panpipe.TensorBoard(folder)`` are ready ones. With a monitor all actions
+            are timed, as by ``trace_step``.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
 
@@ -174,7 +192,7 @@ def pipeline(
         >>> loss = pipe.step(batch)  # doctest: +SKIP
     """
     options = PipelineOptions(
-        training=Training(clip_norm, scaler, scheduler, optimizer, seed),
+        training=Training(clip_norm, scaler, scheduler, optimizer, seed, on_nonfinite),
         planning=PlanningOptions(
             oracle=simulated,
             cut_oracle=longest_path,
@@ -198,6 +216,7 @@ def pipeline(
         max_shapes=max_shapes,
         batch_dims=batch_dims,
         offload=offload,
+        monitors=monitor,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

@@ -64,6 +64,31 @@ class WorkerError(PanpipeError):
         return cls(message, suspects=details["suspects"])
 
 
+class NonFiniteError(PanpipeError):
+    """The loss of a step is NaN or infinite: the message names the stage and the microbatch. Exit status 1.
+
+    Args:
+        message: one line.
+        step: number of the step, from 1.
+        stage: the first stage with such an output; None if no output of a stage shows it.
+        microbatch: its microbatch; None if no microbatch shows it.
+        replica: their replica.
+    """
+
+    def __init__(
+        self, message: str, step: int, stage: int | None = None, microbatch: int | None = None, replica: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.step, self.stage, self.microbatch, self.replica = step, stage, microbatch, replica
+
+    def details(self) -> dict[str, Any]:
+        return {"step": self.step, "stage": self.stage, "microbatch": self.microbatch, "replica": self.replica}
+
+    @classmethod
+    def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
+        return cls(message, details["step"], details["stage"], details["microbatch"], details["replica"])
+
+
 class OffloadError(PanpipeError):
     """A copy of saved tensors to the host or back failed: the message has the reason. Exit status 1."""
 

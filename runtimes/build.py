@@ -154,7 +154,10 @@ class _Builder:
             plan = _predicted_again(plan, synchronised(plan), options.planning.oracle)
         _check_plan(plan, operators, self.team, anywhere=options.simulated)
         clock = None if self._virtual is None else self._virtual.clock(plan, operators)
-        return Pipeline(self.example, plan, self.team, options.training, self.programs, clock, options.planning.tier)
+        return Pipeline(
+            self.example, plan, self.team, options.training, self.programs, clock, options.planning.tier,
+            options.monitors,
+        )  # fmt: skip
 
     def planning(self) -> Planning:
         """The request of an automatic plan; its limit in seconds counts from now."""

@@ -18,6 +18,7 @@ from ..core.plan.plan import Plan, read_plan
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
+from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
@@ -102,6 +103,7 @@ class PipelineOptions:
             tracing.
         offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
             automatic one.
+        monitors: functions that are called with the numbers of each step.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -120,6 +122,7 @@ class PipelineOptions:
     max_shapes: int = MAX_SHAPES
     batch_dims: Any = FIND
     offload: OffloadRequest | None = None
+    monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:

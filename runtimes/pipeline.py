@@ -1,7 +1,7 @@
 """`Pipeline`, the public interface to a model that trains by a plan; `training/trainer` does the work."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from .checkpoint.checkpoints import Checkpoints
 from .engine.clocked import Clock
 from .engine.step_data import StepOptions
 from .launch.team import Team
+from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .optimizer.update import Ending
@@ -44,6 +45,7 @@ class Pipeline:
         programs: how stage programs are derived.
         clock: runs simulated devices; None for real ones.
         offload: where saved tensors go that leave their device; None for the host's memory.
+        monitors: functions that are called with the numbers of each step.
 
     Attributes:
         model: the user's module.
@@ -61,10 +63,13 @@ class Pipeline:
         programs: ProgramOptions | None = None,
         clock: Clock | None = None,
         offload: OffloadTier | None = None,
+        monitors: Sequence[Monitor] = (),
     ) -> None:
         training = training or Training()
         self.model, self.scaler = example.model, training.scaler
-        self._trainer = trainer = Trainer(example, plan, team, training, programs or ProgramOptions(), clock, offload)
+        self._trainer = trainer = Trainer(
+            example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
+        )
         self.checkpoints = Checkpoints(
             trainer.stages, trainer.runner, trainer.evaluator, trainer.counts, trainer.averages, self.scaler, team
         )
@@ -86,7 +91,11 @@ class Pipeline:
 
     @property
     def skipped(self) -> bool:
-        """Whether the last update was skipped: a scaler is given, and a gradient of some stage was not finite."""
+        """Whether the last update was skipped.
+
+        With a scaler because a gradient of some stage was not finite; with ``on_nonfinite="skip"`` or ``"raise"``
+        because the loss was not, of this batch or of one whose gradients waited for the update.
+        """
         return self._trainer.skipped
 
     @property
@@ -117,6 +126,8 @@ class Pipeline:
 
         Raises:
             RequestError: the batch does not fit the plan.
+            NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``; the step counts, nothing was
+                updated, and training may go on with another batch.
             WorkerError: a worker stopped.
         """
         return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]

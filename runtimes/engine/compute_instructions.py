@@ -11,6 +11,7 @@ from ..programs.linked_stage import LinkedStage
 from .frame import Frame
 from .instructions import Binder, Call, Instruction, executes
 from .messages import Message
+from .peaks import peaks_of
 
 
 @executes(Kind.F)
@@ -123,6 +124,8 @@ def _forward(binder: Binder, run: LinkedStage, microbatch: int) -> Call:
         outputs, results = forward(microbatch, boundary, leaves, frame.keys[microbatch])
         for message, places in outgoing:
             message.tensors = [outputs[place] for place in places]
+        if frame.peaks is not None and outputs:
+            frame.peaks[run.index, microbatch] = peaks_of(outputs)
         if frame.meter is not None:
             _watch(frame.meter, run, microbatch, leaves)
         if names:

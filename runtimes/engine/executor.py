@@ -136,7 +136,7 @@ class Executor:
             before_update: called once between the last compute action and the first reduction or optimizer step.
         """
         frame, queue, trace = self._frame, self._queue, options.trace
-        record = self.begin(bound, inputs, queue.mark if options.watch else None)
+        record = self.begin(bound, inputs, queue.mark if options.watch else None, peaks=options.peaks)
         frame.traced = trace
         give_back = bound.first_run and queue.device.type == "cpu"
         compute = bound.compute
@@ -162,7 +162,12 @@ class Executor:
         return record
 
     def begin(
-        self, bound: Bound, inputs: StepInputs, now: Callable[[], Any] | None, transport: Transport | None = None
+        self,
+        bound: Bound,
+        inputs: StepInputs,
+        now: Callable[[], Any] | None,
+        transport: Transport | None = None,
+        peaks: bool = False,
     ) -> StepRecord:
         """Fill the frame for a step, and return its record.
 
@@ -171,6 +176,7 @@ class Executor:
             inputs: of the step.
             now: the time for memory samples; None if the saved tensors are not watched.
             transport: what moves messages between stages; the backend by default.
+            peaks: whether the largest magnitude of each output of F is recorded.
         """
         frame = self._frame
         frame.backend, frame.tied_reduced = self.backend, False
@@ -182,7 +188,8 @@ class Executor:
         frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
         frame.results, frame.arrivals, frame.started, frame.traced_sends = {}, {}, {}, {}
         frame.store_result = inputs.store_result
-        record = StepRecord(frame.results)
+        frame.peaks = {} if peaks else None
+        record = StepRecord(frame.results, peaks=frame.peaks)
         frame.traced = False
         samples = record.memory  # `run` replaces the list: a tensor freed after the step adds no sample to the record
         frame.meter = None if now is None else StorageMeter(lambda alive: samples.append((now(), alive)))

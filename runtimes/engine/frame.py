@@ -15,6 +15,7 @@ from ...core.capture.graph.storages import StorageMeter
 from ..devices.compute import ComputeQueue
 from ..optimizer.update import Update
 from .messages import Transport
+from .peaks import Peaks
 
 
 @define(eq=False, slots=True)
@@ -40,6 +41,7 @@ class Frame:
         started: pending action → mark at which it started, if its handle reports that and the step is traced.
         traced_sends: send → handle of its transfer, if the step is traced.
         meter: of the saved tensors; None if they are not watched.
+        peaks: (stage, microbatch) → largest magnitude of each output of F (see `peaks`); None if they are not recorded.
         tied_reduced: whether the gradients of tied weights were exchanged.
         replicas: this device's end of the transport to its replicas; None for one replica.
         pending: actions of other queues than compute → handles that were not waited for yet.
@@ -62,6 +64,7 @@ class Frame:
     started: dict[Action, Any] = field(factory=dict)
     traced_sends: dict[Action, Handle] = field(factory=dict)
     meter: StorageMeter | None = None
+    peaks: Peaks | None = None
     tied_reduced: bool = False
     replicas: Backend | None = None
     pending: dict[Action, Handle] = field(factory=dict)

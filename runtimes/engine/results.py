@@ -132,7 +132,9 @@ class BatchResults:
         return total
 
     def collect(self, device: int) -> None:
-        """Wait for the results of the other devices, and exchange the numbers between replicas."""
+        """Wait for the results of the other devices, and exchange the numbers between replicas; once a device."""
+        if device in self._rows:
+            return
         self._agreement.collect()
         self._wait_arrivals(device)
         own = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
@@ -164,12 +166,21 @@ class BatchResults:
             for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
                 compiled.operators.step.outputs.printed.emit(row[self._prepared.columns :])
 
-    def loss_and_metrics(self) -> tuple[Tensor | None, dict[str, float]]:
+    def loss_is_finite(self, device: int) -> bool:
+        """Whether the loss over all replicas is finite. The host waits for the device, and for the other devices."""
+        self.collect(device)
+        loss, _ = self.loss_and_metrics(device)
+        return loss is None or bool(torch.isfinite(loss))
+
+    def loss_and_metrics(self, device: int | None = None) -> tuple[Tensor | None, dict[str, float]]:
         """The means of loss and metrics over the microbatches of all replicas, in their own dtypes.
 
         Every device computes them from the same numbers. None and no metrics for a function that returns rows.
+
+        Args:
+            device: a device of this process that has collected them; by default the first one.
         """
-        prepared, rows = self._prepared, self._rows[self._team.local[0]]
+        prepared, rows = self._prepared, self._rows[self._team.local[0] if device is None else device]
         if self.joined is not None:
             return None, {}
         total = math.fsum(row[WEIGHT] for row in rows)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...core.actions import Action
 from ...core.plain_data import exchanged
 from ..optimizer.update import Ending
+from .peaks import Peaks
 
 
 class Leaves(Protocol):
@@ -52,17 +53,19 @@ class StepOptions:
         ending: what is done with the gradients.
         trace: whether every action is recorded.
         watch: whether the saved tensors are recorded.
+        peaks: whether the largest magnitude of each tensor that F returns for other stages is recorded.
     """
 
     ending: Ending = Ending.STEP
     trace: bool = False
     watch: bool = False
+    peaks: bool = False
 
 
 @exchanged
 @define
 class StepRecord:
-    """What one device did in a step. All but the results and the peak is recorded only if the step is traced.
+    """What one device did in a step. All but the results and the peaks is recorded only if the step is traced.
 
     Args:
         results: (name, microbatch) → the part of the step's result computed here.
@@ -74,6 +77,7 @@ class StepRecord:
         spans: send → start and end of its transfer, if the transport reports them.
         memory: samples (time, bytes) of the saved tensors alive, from their finalizers, if they are watched.
         peak_saved: the largest sample, in bytes.
+        peaks: (stage, microbatch) → largest magnitude of each output of F; None if they are not recorded.
     """
 
     results: dict[tuple[str, int], Tensor]
@@ -85,3 +89,4 @@ class StepRecord:
     spans: dict[Action, tuple[int, int]] = field(factory=dict)
     memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0
+    peaks: Peaks | None = None

@@ -7,6 +7,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
+from ...core.logs import set_thread
 from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue
@@ -81,6 +82,7 @@ class Workers:
         trace: Trace | None = None
 
         def work(device: int) -> StepRecord:
+            set_thread(stage.index for stage in self._plan.stages_on(device))
             executor = self.executor(device)
             before_update = partial(before_end, device)
             with self.queues[device].active():
@@ -97,14 +99,14 @@ class Workers:
         for queue in self.queues.values():
             queue.begin(options.trace)
         if self._clock is not None:
-            begun, trace = self._compute_under(self._clock, prepared, inputs)
+            begun, trace = self._compute_under(self._clock, prepared, inputs, options.peaks)
         records = self._team.run_local(work)
         for queue in self.queues.values():
             queue.end()
         return records, trace
 
     def _compute_under(
-        self, clock: Clock, prepared: Prepared, inputs: StepInputs
+        self, clock: Clock, prepared: Prepared, inputs: StepInputs, peaks: bool
     ) -> tuple[dict[int, StepRecord], Trace]:
         """Run everything before the reductions and optimizer steps on all devices, under a clock.
 
@@ -114,7 +116,9 @@ class Workers:
         bound = {device: self._bound(prepared, device) for device in self._team.local}
         step = ClockedStep(prepared.plan, bound)
         records = {
-            device: self.executor(device).begin(each, inputs, lambda: step.now_s, step.exchange.transport(device))
+            device: self.executor(device).begin(
+                each, inputs, lambda: step.now_s, step.exchange.transport(device), peaks
+            )
             for device, each in bound.items()
         }
         with one_thread():

@@ -2,13 +2,25 @@
 
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...core.errors import RequestError
 from .optimizers import OptimizerFactory, SchedulerFactory
 from .scaling import LossScale, check_scaled
+
+RAISE, SKIP, WARN = "raise", "skip", "warn"
+ON_NONFINITE = (RAISE, SKIP, WARN)
+"""What may follow a loss that is not finite; see `training/non_finite`."""
+
+
+def _check_on_nonfinite(_: Any, __: Any, given: object) -> None:
+    if given is not None and given not in ON_NONFINITE:
+        raise RequestError(
+            f"on_nonfinite is {given!r}: a loss that is not finite raises an error, skips the update or warns; give "
+            "'raise', 'skip', 'warn', or None for no check"
+        )
 
 
 @frozen
@@ -21,6 +33,7 @@ class Training:
         scheduler: creates the scheduler of each stage's optimizer, stepped after it; None for none.
         optimizer: creates each stage's optimizer; None leaves gradients to the caller.
         seed: of all random numbers.
+        on_nonfinite: what follows a loss that is not finite (see `training/non_finite`); None for no check.
 
     Raises:
         RequestError: one of them has a value that it cannot have.
@@ -31,6 +44,7 @@ class Training:
     scheduler: SchedulerFactory | None = None
     optimizer: OptimizerFactory | None = None
     seed: int = 0
+    on_nonfinite: str | None = field(default=WARN, validator=_check_on_nonfinite)
 
     def __attrs_post_init__(self) -> None:
         if self.optimizer is not None and not callable(self.optimizer):
@@ -58,6 +72,11 @@ class Training:
     def needs_all_stages(self) -> bool:
         """Whether an update needs a value over all stages before any stage steps."""
         return self.clip_norm is not None or self._scales
+
+    @property
+    def needs_finite_loss(self) -> bool:
+        """Whether an update depends on the loss: then all devices wait for it before they step."""
+        return self.on_nonfinite in (RAISE, SKIP)
 
     @property
     def _scales(self) -> bool:
@@ -93,4 +112,5 @@ class Training:
             "an optimizer": self.optimizer is not None,
             "clip_norm": self.clip_norm,
             "scaler": state,
+            "on_nonfinite": self.on_nonfinite,
         }

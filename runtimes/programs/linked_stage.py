@@ -41,6 +41,7 @@ class LinkedStage(ABC):
         receivers: stages that send to B.
         returned: stage that B sends to → positions of its message's tensors in the boundary.
         leaving: the storages of the saved tensors that leave the device between F and the backward.
+        outputs: as given.
     """
 
     leaving: Sequence[SavedStorage] = ()
@@ -56,6 +57,7 @@ class LinkedStage(ABC):
         batch: Sequence[int],
     ) -> None:
         self.index, self.results, self.state, self.batch = index, results, state, batch
+        self.outputs = outputs
         incoming = {src: tensors for (src, dst), tensors in layout.items() if dst == index}
         outgoing = {dst: tensors for (src, dst), tensors in layout.items() if src == index}
         self.sources = [

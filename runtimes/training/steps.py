@@ -30,11 +30,13 @@ class Accumulated:
         divisor: divisor of the accumulated gradients: the sum of the step's weights, or of the relative sizes of the
             batches.
         scale: the factor on all their losses, fixed when the first batch ran; None for 1.
+        finite: whether all their losses are finite, if updates depend on it.
     """
 
     samples: int
     divisor: float
     scale: float | None
+    finite: bool = True
 
 
 class StepRunner:
@@ -55,6 +57,7 @@ class StepRunner:
         self, stages: LocalStages, variants: Variants, workers: Workers, training: Training, largest: int
     ) -> None:
         self._loss_scale = training.loss_scale()
+        self._needs_finite_loss, self._stopped = training.needs_finite_loss, False
         self._accumulated: Accumulated | None = None
         self._kept: KeptGradients | None = None
         self._workers = workers
@@ -106,6 +109,8 @@ class StepRunner:
                 executor = self._workers.executor(device)
                 divisor, scales, refused = self._divisor(batch, device, before, size)
                 executor.finish_reductions()
+                if self._needs_finite_loss and not (batch.results.loss_is_finite(device) and before.finite):
+                    refused = True
                 executor.update.begin(divisor, before.scale, scales, refused)
 
         def after(device: int) -> None:
@@ -120,7 +125,10 @@ class StepRunner:
             self._accumulated = None
             raise
         here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted else size
-        self._keep(ending, Accumulated(before.samples, before.divisor + here, before.scale))
+        assert done.loss is not None
+        finite = before.finite and (not self._needs_finite_loss or bool(torch.isfinite(done.loss)))
+        self._stopped = not finite
+        self._keep(ending, Accumulated(before.samples, before.divisor + here, before.scale, finite))
         if ending is not Ending.REDUCE:
             batch.results.print_text()
         return done
@@ -132,8 +140,8 @@ class StepRunner:
 
     @property
     def skipped(self) -> bool:
-        """Whether the last update was skipped because a gradient was not finite."""
-        return self._update.overflow
+        """Whether the last update was skipped because a gradient or the loss was not finite."""
+        return self._stopped or self._update.overflow
 
     @property
     def _update(self) -> Update:
@@ -151,7 +159,7 @@ class StepRunner:
         self._accumulated = accumulated if ending is Ending.KEEP else None
         self._kept = KeptGradients(self._states) if ending is Ending.KEEP else None
         if self._loss_scale is not None and ending is Ending.STEP:
-            self._loss_scale.update(self.skipped)
+            self._loss_scale.update(self._update.overflow)
 
     def _counted(self, prepared: Prepared) -> bool:
         """Whether microbatches count by absolute weights: the step's own, or samples with replicas; else by shares."""

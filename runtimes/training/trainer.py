@@ -7,11 +7,12 @@ batch ──▶ microbatches ──▶ StepRunner or Evaluator ◀────�
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
 from torch import Tensor
 
 from ...core.capture.export.captured import CapturedStep
@@ -19,6 +20,7 @@ from ...core.capture.export.carry_over import cut_of
 from ...core.capture.export.step import capture_step
 from ...core.capture.python.surroundings import refuse_no_grad
 from ...core.errors import RequestError
+from ...core.logs import set_process
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.example import Example
@@ -34,6 +36,8 @@ from ..engine.tracing import measured_trace, message_times
 from ..engine.transport import check_transport
 from ..engine.workers import Workers
 from ..launch.team import Team
+from ..monitor.monitoring import Monitoring, UpdateNumbers
+from ..monitor.monitors import Monitor
 from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
 from ..optimizer.training import Training
@@ -44,10 +48,11 @@ from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
 from .averages import Averages
-from .batch_run import BatchResult
+from .batch_run import BatchResult, BatchRun
 from .counts import Counts
 from .evaluation import Evaluator, Forwards
 from .local_stages import LocalStages
+from .non_finite import LossCheck
 from .steps import StepRunner
 from .variants import Variants
 
@@ -63,6 +68,7 @@ class Trainer:
         programs: how stage programs are derived.
         clock: runs virtual devices; None for real ones.
         offload: where saved tensors go that leave their device; None for the host's memory.
+        monitors: the user's functions that are called with the numbers of each step.
 
     Attributes:
         model, step, plan, team: as given.
@@ -89,6 +95,7 @@ class Trainer:
         programs: ProgramOptions,
         clock: Clock | None = None,
         offload: OffloadTier | None = None,
+        monitors: Sequence[Monitor] = (),
     ) -> None:
         model, shape, operators = example.model, example.shape, example.operators
         self.model, self.step, self.plan, self.team = model, example.step, plan, team
@@ -121,6 +128,9 @@ class Trainer:
         workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, self.offloads)
         self.runner = StepRunner(stages, self.variants, workers, training, largest)
         self.evaluator = Evaluator(stages, cut, workers, training, programs, self._follow_model)
+        self._check = LossCheck(training.on_nonfinite, stages)
+        self._monitoring = Monitoring(monitors, stages, workers.queues)
+        self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self._modes = ModuleModes(model)
         self.averages = Averages(model, stages.states, self.save, self.refuse_closed)
 
@@ -133,8 +143,13 @@ class Trainer:
 
         Returns:
             The loss over all replicas, and the result of the batch.
+
+        Raises:
+            NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``.
         """
+        start = time.perf_counter()
         self.refuse_closed()
+        self._log_position(self.counts.steps + 1)
         self.averages.refuse_applied("train")
         refuse_no_grad()
         self._modes.refuse_others()
@@ -144,7 +159,10 @@ class Trainer:
         ready = self.runner.batch(self._cutter.cut(batch))
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=3)
-        done = self.runner.run(ready, self.counts.steps, options)
+        scale = None if self._scaler is None else float(self._scaler.get_scale())
+        if options.ending is not Ending.REDUCE:
+            options = self._monitoring.options(options)
+        done = self.runner.run(ready, self.counts.steps, evolve(options, peaks=self._check.on))
         assert done.loss is not None
         self.stages.tied.note()
         self.counts.steps, self.counts.visits = self.counts.steps + 1, 0
@@ -155,7 +173,26 @@ class Trainer:
                 self.averages.update()
         self.metrics = done.metrics
         self.trace = done.trace or self.trace
+        if options.ending is not Ending.REDUCE:
+            self._after_step(ready, done, options.ending, scale, time.perf_counter() - start)
         return done.loss, done
+
+    def _after_step(
+        self, ready: BatchRun, done: BatchResult, ending: Ending, scale: float | None, took_s: float
+    ) -> None:
+        """Check the loss of a step, and report the step to the monitors."""
+        due = ending is Ending.STEP
+        failure = self._check.after(done, ready, self.counts.steps, ending, due and not self.skipped)
+        if self._monitoring.on:
+            numbers = UpdateNumbers(self.counts.steps, due, self.skipped, self.norm, scale)
+            self._monitoring.after(done, ready.pieces, took_s, numbers)
+        if failure is not None:
+            self.runner.drop_accumulated()
+            raise failure
+
+    def _log_position(self, step: int) -> None:
+        """Set rank, stages and step of log records."""
+        set_process(self.team.rank_here, self.stages.states, step)
 
     def evaluate(self, batch: Any, forwards: Forwards, trace: bool = False) -> BatchResult:
         """Run a function forward only.
@@ -210,6 +247,8 @@ class Trainer:
 
     def close(self) -> None:
         """Close threads and connections."""
+        if not self.closed:
+            self._monitoring.close()
         self.closed = True
         for each in self.offloads.values():
             each.memory.close()

@@ -27,7 +27,9 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
-    return results_of(["replicas", "scaling"], tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
+    return results_of(
+        ["replicas", "scaling", "not_finite", "monitored"], tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2"
+    )
 
 
 def test_replicas_train_like_one_process_on_all_their_batches(four):
@@ -134,3 +136,26 @@ def test_replicas_from_an_automatic_plan_to_a_trace_and_a_checkpoint(tmp_path):
         assert done.returncode == 0, done.stderr
     compared = json.loads(done.stdout)
     assert "REDUCE_GRAD" in {kind["kind"] for kind in compared["kinds"]}
+
+
+def test_replicas_skip_a_loss_that_is_not_finite_together(four):
+    """The loss of the second replica is not finite, and no other."""
+    first = four["not_finite"][0]
+    for one in four["not_finite"]:
+        assert one["stages"] != first["stages"] or one["bits"] == first["bits"]
+        assert one["skipped"] == [False, True, False]
+        assert one["distance"] < 1e-6
+        assert one["raised"] == first["raised"]
+        assert one["raised"][1:] == [1, 2, 1]  # stage, microbatch, replica
+        assert "microbatch 2 of replica 1 is not finite; that began in stage 1 on rank 3, with" in one["raised"][0]
+
+
+def test_rank_of_the_first_device_gets_the_numbers_of_all_ranks(four):
+    first, *others = four["monitored"]
+    assert all(other["reports"] == [] for other in others)
+    for number, report in enumerate(first["reports"], 1):
+        assert (report["step"], report["rows"]) == (number, 16)
+        places = [(d["rank"], d["replica"], d["device"], d["stages"]) for d in report["devices"]]
+        assert places == [(0, 0, 0, [0]), (2, 0, 1, [1]), (1, 1, 0, [0]), (3, 1, 1, [1])]
+        assert all(d["busy_s"] > 0 and d["messages"] == 4 for d in report["devices"])
+    assert first["reports"][-1]["grad_norm"] == first["norm"]

@@ -44,6 +44,7 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.forks import serve
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
+from tests.support.operator_ranks import POISONED, monitored_steps, skipped_together
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.replicas import Trained, batches
@@ -723,6 +724,16 @@ def _bits(team, plan, tier):
     for each in pipe._trainer.offloads.values():
         each.memory.close()
     return found
+
+
+@captures((POISONED, torch.float32, 8, 4))
+def not_finite(team):
+    return skipped_together(team)
+
+
+@captures((POISONED, torch.float32, 8, 4))
+def monitored(team):
+    return monitored_steps(team)
 
 
 @captures((GPT, torch.float32, 12, 6))

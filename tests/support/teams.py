@@ -1,5 +1,6 @@
 """Pipelines of cases on devices that are there already: threads of a test, or ranks that it started."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.monitor.monitors import Monitor
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
@@ -30,7 +32,8 @@ def pipeline_on(
     team: Team, case: Case, rows: int, microbatches: int, optimizer: OptimizerFactory, *,
     dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
     plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
-    clock: Clock | None = None, offload: OffloadTier | None = None, seed: int = SEED, **options: Any,
+    clock: Clock | None = None, offload: OffloadTier | None = None, seed: int = SEED,
+    monitors: Sequence[Monitor] = (), **options: Any,
 ) -> Pipeline:  # fmt: skip
     """A pipeline that is ready to train.
 
@@ -49,6 +52,7 @@ def pipeline_on(
         clock: of simulated devices.
         offload: where saved tensors go that leave.
         seed: of all random numbers.
+        monitors: called after each step.
         options: of ``ProgramOptions``.
     """
     operators = captured_once(case, dtype, rows, microbatches, device)
@@ -64,7 +68,7 @@ def pipeline_on(
     example = Example(model, case.step, piece, operators)
     if options.get("compiler") is None and "known" not in options:
         options["known"] = programs_of(case, dtype, rows, microbatches, device)
-    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload)
+    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload, monitors)
     source = weights_from(None, model, seed)
     pipe.load(source, compare_initial_weights(team, model, source))
     return pipe

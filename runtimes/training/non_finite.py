@@ -1,0 +1,221 @@
+"""What follows a loss that is NaN or infinite: an error, a skipped update or a warning, and where it began.
+
+The stages record the largest magnitude of what they return for others (`engine/peaks`). These numbers are read only
+after such a loss::
+
+    microbatch 3     stage 0   7.1 ──▶ stage 1   nan ──▶ stage 2   nan ──▶ loss nan        began in stage 1
+
+A stage may return infinities on purpose, such as a mask of attention. An output that is not finite does not count if it
+was so in a microbatch with a finite loss, of this step or of the last one with a finite loss. Before there is any such
+microbatch, infinities of outputs without a gradient do not count.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ...core.errors import NonFiniteError
+from ...core.logs import LOGGER
+from ...core.wording import counted
+from ..batch.microbatches import Microbatch
+from ..engine.peaks import Peaks, peaks_of
+from ..engine.result_parts import WEIGHT
+from ..optimizer.training import RAISE, SKIP, WARN
+from ..optimizer.update import Ending
+from .batch_run import BatchResult, BatchRun
+from .local_stages import LocalStages
+
+
+@frozen
+class Origin:
+    """Where values that are not finite began.
+
+    Args:
+        replica, microbatch, stage: the first such microbatch, and its first such stage.
+        output: name of the stage's output; None for the loss itself.
+        cause: an input of the stage that is not finite, in words; None if there is none.
+        others: number of further microbatches.
+    """
+
+    replica: int
+    microbatch: int
+    stage: int
+    output: str | None
+    cause: str | None
+    others: int
+
+
+@define(eq=False)
+class LossCheck:
+    """Checks the loss of each step. All ranks get the same loss, and so do the same.
+
+    Args:
+        mode: one of ``optimizer/training.ON_NONFINITE``; None checks nothing.
+        stages: of this process.
+
+    Attributes:
+        on: whether losses are checked.
+        in_a_row: number of losses that were not finite since the last finite one.
+    """
+
+    mode: str | None
+    stages: LocalStages
+    in_a_row: int = field(default=0, init=False)
+    _finite: dict[int, Peaks] = field(factory=dict, init=False)
+
+    @property
+    def on(self) -> bool:
+        return self.mode is not None
+
+    def after(
+        self, done: BatchResult, batch: BatchRun, step: int, ending: Ending, updated: bool
+    ) -> NonFiniteError | None:
+        """Check the loss of a step that ran. All ranks call this together.
+
+        Args:
+            done: its result.
+            batch: its batch.
+            step: its number, from 1.
+            ending: its ending.
+            updated: whether parameters were updated with its gradients.
+
+        Returns:
+            The error to raise, if any.
+        """
+        assert done.loss is not None
+        if not self.on:
+            return None
+        if bool(torch.isfinite(done.loss)):
+            self.in_a_row = 0
+            self._finite = {device: record.peaks or {} for device, record in done.records.items()}
+            return None
+        self.in_a_row += 1
+        if self.mode == WARN and self.in_a_row > 1:
+            return None
+        origin = self._origin(done, batch, updated)
+        message = f"{self._text(done.loss, step, origin)}; {self._outcome(ending, updated)}"
+        failure = NonFiniteError(message, step)
+        if origin is not None:
+            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, origin.replica)
+        if self.mode == RAISE:
+            return failure
+        if self.stages.team.first:
+            self._remark(message)
+        return None
+
+    def _outcome(self, ending: Ending, updated: bool) -> str:
+        if ending is Ending.KEEP and self.mode == SKIP:
+            return "the update of its gradients will be skipped"
+        if ending is Ending.KEEP and self.mode == WARN:
+            return "its gradients wait for their update"
+        return "the update was made with it" if updated else "no parameter was updated"
+
+    def _remark(self, message: str) -> None:
+        if self.mode == WARN:
+            warnings.warn(f"{message}; further ones in a row are not reported", RuntimeWarning, stacklevel=5)
+        else:
+            again = f"; {counted(self.in_a_row, 'step')} in a row" if self.in_a_row > 1 else ""
+            LOGGER.warning("%s%s", message, again)
+
+    def _text(self, loss: Tensor, step: int, origin: Origin | None) -> str:
+        text = f"the loss of step {step} is {loss.item()}"
+        if origin is None:
+            return f"{text} and that of each microbatch is finite: their sum is too large for {loss.dtype}"
+        team = self.stages.team
+        device = origin.replica * team.size + self.stages.plan.placement[origin.stage]
+        where = f" on rank {team.rank(device)}" if len(team.local) < team.size or team.replicas > 1 else ""
+        what = "the loss itself" if origin.output is None else f"its output '{origin.output}'"
+        more = f", and so {'is' if origin.others == 1 else 'are'} {origin.others} more" if origin.others else ""
+        replica = f" of replica {origin.replica}" if team.replicas > 1 else ""
+        cause = "" if origin.cause is None else f" ({origin.cause})"
+        return (
+            f"{text}: microbatch {origin.microbatch}{replica} is not finite{more}; that began in stage "
+            f"{origin.stage}{where}, with {what}{cause}"
+        )
+
+    def _origin(self, done: BatchResult, batch: BatchRun, updated: bool) -> Origin | None:
+        """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
+        team = self.stages.team
+        rows = batch.results.own
+        finite = [math.isfinite(row[0]) and math.isfinite(row[WEIGHT]) for row in rows]
+        bad = next((m for m, good in enumerate(finite) if not good), None)
+
+        def find(device: int) -> dict[str, Any]:
+            if bad is None:
+                return {}
+            outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
+            peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
+            found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
+            compiled = batch.prepared.compiled[bad]
+            found["home"] = compiled.stage_of(compiled.operators.step.outputs.home)
+            for stage in sorted(outputs):
+                names = _unusual(stage, bad, outputs[stage], peaks, before, finite)
+                if names:
+                    found |= {"stage": stage, "output": names[0]}
+                    break
+            at = found.get("stage", found["home"])
+            found["causes"] = _leaves_of(batch.pieces, bad, finite)
+            if at in outputs and not updated:
+                found["causes"] += _parameters_of(self.stages.states[at].parameters)
+            return found
+
+        documents = team.everywhere(find)
+        for replica in range(team.replicas):
+            own = documents[replica * team.size : (replica + 1) * team.size]
+            if not own[0]:
+                continue
+            first = min((one for one in own if "stage" in one), key=lambda one: int(one["stage"]), default=None)
+            home = int(own[0]["home"])
+            one = first or own[self.stages.plan.placement[home]]
+            stage, output = (home, None) if first is None else (int(first["stage"]), str(first["output"]))
+            cause = one["causes"][0] if one["causes"] else None
+            return Origin(replica, int(own[0]["microbatch"]), stage, output, cause, int(own[0]["others"]))
+        return None
+
+
+def _unusual(
+    stage: int, microbatch: int, outputs: Sequence[Any], peaks: Peaks, before: Peaks, finite: Sequence[bool]
+) -> list[str]:
+    """Names of a stage's outputs for a microbatch that are not finite, and are so in no microbatch that is."""
+    usual = [found for m, good in enumerate(finite) if good and (found := peaks.get((stage, m))) is not None]
+    usual += [found for (index, _), found in before.items() if index == stage and len(found) == len(outputs)]
+    names = []
+    for place, (output, peak) in enumerate(zip(outputs, peaks.get((stage, microbatch), ()), strict=False)):
+        kind = _kind(peak)
+        if kind is None or kind in {_kind(found[place]) for found in usual}:
+            continue
+        if usual or kind == "nan" or output.differentiable:
+            names.append(str(output.name))
+    return names
+
+
+def _kind(peak: Tensor | None) -> str | None:
+    """``"nan"`` or ``"inf"`` for a largest magnitude that is not finite."""
+    value = 0.0 if peak is None else abs(peak.item())
+    return None if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
+
+
+def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[bool]) -> list[str]:
+    """The leaves of a microbatch that are not finite, and are so in no microbatch that is, in words."""
+    kinds = [[_kind(peak) for peak in _peaks_of_leaves(piece)] for piece in pieces]
+    usual = [kinds[m] for m, good in enumerate(finite) if good]
+    return [
+        f"{name} is not finite in this microbatch"
+        for place, (name, kind) in enumerate(zip(pieces[microbatch].names, kinds[microbatch], strict=True))
+        if kind is not None and kind not in {one[place] for one in usual if place < len(one)}
+        if usual or kind == "nan"
+    ]
+
+
+def _peaks_of_leaves(piece: Microbatch) -> list[Tensor | None]:
+    return [peaks_of([leaf])[0] if isinstance(leaf, Tensor) else None for leaf in piece.leaves]
+
+
+def _parameters_of(parameters: Mapping[str, Tensor]) -> list[str]:
+    found = [name for name, p in parameters.items() if _kind(peaks_of([p.detach()])[0]) is not None]
+    return [f"parameter '{name}' is not finite" for name in found]
